@@ -102,7 +102,8 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--y",
-        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ... Repeatable. "
+        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ...; of a list one number, as "
+        "'f1[0]'. Repeatable. "
         "Default: what the sweep says, else loss.",
     ),
 ]
@@ -148,7 +149,7 @@ def check_ordinary(**numbers: float | None) -> None:
     The names are those of the options, with ``_`` for ``-``; what is None was not given.
     """
     wrong = [
-        f"--{key.replace('_', '-')} {value!r}; valid is {ORDINARY}"
+        f"--{key.replace('_', '-')} must be {ORDINARY}, got {value!r}"
         for key, value in numbers.items()
         if value is not None and not is_ordinary(value)
     ]
@@ -240,7 +241,7 @@ def read_own_data(
     if lacking:
         raise ValueError(
             f"--own-data {folder}: its files want the run-config key {', '.join(lacking)}, which app "
-            f"{spec.name!r} lacks; valid is a folder that was split for it: `hedgerow deploy split --nodes` "
+            f"{spec.name!r} lacks; name a folder that was split for it: `hedgerow deploy split --nodes` "
             "for apps that learn from samples, --groups for hospitals and devices"
         )
     if nodes not in (None, len(split.node_configs)):
@@ -254,7 +255,7 @@ def name_and_number(option: str, text: str) -> tuple[str, float]:
     try:
         return name.strip(), float(value)
     except ValueError:
-        raise ValueError(f"{option} {text!r}; valid is name=number") from None
+        raise ValueError(f"{option} must be name=number, got {text!r}") from None
 
 
 def load_results(paths: list[Path], ys: Sequence[str] | None = ()) -> Results:

@@ -40,7 +40,7 @@ def report(
 
     with bad_options():
         if out is not None and out.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"--out {str(out)!r}; valid is a file whose name ends with .html")
+            raise ValueError(f"--out must be a file whose name ends with .html, got {str(out)!r}")
         targets = dict(name_and_number("--target", one) for one in target or [])
         results = load_results(paths)
         out = out or (results.folder or Path.cwd()) / "report.html"

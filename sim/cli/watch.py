@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import bad_options, interruptible
+from hedgerow.sim.cli.options import Costs, Metrics, bad_options, interruptible
 
 __all__ = ["watch"]
 
@@ -25,24 +25,30 @@ def watch(
         str, typer.Option(help="Where to listen. Anything but loopback shows the run to who can connect.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    x: Costs = None,
+    y: Metrics = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
 ) -> None:
-    """Follow a run in the browser, read only: rounds, curves, who answered, what moved; until Ctrl-C."""
+    """Follow a run in the browser, read only: its report as it grows, and the time left; until Ctrl-C."""
     import ipaddress
     import webbrowser
 
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
     from hedgerow.sim.runs.folder import runs_folder
-    from hedgerow.sim.runs.follow import FollowServer, newest_run
+    from hedgerow.sim.runs.follow import FollowedRun, FollowServer, newest_run
+    from hedgerow.sim.runs.hooks import drawn_network
 
     with bad_options():
         folder = newest_run(runs or [runs_folder("runs")])
         try:
-            server = FollowServer(folder, host, port)
+            server = FollowServer(FollowedRun(folder, x or (), y or (), drawn_network), host, port)
         except OSError as error:
             raise ValueError(
                 f"--host {host!r} --port {port}: cannot listen there: {error.strerror}"
             ) from error
-    with server, interruptible(lambda: "Watched no longer; the run is not touched"):
+    with interruptible(lambda: "Watched no longer; the run is not touched"):
         try:
             alone = ipaddress.ip_address(host).is_loopback
         except ValueError:
@@ -52,4 +58,4 @@ def watch(
         typer.echo(f"Watching {folder} at {server.url} (Ctrl-C ends it)")
         if open_:
             webbrowser.open(server.url)
-        server.serve_forever()
+        server.serve()

@@ -102,7 +102,7 @@ def read_collected(file: Path, *, prefix: bool = False) -> Results:
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
         if said["format"] != FORMAT:
-            raise ValueError(f"format {said['format']!r}; valid is {FORMAT!r}")
+            raise ValueError(f"format must be {FORMAT!r}, got {said['format']!r}")
         runs = [_run(file, said, run, prefix) for run in said["runs"]]
         shown = said["x"], said["y"], file.stem, file.parent, (), said["by"], said.get("columns", ())
         differences = said.get("differences", False)

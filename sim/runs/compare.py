@@ -247,8 +247,8 @@ def budget_comparison(
     for place, name in enumerate(shown):
         if all(cells[place] == _MISSING for cells in extra.values()):
             raise ValueError(
-                f"column {name!r}; valid is a cost, bits or payload-bytes of a link that the runs "
-                "have, or a metric that they recorded"
+                "column must be a cost, bits or payload-bytes of a link that the runs have, or a metric that "
+                f"they recorded, got {name!r}"
             )
     heads = (
         "variant",

@@ -1,4 +1,4 @@
-"""Who tells whom, and how much: links and networks as small SVG drawings.
+"""Who tells whom, and how much: links and networks as small drawings.
 
 Links come from records, which name them ``from->to`` and what they are for (``node->node set-up``). Nothing
 here knows a method: a network's own graph is handed over by who does.
@@ -10,11 +10,24 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import networkx as nx
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
 
-__all__ = ["MOST_DRAWN", "Crossed", "DrawnNetwork", "links_svg", "network_svg", "size"]
+__all__ = [
+    "MOST_DRAWN",
+    "PANEL",
+    "PAPER",
+    "WIRE",
+    "Crossed",
+    "Drawing",
+    "DrawnNetwork",
+    "draw_links",
+    "draw_network",
+    "size",
+]
 
 # A network of more nodes is a ball of wool.
 MOST_DRAWN = 40
@@ -23,11 +36,10 @@ _MOST_LEAVES = 6
 # What stands above whatever it talks to.
 _HIGH = ("cloud", "hub", "monitor")
 _LINK = re.compile(r"([^\s>]+)->([^\s>]+)(?:\s+(.+))?")
-_WIDTH = 460
-_BOX_WIDTH, _BOX_HEIGHT, _LINE = 104, 34, 17
-_LEFT = 116
-_CENTRE = _LEFT + _BOX_WIDTH / 2
-_RIGHT = _LEFT + _BOX_WIDTH
+_LONGEST = 40
+# Colours that no figure has, in whose place a page puts its own.
+PAPER, PANEL, WIRE = "#010204", "#010205", "#010206"
+_BOX = {"boxstyle": "round,pad=0.5", "edgecolor": WIRE, "facecolor": PANEL, "linewidth": 1.5}
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,15 @@ class DrawnNetwork:
     directed: bool = False
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A drawing, and the same in words."""
+
+    figure: Figure
+    title: str
+    said: str
+
+
 def size(value: float, unit: str = "B") -> str:
     """Return bytes, or bits, as people say them: ``12.3 kB``."""
     if not math.isfinite(value):
@@ -78,150 +99,105 @@ def size(value: float, unit: str = "B") -> str:
     return f"{value:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}{unit}"
 
 
-def links_svg(crossed: Mapping[str, Crossed], name: str) -> str:
-    """Return the kinds of nodes one above another, with what each told the other; empty without links.
+def draw_links(crossed: Mapping[str, Crossed]) -> Drawing | None:
+    """Return the kinds of nodes one above another, with what each told the other; None without links.
 
-    Parameters
-    ----------
-    crossed : Mapping[str, Crossed]
-        By link. One whose name is not ``from->to`` is left out.
-    name : str
-        Of the drawing, for ids: letters, digits and ``-``.
+    A link whose name is not ``from->to`` is left out.
     """
-    links = _links(crossed)
+    links = {match.groups(): one for link, one in crossed.items() if (match := _LINK.fullmatch(link))}
     if not links:
-        return ""
+        return None
     order = _in_order(nx.Graph([(a, b) for a, b, _ in links]))
-    place = {kind: at for at, kind in enumerate(order)}
-    beside: dict[tuple[int, int], list[tuple[str, str, Crossed]]] = {}
+    beside: dict[tuple[int, int], list[tuple[str, Crossed]]] = {}
     for (a, b, what), one in links.items():
-        low, high = sorted((place[a], place[b]))
-        arrow = "↻" if a == b else "↓" if place[a] < place[b] else "↑"
-        beside.setdefault((low, high), []).append((arrow, what, one))
+        low, high = sorted((order.index(a), order.index(b)))
+        arrow = "↻" if a == b else "↓" if order[low] == a else "↑"
+        words = f"{arrow} {size(one.payload_bytes)}" + (f" {_brief(what)}" if what else "")
+        beside.setdefault((low, high), []).append((f"{words}, {one.messages:,.0f} messages", one))
     most = max(one.payload_bytes for one in links.values())
-    tops, y = [], 12.0
-    for at in range(len(order)):
-        tops.append(y)
-        # Each step is as high as what stands beside it.
-        y += _BOX_HEIGHT + max(1.6, len(beside.get((at, at + 1), ())) + 0.6) * _LINE + 14
-    parts: list[str] = []
-    for (low, high), told in sorted(beside.items(), key=lambda item: item[0][0] - item[0][1]):
-        width = _stroke(max(one.payload_bytes for _, _, one in told), most)
-        middle = [tops[at] + _BOX_HEIGHT / 2 for at in (low, high)]
-        if low == high:
-            x, y0 = _RIGHT, middle[0]
-            path = f"M{x} {y0 - 9:.1f}C{x + 42} {y0 - 26:.1f} {x + 42} {y0 + 26:.1f} {x} {y0 + 9:.1f}"
-            parts += [_path(path, width), _beside(x + 42, y0, told)]
-        elif high == low + 1:
-            path = f"M{_CENTRE} {tops[low] + _BOX_HEIGHT:.1f}V{tops[high]:.1f}"
-            y0 = (tops[low] + _BOX_HEIGHT + tops[high]) / 2
-            parts += [_path(path, width), _beside(_CENTRE + 14, y0, told)]
-        else:
-            x, bow = _LEFT, 26 + 12 * (high - low)
-            top, bottom = middle
-            path = f"M{x} {top:.1f}C{x - bow} {top:.1f} {x - bow} {bottom:.1f} {x} {bottom:.1f}"
-            parts += [_path(path, width), _beside(x - bow + 4, (top + bottom) / 2, told, end=True)]
-    for kind, top in zip(order, tops, strict=True):
-        parts.append(
-            f'<rect class="box" x="{_LEFT}" y="{top:.1f}" width="{_BOX_WIDTH}" '
-            f'height="{_BOX_HEIGHT}" rx="6"/>'
-            f'<text class="kind" x="{_CENTRE}" y="{top + _BOX_HEIGHT / 2 + 4.5:.1f}">{_text(kind, 13)}</text>'
-        )
+    figure, ax = _empty(0.5 + 1.1 * len(order))
+    for (low, high), told in beside.items():
+        width = 1.5 + 4.5 * (max(one.payload_bytes for _, one in told) / most if most else 0.0)
+        # What passes a kind by is bent around it, and told on the left.
+        bent = 0.35 * (high > low + 1)
+        if high > low:
+            style = f"arc3,rad={bent}"
+            line = FancyArrowPatch((0, -low), (0, -high), arrowstyle="-", connectionstyle=style)
+            ax.add_patch(line).set(color=WIRE, linewidth=width)
+        x, side = (-0.2 * (high - low), "right") if bent else (0.3 if high == low else 0.05, "left")
+        words = "\n".join(words for words, _ in told)
+        ax.text(x, -(low + high) / 2, words, ha=side, va="center", size="small")
+    for at, kind in enumerate(order):
+        ax.text(0, -at, _brief(kind), ha="center", va="center", weight="bold", bbox=_BOX)
+    ax.set(xlim=(-1, 1), ylim=(0.4 - len(order), 0.4))
     said = "; ".join(f"{link}: {size(one.payload_bytes)}" for link, one in crossed.items())
-    return _svg(name, "Links and what crossed them", said, _WIDTH, tops[-1] + _BOX_HEIGHT + 12, parts)
+    return Drawing(figure, "Links and what crossed them", said)
 
 
-def network_svg(network: DrawnNetwork, crossed: Mapping[str, Crossed], name: str) -> str:
+def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawing | None:
     """Return a network in a circle, its leaves around it, with the mean of what crossed each of its links.
 
-    Records hold the sums over all links of a kind: each is drawn with its share. Empty where the records have
+    Records hold the sums over all links of a kind: each is drawn with its share. None where the records have
     no link between such nodes, or there are more than ``MOST_DRAWN`` of them.
     """
     between = crossed.get(f"{network.kind}->{network.kind}")
     if between is None or not 0 < network.num_nodes <= MOST_DRAWN:
-        return ""
+        return None
     graph = nx.DiGraph() if network.directed else nx.Graph()
     graph.add_nodes_from(range(network.num_nodes))
     graph.add_edges_from(network.edges)
     ways, ways_told = (1, "") if network.directed else (2, " each way")
     each = size(between.payload_bytes / max(1, ways * graph.number_of_edges()))
     leaves = list(network.leaves) if len(network.leaves) == network.num_nodes else []
-    radius = 132.0 if leaves else 168.0
-    centre, outer = _WIDTH / 2, 196.0
-    turn = [2 * math.pi * node / network.num_nodes - math.pi / 2 for node in graph]
-    if network.num_nodes == 1:
-        radius = 0.0
-    spot = [(centre + radius * math.cos(t), outer + radius * math.sin(t)) for t in turn]
-    dot = min(15.0, max(5.0, 2.2 * radius / network.num_nodes)) if radius else 15.0
-    parts, labels = [], []
-    legs = [crossed.get(f"{network.leaf}->{network.kind}"), crossed.get(f"{network.kind}->{network.leaf}")]
-    for (x, y), t, count in zip(spot, turn, leaves, strict=False):
-        reach = 50.0
-        fan = min(0.9, 4.4 / network.num_nodes)
-        told = _leaf_told(network, legs, sum(leaves))
-        for place in range(min(count, _MOST_LEAVES)):
-            aim = t + fan * ((place + 0.5) / min(count, _MOST_LEAVES) - 0.5) * 2
-            to = (x + reach * math.cos(aim), y + reach * math.sin(aim))
-            parts.append(
-                f'<g><title>{_text(told, 200)}</title><path class="thin" d="M{x:.1f} {y:.1f}L{to[0]:.1f} '
-                f'{to[1]:.1f}"/><circle class="leaf" cx="{to[0]:.1f}" cy="{to[1]:.1f}" r="4"/></g>'
-            )
-        if count > _MOST_LEAVES:
-            more = (x + 66 * math.cos(t), y + 62 * math.sin(t) + 4)
-            labels.append(f'<text class="many" x="{more[0]:.1f}" y="{more[1]:.1f}">×{count}</text>')
-    for a, b in sorted(graph.edges):
-        (x, y), (u, v) = spot[a], spot[b]
-        told = f"{network.kind} {a} {'→' if network.directed else '–'} {network.kind} {b}: {each}{ways_told}"
-        head = _arrowhead((x, y), (u, v), dot) if network.directed else ""
-        parts.append(
-            f"<g><title>{_text(told, 200)}</title>"
-            f'<path class="wire" stroke-width="2.5" d="M{x:.1f} {y:.1f}L{u:.1f} {v:.1f}"/>{head}</g>'
-        )
-        if graph.number_of_edges() <= _MOST_LABELLED:
-            # Off the middle, where lines of a dense graph cross.
-            at = 0.5 if graph.number_of_edges() <= network.num_nodes else 0.36
-            labels.append(
-                f'<text class="much" x="{x + at * (u - x):.1f}" y="{y + at * (v - y) + 4:.1f}">{each}</text>'
-            )
-    for node, (x, y) in enumerate(spot):
-        number = f'<text class="kind" x="{x:.1f}" y="{y + 4.5:.1f}">{node}</text>' if dot >= 9 else ""
-        labels.append(f'<circle class="box" cx="{x:.1f}" cy="{y:.1f}" r="{dot:.1f}"/>{number}')
-    hanging = f", {sum(leaves)} × {network.leaf}" if leaves else ""
+    place = nx.circular_layout(graph)
+    figure, ax = _empty(4.6)
+    ax.set_aspect("equal")
+    fan = min(0.5, 2.2 / network.num_nodes)
+    for node, count in enumerate(leaves):
+        turn, shown = 2 * math.pi * node / network.num_nodes, min(count, _MOST_LEAVES)
+        for leaf in range(shown):
+            aim = turn + fan * (2 * (leaf + 0.5) / shown - 1)
+            ends = place[node], (1.4 * math.cos(aim), 1.4 * math.sin(aim))
+            ax.plot(*zip(*ends, strict=True), color=WIRE, linewidth=1, marker="o", markevery=[1])
+        if count > shown:
+            ax.text(1.6 * math.cos(turn), 1.6 * math.sin(turn), f"×{count}", ha="center", va="center")
+    node_size = min(500, 8000 // network.num_nodes)
+    nx.draw_networkx_edges(
+        graph, place, ax=ax, edge_color=WIRE, width=2, node_size=node_size, arrows=network.directed
+    )
+    nx.draw_networkx_nodes(graph, place, ax=ax, node_color=PANEL, edgecolors=WIRE, node_size=node_size)
+    if network.num_nodes <= MOST_DRAWN // 2:
+        nx.draw_networkx_labels(graph, place, ax=ax, font_weight="bold")
+    if graph.number_of_edges() <= _MOST_LABELLED:
+        # Off the middle, where lines of a dense graph cross.
+        at = 0.5 if graph.number_of_edges() <= network.num_nodes else 0.36
+        nx.draw_networkx_edge_labels(
+            graph, place, dict.fromkeys(graph.edges, each), ax=ax, font_size=8, label_pos=at, rotate=False,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
+    total = sum(leaves)
+    legs = "".join(
+        f" {head}: {size(crossed[head].payload_bytes / total)} each."
+        for head in (f"{network.leaf}->{network.kind}", f"{network.kind}->{network.leaf}")
+        if total and head in crossed
+    )
+    hanging = f", {total} × {network.leaf}" if leaves else ""
     said = (
         f"{network.num_nodes} × {network.kind}, {graph.number_of_edges()} links{hanging}; "
-        f"each link carried {each}{ways_told}. {_leaf_told(network, legs, sum(leaves))}"
+        f"each link carried {each}{ways_told}.{legs}"
     )
-    return _svg(name, "The network and what crossed each link", said, _WIDTH, 2 * outer, [*parts, *labels])
+    return Drawing(figure, "The network and what crossed each link", said)
 
 
-def _arrowhead(tail: tuple[float, float], tip: tuple[float, float], gap: float) -> str:
-    """Return the head of an arrow that ends ``gap`` before its tip; nothing where it has no length."""
-    dx, dy = tip[0] - tail[0], tip[1] - tail[1]
-    if (length := math.hypot(dx, dy)) == 0:
-        return ""
-    dx, dy = dx / length, dy / length
-    x, y = tip[0] - gap * dx, tip[1] - gap * dy
-    left, right = ((x - 9 * dx + side * 4 * dy, y - 9 * dy - side * 4 * dx) for side in (1, -1))
-    corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in ((x, y), left, right))
-    return f'<polygon class="head" points="{corners}"/>'
+def _empty(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.6, height), layout="constrained")
+    ax = figure.subplots()
+    ax.set_axis_off()
+    return figure, ax
 
 
-def _leaf_told(network: DrawnNetwork, legs: Sequence[Crossed | None], count: int) -> str:
-    heads = (f"{network.leaf}->{network.kind}", f"{network.kind}->{network.leaf}")
-    told = [
-        f"{head}: {size(leg.payload_bytes / count)} each"
-        for head, leg in zip(heads, legs, strict=True)
-        if leg is not None and count
-    ]
-    return "; ".join(told)
-
-
-def _links(crossed: Mapping[str, Crossed]) -> dict[tuple[str, str, str], Crossed]:
-    found = {}
-    for link, one in crossed.items():
-        if match := _LINK.fullmatch(link):
-            found[match[1], match[2], match[3] or ""] = one
-    return found
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def _in_order(kinds: nx.Graph) -> list[str]:
@@ -234,35 +210,3 @@ def _in_order(kinds: nx.Graph) -> list[str]:
         steps = nx.single_source_shortest_path_length(part, lowest)
         order += sorted(members, key=lambda kind: (-steps[kind], kind))
     return order
-
-
-def _beside(x: float, y: float, told: Sequence[tuple[str, str, Crossed]], *, end: bool = False) -> str:
-    lines = []
-    for number, (arrow, what, one) in enumerate(told):
-        words = f"{arrow} {size(one.payload_bytes)}" + (f" {what}" if what else "")
-        words += "" if end else f", {one.messages:,.0f} messages"
-        at = y + (number - (len(told) - 1) / 2) * _LINE + 4
-        kind = "told end" if end else "told"
-        lines.append(f'<text class="{kind}" x="{x:.1f}" y="{at:.1f}">{_text(words, 40)}</text>')
-    return "".join(lines)
-
-
-def _stroke(payload_bytes: float, most: float) -> float:
-    return 1.5 + 4.5 * (payload_bytes / most if most > 0 else 0)
-
-
-def _path(path: str, width: float) -> str:
-    return f'<path class="wire" stroke-width="{width:.1f}" d="{path}"/>'
-
-
-def _text(text: str, limit: int) -> str:
-    return escape(text if len(text) <= limit else text[: limit - 1] + "…")
-
-
-def _svg(name: str, title: str, said: str, width: float, height: float, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="diagram" role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width:.0f} '
-        f'{height:.0f}"><title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(said)}</desc>'
-        + "".join(parts)
-        + "</svg>"
-    )

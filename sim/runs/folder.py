@@ -154,7 +154,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if type(said) is not int or not 1 <= said <= FORMAT:
         newer = type(said) is int and said > FORMAT
         raise RunFolderError(
-            f"{file}: format = {quoted(said)}; valid is an integer from 1 to {FORMAT}, or none for 1"
+            f"{file}: format must be an integer from 1 to {FORMAT}, or left out for 1, got {quoted(said)}"
             + ("; a newer Hedgerow wrote it, and reads it" if newer else "")
         )
     if not isinstance(config.get("run", {}), dict):

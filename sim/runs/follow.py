@@ -1,31 +1,29 @@
-"""A run followed in the browser while it is written: a small server that reads its folder and writes nothing.
+"""A run followed in the browser: the page of ``report.py``, made anew while the run is written.
 
-It serves four paths and no file by its name. What it sends is public to whoever may connect, on loopback by
-default: numbers of the rounds, and the settings. A page of another site learns nothing of it: requests that
-name another host (DNS rebinding) are refused, and nothing allows other origins.
-
-Events (``text/event-stream``): ``begin`` (the config; everything known before is void), ``rounds`` (a list of
-records, in their order), ``state`` (``waiting``, ``running``, ``stopped`` or ``finished``, and what is wrong
-with the files).
+A small server reads the run's folder and writes nothing. It serves this page and no file. What it shows is
+public to whoever may connect, on loopback by default. A page of another site learns nothing of it: requests
+that name another host (DNS rebinding) are refused, and nothing allows other origins.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import json
-import math
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from socketserver import TCPServer
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from hedgerow.sim.runs.folder import (
     CONFIG,
@@ -35,32 +33,30 @@ from hedgerow.sim.runs.folder import (
     RunFolderError,
     in_use,
     read_config,
-    shown_settings,
 )
-from hedgerow.sim.runs.results import SOURCES, numbers
+from hedgerow.sim.runs.live import duration
+from hedgerow.sim.runs.report import Live, Network, report_html, waiting_html
+from hedgerow.sim.runs.results import RecordedRun, last_line, load
 from hedgerow.wire.printable import shown
 
-__all__ = ["FollowServer", "LiveFolder", "check_followed", "newest_run"]
+__all__ = ["FollowServer", "FollowedRun", "check_followed", "newest_run"]
 
-# Real seconds between two looks at the folder, and between two signs of life to a page that hears nothing.
-_EVERY, _ALIVE = 0.5, 15.0
-# Pages that follow at once; each has a thread and reads for itself.
-_MOST_PAGES = 16
-# The most rounds that a page is given of what was before it came; later ones it gets all.
-_MOST_ROUNDS = 2_000
-_PIECE = 8 * 2**20
-# A round is a line of some kilobytes; one that does not end is none.
-_LONGEST_LINE = 64 * 2**20
-_COUNTS = ("iterations", "bits", "payload_bytes", "sim_seconds", "wall_seconds", "sent", "accepted")
-_TYPES = {
-    "/": ("follow.html", "text/html; charset=utf-8"),
-    "/follow.js": ("follow.js", "text/javascript; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
+# A page is made anew no sooner than this many real seconds after the last one, and no sooner than this many
+# times the seconds that the last one took: the processor is the run's.
+_EVERY, _SHARE = 1.0, 10.0
+# The rounds whose real seconds say how fast the run is now.
+_PACE = 20
+_STATES = {
+    "waiting": "Waiting for the first round.",
+    "running": "The run is being written.",
+    "stopped": "Nobody writes this run, and it did not end by itself: it was stopped, and may go on.",
+    "finished": "The run is finished.",
 }
+# What a record comes to that holds other things than numbers.
+_DAMAGES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 _HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -77,9 +73,7 @@ def check_followed(folder: str | Path) -> Path:
     """
     path = Path(folder).expanduser().resolve()
     if not path.is_dir():
-        raise RunFolderError(
-            f"{path} is not there; valid is the folder of a run, which the run prints when it starts"
-        )
+        raise RunFolderError(f"{path} is not there; name the folder of a run, which it prints as it starts")
     if (path / CONFIG).exists():
         read_config(path)
     elif others := sorted({entry.name for entry in path.iterdir()} - {LOCK, CONFIG + ".partial"}):
@@ -117,139 +111,105 @@ def _configs(path: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(path.rglob(f"*/{CONFIG}"))
 
 
-class LiveFolder:
-    """A run's folder, read as it grows; one for each page.
+class FollowedRun:
+    """The page of a run, as it is now.
 
     Parameters
     ----------
     folder : Path
-        The folder. It may be empty yet, lose rounds when the run goes on from a checkpoint, and begin anew.
+        The run's. It may be empty yet, lose rounds when the run goes on from a checkpoint, and begin anew.
+    xs, ys : sequence of str
+        As ``report_html`` takes them.
+    network : Callable[[RecordedRun], DrawnNetwork or None]
+        As ``report_html`` takes it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, xs: Sequence[str] = (), ys: Sequence[str] = (), network: Network = lambda _: None
+    ) -> None:
         self.folder = folder
-        self._file: tuple[int, int] | None = None
-        self._read = 0
-        self._rest = b""
-        self._state: dict[str, Any] | None = None
-        self._damaged = 0
+        self._asked: dict[str, Any] = {"xs": xs, "ys": ys, "network": network}
+        self._page, self._due = "", 0.0
+        self._of: tuple[object, ...] = ()
+        # Matplotlib draws one picture at a time.
+        self._lock = threading.Lock()
 
-    def news(self) -> Iterator[tuple[str, Any]]:
-        """Yield what is new since the last time, as events and what they tell."""
-        wrong = ""
-        try:
-            # Before the rounds: what was written before a run ended is then read before it is said to end.
-            state = self._now()
-            yield from self._rounds()
-        except (OSError, RunFolderError) as error:
-            state, wrong = "waiting", str(error)
-        if self._damaged:
-            wrong = f"{self._damaged} lines of {ROUNDS} are damaged and left out"
-        told = {"state": state, "wrong": wrong}
-        if told != self._state:
-            self._state = told
-            yield "state", told
+    def page(self) -> str:
+        """Return the page; that of before, where nothing was written since or it is not long ago."""
+        with self._lock:
+            state, begun = self._state(), time.monotonic()
+            now = (state, *map(_stamp, (self.folder / name for name in (CONFIG, ROUNDS))))
+            # How a run ended is told at once.
+            if now != self._of and (begun >= self._due or self._of[:1] != (state,)):
+                self._page, self._of = self._made(state), now
+                self._due = time.monotonic() + max(_EVERY, _SHARE * (time.monotonic() - begun))
+            return self._page
 
-    def _now(self) -> str:
+    def _state(self) -> str:
         if (self.folder / SUMMARY).exists():
             return "finished"
-        if not (self.folder / CONFIG).exists():
+        if not _stamp(self.folder / ROUNDS):
             return "waiting"
         return "running" if in_use(self.folder) else "stopped"
 
-    def _rounds(self) -> Iterator[tuple[str, Any]]:
-        if not (self.folder / CONFIG).exists():
-            self._file = None
-            return
+    def _made(self, state: str) -> str:
+        nonce = secrets.token_urlsafe()
         try:
-            stream = (self.folder / ROUNDS).open("rb")
-        except FileNotFoundError:
-            if self._file is None:
-                self._file = (-1, -1)
-                yield "begin", self._about()
-            return
-        with stream:
-            about = os.fstat(stream.fileno())
-            # A run that goes on writes another file of that name; one cut off in place is shorter.
-            if self._file != (about.st_dev, about.st_ino) or about.st_size < self._read:
-                self._file = about.st_dev, about.st_ino
-                self._read, self._rest, self._damaged = 0, b"", 0
-                yield "begin", self._about()
-            first = self._read == 0
-            stream.seek(self._read)
-            found: list[dict[str, Any]] = []
-            while piece := stream.read(_PIECE):
-                self._read += len(piece)
-                *lines, self._rest = (self._rest + piece).split(b"\n")
-                if len(self._rest) > _LONGEST_LINE:
-                    self._rest = b""
-                    self._damaged += 1
-                found += [record for line in lines if (record := self._record(line)) is not None]
-                if len(found) > 2 * _MOST_ROUNDS:
-                    found = _thinned(found)
-        if first and len(found) > _MOST_ROUNDS:
-            found = _thinned(found)
-        if found:
-            yield "rounds", found
+            # That it is not finished is no warning here.
+            results = replace(load([self.folder]), title=self.folder.name, warnings=())
+            live = Live(" ".join([_STATES[state], *self._failure(state)]), _told(results.runs[0]), nonce)
+            return report_html(results, live=live, **self._asked)
+        except _DAMAGES as error:
+            words = _STATES[state] if state == "waiting" else f"Nothing can be shown: {shown(error)}"
+            return waiting_html(self.folder.name, Live(" ".join([words, *self._failure(state)]), {}, nonce))
 
-    def _about(self) -> dict[str, Any]:
-        config = read_config(self.folder)
-        return {
-            "folder": self.folder.name,
-            "app": str(config.get("app", "")),
-            "realism": str(config.get("realism", "")),
-            "settings": {str(key): _plain(value) for key, value in sorted(shown_settings(config).items())},
-        }
-
-    def _record(self, line: bytes) -> dict[str, Any] | None:
-        try:
-            return _slim(json.loads(line))
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-            self._damaged += 1
-            return None
+    def _failure(self, state: str) -> list[str]:
+        """Return why a run of a sweep failed, which its log says last."""
+        said = last_line(self.folder.with_name(f"{self.folder.name}.log"))
+        return [f"Its log ends: {said}"] if said and state in ("waiting", "stopped") else []
 
 
-def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a page shows of a record; what is no finite number is None, as JSON has it."""
-    metrics = {
-        name: _number(value) for source in reversed(SOURCES) for name, value in numbers(record, source)
-    }
-    links = record.get("by_link") or {}
-    return {
-        "round": int(record["round"]),
-        "metrics": metrics,
-        "rejected": {str(why): _number(count) for why, count in (record.get("rejected") or {}).items()},
-        "links": {
-            str(link): [_number(one.get("messages")), _number(one.get("payload_bytes"))]
-            for link, one in links.items()
-        },
-        **{key: _number(record.get(key)) for key in _COUNTS},
-    }
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Return what differs when a file was written; empty without the file, or in an empty one."""
+    try:
+        about = os.stat(file)
+    except OSError:
+        return ()
+    return (about.st_ino, about.st_size, about.st_mtime_ns) if about.st_size else ()
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+def _told(run: RecordedRun) -> dict[str, str]:
+    """Return how far a run is, how long it may take, and who answered last."""
+    last, (unit, done, total) = run.rounds[-1], _progress(run.rounds[-1], run.settings)
+    told = {unit: f"{done:,} of {total:,}" if total else f"{done:,}"}
+    recent = run.rounds[-_PACE:]
+    seconds = sum(record.get("wall_seconds") or 0.0 for record in recent[1:])
+    steps = done - _progress(recent[0], run.settings)[1]
+    if total and steps > 0 and not run.finished:
+        told["time left"] = duration(seconds / steps * max(0, total - done))
+    if last.get("wall_seconds") is not None:
+        told["the last round took"] = f"{last['wall_seconds']:.3g} s"
+    if last.get("sent"):
+        told["answered, last round"] = f"{last.get('accepted', 0):,} of {last['sent']:,}"
+    return told
 
 
-def _plain(value: Any) -> Any:
-    return (
-        value if isinstance(value, bool | int | str) else _number(value) if isinstance(value, float) else ""
-    )
+def _progress(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return what is counted, how many there were and how many there will be, 0 where nobody says."""
+    rounds = settings.get("num-rounds", settings.get("num-server-rounds"))
+    iterations = record.get("total_iterations") or settings.get("iterations")
+    if type(record.get("iterations")) is int and type(iterations) is int and type(rounds) is not int:
+        return "iteration", record["iterations"], iterations
+    return "round", record["round"], rounds if type(rounds) is int else 0
 
 
-def _thinned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    step = -(-len(found) // _MOST_ROUNDS)
-    # The last two say what the last round moved.
-    return [*found[:-2:step], *found[-2:]]
-
-
-class FollowServer(ThreadingHTTPServer):
-    """Serves a page that follows a run; ``serve_forever`` until ``shutdown`` or an interrupt.
+class FollowServer:
+    """Serves the page of a run, until it is interrupted.
 
     Parameters
     ----------
-    folder : Path
-        The run's, as ``check_followed`` returned it.
+    run : FollowedRun
+        The run.
     host : str (default: "127.0.0.1")
         The address to listen at: loopback, unless others are to see the run.
     port : int (default: 0)
@@ -261,145 +221,42 @@ class FollowServer(ThreadingHTTPServer):
         If nothing can listen there.
     """
 
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.folder, self.host = folder, host
-        self.stopping = threading.Event()
-        self.pages = threading.BoundedSemaphore(_MOST_PAGES)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        package = files("hedgerow.sim.runs")
-        self.content = {
-            path: (package.joinpath(name).read_bytes(), kind) for path, (name, kind) in _TYPES.items()
-        }
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        """Bind the port, without asking the network for this machine's name, as HTTPServer does."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.host, int(self.server_address[1])
+    def __init__(self, run: FollowedRun, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.run, self.host = run, host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        app = Starlette(routes=[Route("/", self._answer)])
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
 
     @property
     def url(self) -> str:
         """Where the page is."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}/"
 
-    def is_meant(self, host: str) -> bool:
-        """Tell whether a request's ``Host`` names this server: by an address, or as it was told to listen.
+    def serve(self) -> None:
+        """Answer until Ctrl-C, which is then raised, or until ``server.should_exit``."""
+        self.server.run(sockets=[self._socket])
+
+    def _answer(self, request: Request) -> Response:
+        if not self._is_meant(request.url.hostname or ""):
+            words = "This server has another name; open the address it printed.\n"
+            return PlainTextResponse(words, 421, _HEADERS)
+        page = self.run.page()
+        headers = {**_HEADERS, "ETag": f'"{sha256(page.encode()).hexdigest()}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return HTMLResponse(page, headers=headers)
+
+    def _is_meant(self, name: str) -> bool:
+        """Tell whether a request names this server: by an address, or as it was told to listen.
 
         A name that another site's owner may point here, DNS rebinding, is never one of these.
         """
-        name, port = host, "80"
-        if not host.endswith("]") and ":" in host:
-            name, _, port = host.rpartition(":")
-        name = name.removeprefix("[").removesuffix("]").lower()
-        if port != str(self.server_port):
-            return False
-        if name in ("localhost", self.host.lower()):
+        if name.lower() in ("localhost", self.host.lower()):
             return True
         try:
             ipaddress.ip_address(name)
         except ValueError:
             return False
         return True
-
-    def shutdown(self) -> None:
-        """End ``serve_forever``, called in another thread, and what pages follow."""
-        self.stopping.set()
-        super().shutdown()
-
-    def server_close(self) -> None:
-        """Close the port and what pages follow."""
-        self.stopping.set()
-        super().server_close()
-
-    def handle_error(self, *_: Any) -> None:
-        """Say nothing of a page that went away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
-
-    server: FollowServer
-    protocol_version = "HTTP/1.1"
-    # Seconds for a request to arrive whole.
-    timeout = 30
-    server_version = "hedgerow"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Send the page, what it needs, or events until the page goes."""
-        if self._refused():
-            return
-        if self.path == "/events":
-            self._events()
-        elif self.path in self.server.content:
-            content, kind = self.server.content[self.path]
-            self._head(HTTPStatus.OK, kind, len(content))
-            if self.command == "GET":
-                self.wfile.write(content)
-        else:
-            self._say(HTTPStatus.NOT_FOUND, "There is no such page.")
-
-    def do_HEAD(self) -> None:
-        """Send the head of what GET sends; events have no end and none."""
-        if self.path == "/events":
-            self._say(HTTPStatus.METHOD_NOT_ALLOWED, "")
-        else:
-            self.do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        """Keep the terminal for the run."""
-
-    def _refused(self) -> bool:
-        hosts = self.headers.get_all("Host") or []
-        if len(hosts) == 1 and self.server.is_meant(hosts[0]):
-            return False
-        self._say(
-            HTTPStatus.MISDIRECTED_REQUEST, "This server has another name; open the address it printed."
-        )
-        return True
-
-    def _events(self) -> None:
-        if not self.server.pages.acquire(blocking=False):
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages follow this run.")
-            return
-        try:
-            self._head(HTTPStatus.OK, "text/event-stream; charset=utf-8", None)
-            followed, last = LiveFolder(self.server.folder), time.monotonic()
-            while not self.server.stopping.is_set():
-                for event, told in followed.news():
-                    # JSON on one line: no text of a run's files can end the event.
-                    data = json.dumps(told, allow_nan=False)
-                    self.wfile.write(f"event: {event}\ndata: {data}\n\n".encode())
-                    last = time.monotonic()
-                if time.monotonic() - last > _ALIVE:
-                    self.wfile.write(b":\n\n")
-                    last = time.monotonic()
-                self.wfile.flush()
-                self.server.stopping.wait(_EVERY)
-        except OSError:
-            # The page went.
-            pass
-        finally:
-            self.server.pages.release()
-            self.close_connection = True
-
-    def _say(self, status: HTTPStatus, words: str) -> None:
-        content = f"{words}\n".encode()
-        self._head(status, "text/plain; charset=utf-8", len(content))
-        if self.command != "HEAD":
-            with suppress(OSError):
-                self.wfile.write(content)
-
-    def _head(self, status: HTTPStatus, kind: str, length: int | None) -> None:
-        self.send_response(status)
-        for name, value in {**_HEADERS, "Content-Type": kind}.items():
-            self.send_header(name, value)
-        if length is None:
-            self.send_header("Connection", "close")
-        else:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()

@@ -17,7 +17,7 @@ from rich.text import Text
 from hedgerow.sim.engine._compat import log
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["LiveProgress", "RoundProgress"]
+__all__ = ["LiveProgress", "RoundProgress", "duration"]
 
 
 class RoundProgress(Protocol):
@@ -110,7 +110,7 @@ class LiveProgress:
             return
         left = self._seconds_left(done, total, now)
         # What matters most comes first: a narrow terminal cuts the end off.
-        parts = [f"{unit} {done}/{total}", *([] if left is None else [f"{_duration(left)} left"])]
+        parts = [f"{unit} {done}/{total}", *([] if left is None else [f"{duration(left)} left"])]
         line = " | ".join([*parts, *self._costs(end, now)])
         if self._live is not None:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -125,11 +125,11 @@ class LiveProgress:
         return "iteration", getattr(end, "iterations", 0), total
 
     def _costs(self, end: RoundProgress, now: float) -> list[str]:
-        metrics = [name for name in ("loss", "accuracy") if name in self._central]
+        metrics = [n for n in ("loss", "accuracy") if isinstance(self._central.get(n), int | float)]
         parts = [f"{name} {self._central[name]:.4f}" for name in metrics]
         parts.append(f"{end.bits / 1e6:.1f} Mbit")
         parts += [f"{end.sim_seconds:.1f} simulated s"] if end.sim_seconds else []
-        return [*parts, f"{_duration(now - self._started)} real"]
+        return [*parts, f"{duration(now - self._started)} real"]
 
     def _seconds_left(self, done: int, total: int, now: float) -> float | None:
         assert self._first is not None
@@ -151,7 +151,8 @@ class LiveProgress:
                     handler.setStream(sys.stderr)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as ``1:05`` or ``2:01:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -152,7 +152,7 @@ def _columns(results: Results, by: str) -> dict[str, dict[str, Mapping[int, Reco
     for label, seeds in results.variants().items():
         settings = next(iter(seeds.values())).settings
         if by and by not in settings:
-            raise ValueError(f"by = {by!r}; valid is a setting of the runs: {', '.join(settings)}")
+            raise ValueError(f"by must be a setting of the runs ({', '.join(settings)}), got {by!r}")
         head = f"{by}={settings[by]}" if by else ""
         words = [word for word in label.split(", ") if word != head]
         out.setdefault(head, {})[", ".join(words) or label] = seeds

@@ -325,8 +325,8 @@ def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any], defaults:
         if key in then and then[key] != now.get(key):
             problems.append(f"{key} was {then[key]!r} and is {now.get(key)!r}")
         elif key not in then and (key not in usual or now[key] != usual[key]):
-            valid = f"valid is its default, {usual[key]!r}" if key in usual else "valid is to leave it out"
-            problems.append(f"{key} is {now[key]!r}, and the run knew no such setting ({valid})")
+            valid = f"its default, {usual[key]!r}" if key in usual else "left out"
+            problems.append(f"{key}, which the run did not know, must be {valid}, got {now[key]!r}")
     if problems:
         raise RunFolderError(f"The run to go on with had other settings: {'; '.join(problems)}")
 

@@ -1,7 +1,8 @@
 """Runs as one page: what was run, curves, tables, what crossed each link, what was lost, settings.
 
 The page is one HTML file that needs nothing else: no script, no font, no network; its own policy forbids
-what is not in it. It reads in light, in dark and on paper. The same runs give the same bytes.
+what is not in it. It reads in light, in dark and on paper. The same runs give the same bytes. Its form is
+``report.html.j2``; what stands in it is collected here. `hedgerow watch` serves it too (``follow.py``).
 
 Whatever comes from a run's files (labels, settings, names of apps, links and reasons) was written by others:
 it is text on the page, whatever it holds.
@@ -11,17 +12,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from html import escape
-from importlib.resources import files
+from dataclasses import dataclass, replace
+from functools import cache
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from hedgerow.sim.runs.compare import (
     NOTE,
@@ -30,31 +33,75 @@ from hedgerow.sim.runs.compare import (
     common_budget,
     target_comparison,
 )
-from hedgerow.sim.runs.diagram import Crossed, DrawnNetwork, links_svg, network_svg, size
+from hedgerow.sim.runs.diagram import (
+    PANEL,
+    PAPER,
+    WIRE,
+    Crossed,
+    DrawnNetwork,
+    draw_links,
+    draw_network,
+    size,
+)
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
-from hedgerow.sim.runs.results import COSTS, SOURCES, RecordedRun, Results, cost_named, numbers
+from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 
-__all__ = ["report_html", "write_report"]
+__all__ = ["Live", "Network", "report_html", "waiting_html", "write_report"]
+
+# Returns the graph of a run, where it has one that is known.
+Network = Callable[[RecordedRun], DrawnNetwork | None]
 
 # The most variants whose links are drawn; the table has all.
 _MOST_DRAWINGS = 6
 # The most metrics that are drawn where nobody says which.
 _METRICS = ("loss", "accuracy")
-# Colours that no figure has, in whose place the page's own are put.
-_INK, _PAPER = "#010203", "#010204"
+# A colour that no figure has, and the page's own in the place of a picture's.
+_INK = "#010203"
 _OWN_COLOURS = {
     _INK: "currentColor",
     "#000000": "currentColor",
     "#333333": "currentColor",
-    _PAPER: "var(--paper)",
+    PAPER: "var(--paper)",
+    PANEL: "var(--panel)",
+    WIRE: "var(--wire)",
 }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_STYLE = {
+    "axes.edgecolor": _INK, "axes.facecolor": "none", "axes.labelcolor": _INK, "figure.facecolor": "none",
+    "grid.color": _INK, "legend.edgecolor": _INK, "legend.facecolor": PAPER, "savefig.facecolor": "none",
+    "svg.fonttype": "none", "text.color": _INK, "text.parse_math": False, "xtick.color": _INK,
+    "ytick.color": _INK, "font.family": "sans-serif",
+}  # fmt: skip
 _SVG = "{http://www.w3.org/2000/svg}"
 # The longest label in a picture.
 _LONGEST = 48
 _COUNTS = ("messages", "nominal_bits", "payload_bytes")
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the page says of a run that is followed.
+
+    Parameters
+    ----------
+    state : str
+        Whether it is being written, and what is wrong.
+    told : Mapping[str, str]
+        How far it is.
+    nonce : str
+        Of the page's script, and of no other.
+    """
+
+    state: str
+    told: Mapping[str, str]
+    nonce: str
+
+    @property
+    def policy(self) -> str:
+        """What such a page may do beside: run its script, and ask for itself."""
+        return f"; script-src 'nonce-{self.nonce}'; connect-src 'self'"
 
 
 def write_report(
@@ -64,7 +111,7 @@ def write_report(
     xs: Sequence[str] = (),
     ys: Sequence[str] = (),
     targets: Mapping[str, float] | None = None,
-    network: Callable[[RecordedRun], DrawnNetwork | None] = lambda _: None,
+    network: Network = lambda _: None,
 ) -> Path:
     """Write the page; see ``report_html``."""
     path = Path(path).expanduser()
@@ -80,7 +127,8 @@ def report_html(
     xs: Sequence[str] = (),
     ys: Sequence[str] = (),
     targets: Mapping[str, float] | None = None,
-    network: Callable[[RecordedRun], DrawnNetwork | None] = lambda _: None,
+    network: Network = lambda _: None,
+    live: Live | None = None,
 ) -> str:
     """Return the page.
 
@@ -94,6 +142,8 @@ def report_html(
         For a metric, what to reach; each gets a table of what that cost.
     network : Callable[[RecordedRun], DrawnNetwork or None]
         Returns the graph of a run, where it has one that is known.
+    live : Live or None (default: None)
+        What else is said of a run that is followed.
 
     Raises
     ------
@@ -102,31 +152,44 @@ def report_html(
     """
     asked, results = bool(xs or ys), _readable(results)
     xs, ys = list(xs or results.xs), list(ys or _metrics(results))
-    sections = [
-        ("run", "What was run", _what(results, ys)),
-        ("curves", "Curves", _curves(results, xs, ys, asked)),
-        ("comparison", "Comparison", _tables(results, xs, ys, targets or {}, asked)),
-        ("links", "What crossed each link", _links(results, network)),
-        ("lost", "Lost replies", _lost(results)),
-        ("settings", "Settings", _settings(results)),
-    ]
-    there = [(anchor, head, body) for anchor, head, body in sections if body]
-    menu = "".join(f'<li><a href="#{anchor}">{head}</a></li>' for anchor, head, _ in there)
-    main = "".join(
-        f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{head}</h2>\n{body}</section>\n'
-        for anchor, head, body in there
+    shared, differing = _settings(results)
+    with mpl.rc_context(cast(Any, _STYLE)):
+        pictures = {**_curves(results, xs, ys, asked), **_links(results, network)}
+    return _page(
+        results.title,
+        live,
+        realism=results.realism,
+        warnings=results.warnings,
+        machines=_machines(results),
+        ends=_ends(results, ys),
+        caption=caption(results, xs, ys, differences=results.differences),
+        comparisons=_comparisons(results, xs, ys, targets or {}, asked),
+        note=NOTE,
+        lost=_lost(results),
+        shared=shared,
+        differing=differing,
+        **pictures,
     )
-    css = files("hedgerow.sim.runs").joinpath("page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f"<title>{escape(results.title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(results.title)}</h1>\n"
-        f'<p class="muted">Realism: {escape(results.realism or "not stated")}.</p>\n'
-        f'<nav aria-label="Contents"><ul>{menu}</ul></nav></header>\n'
-        f"<main>\n{_warnings(results)}{main}</main>\n"
-        "<footer>Written by <code>hedgerow report</code>.</footer>\n</body>\n</html>\n"
+
+
+def waiting_html(title: str, live: Live) -> str:
+    """Return the page of a run of which there is nothing to show yet."""
+    return _page(title, live)
+
+
+def _page(title: str, live: Live | None, **told: Any) -> str:
+    policy = Markup(_POLICY + (live.policy if live else ""))
+    return _environment().get_template("report.html.j2").render(title=title, live=live, policy=policy, **told)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else _printable(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
@@ -142,11 +205,7 @@ def _printable(text: object) -> str:
 
 def _metrics(results: Results) -> list[str]:
     """Return what to compare: what the sweep says or else is usual, of what every run measured."""
-    measured = [
-        {name for record in run.rounds for source in SOURCES for name, _ in numbers(record, source)}
-        for run in results.runs
-    ]
-    common = set.intersection(*measured)
+    common = set.intersection(*(run.metrics for run in results.runs))
     said = [name for name in results.ys if name in common]
     usual = [name for name in _METRICS if name in common and (not said or said == ["loss"])]
     return list(dict.fromkeys([*said, *usual])) or sorted(common)[:2]
@@ -155,20 +214,14 @@ def _metrics(results: Results) -> list[str]:
 # Sections
 
 
-def _warnings(results: Results) -> str:
-    if not results.warnings:
-        return ""
-    lines = "".join(f"<li>{_cell(warning)}</li>" for warning in results.warnings)
-    return f'<div class="note" role="note"><strong>To know first</strong><ul>{lines}</ul></div>\n'
-
-
-def _what(results: Results, ys: Sequence[str]) -> str:
+def _machines(results: Results) -> ComparisonTable:
     rows: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in results.runs:
         rows.setdefault((_app(run), *_machine(run)), []).append(run)
-    table = _table(
+    return ComparisonTable(
         "Which app, code and machine the runs are of",
         ("app", "code", "machine", "engine", "variants", "runs", "seeds"),
+        (False, False, False, False, True, True, False),
         [
             (
                 *told,
@@ -178,25 +231,23 @@ def _what(results: Results, ys: Sequence[str]) -> str:
             )
             for told, runs in rows.items()
         ],
-        numeric=(False, False, False, False, True, True, False),
     )
-    last = _table(
-        "Where each variant ended, mean over its seeds",
-        ("variant", "seeds", "rounds", *ys, *(cost.label for cost in _spent(results)), "finished"),
-        [
-            (
-                label,
-                str(len(seeds)),
-                _mean_of([run.rounds[-1].get("round") for run in seeds.values()]),
-                *(_last(list(seeds.values()), y) for y in ys),
-                *(_cost(list(seeds.values()), cost.key, cost.unit) for cost in _spent(results)),
-                f"{sum(run.finished for run in seeds.values())} of {len(seeds)}",
-            )
-            for label, seeds in results.variants().items()
-        ],
-        numeric=(False, True, True, *(True for _ in ys), *(True for _ in _spent(results)), True),
+
+
+def _ends(results: Results, ys: Sequence[str]) -> ComparisonTable:
+    costs = _spent(results)
+    rows = []
+    for label, seeds in results.variants().items():
+        runs = list(seeds.values())
+        rounds = fmean(run.rounds[-1]["round"] for run in runs)
+        last = [_last(runs, y) for y in ys]
+        spent = [_cost(runs, name) for name in costs]
+        finished = f"{sum(run.finished for run in runs)} of {len(runs)}"
+        rows.append((label, str(len(runs)), f"{rounds:,.4g}", *last, *spent, finished))
+    heads = ("variant", "seeds", "rounds", *ys, *(COSTS[name].label for name in costs), "finished")
+    return ComparisonTable(
+        "Where each variant ended, mean over its seeds", heads, (False, *[True] * (len(heads) - 1)), rows
     )
-    return table + last
 
 
 def _last(runs: Sequence[RecordedRun], y: str) -> str:
@@ -206,23 +257,20 @@ def _last(runs: Sequence[RecordedRun], y: str) -> str:
     return f"{fmean(known):.4g}" if len(known) == len(runs) else "n/a"
 
 
-def _spent(results: Results) -> list[Any]:
+def _spent(results: Results) -> list[str]:
     """Return the costs beside rounds that all runs recorded, and of which one spent anything."""
     out = []
-    for name, cost in COSTS.items():
-        if name == "rounds":
-            continue
+    for name in COSTS:
         try:
-            if any(run.costs(name)[-1] for run in results.runs):
-                out.append(cost)
+            if name != "rounds" and any(run.costs(name)[-1] for run in results.runs):
+                out.append(name)
         except ValueError:
             continue
     return out
 
 
-def _cost(runs: Sequence[RecordedRun], key: str, unit: str) -> str:
-    name = next(name for name, cost in COSTS.items() if cost.key == key)
-    value = fmean(run.costs(name)[-1] for run in runs)
+def _cost(runs: Sequence[RecordedRun], name: str) -> str:
+    unit, value = COSTS[name].unit, fmean(run.costs(name)[-1] for run in runs)
     if not isfinite(value):
         return "n/a"
     if unit in ("B", "bit"):
@@ -230,43 +278,30 @@ def _cost(runs: Sequence[RecordedRun], key: str, unit: str) -> str:
     return f"{value:,.1f} {unit}" if unit else f"{value:,.0f}"
 
 
-def _curves(results: Results, xs: Sequence[str], ys: Sequence[str], asked: bool) -> str:
-    figures, unknown = [], []
+def _curves(results: Results, xs: Sequence[str], ys: Sequence[str], asked: bool) -> dict[str, Any]:
+    drawn, unknown = [], []
     for number, (y, x) in enumerate([(y, x) for y in ys for x in xs], start=1):
         try:
-            svg = _curve_svg(results, x, y, f"curve-{number}")
+            drawn.append((_curve_svg(results, x, y, f"curve-{number}"), f"{y} over {cost_named(x).label}"))
         except ValueError as error:
             if asked:
                 raise
-            unknown.append(f"<p>Not drawn, {_cell(y)} over {_cell(x)}: {_cell(error)}.</p>")
-            continue
-        words = f"{y} over {cost_named(x).label}"
-        figures.append(f"<figure>{svg}<figcaption>{_cell(words)}</figcaption></figure>\n")
-    note = f'<p class="muted">{_cell(caption(results, xs, ys, differences=results.differences))}</p>\n'
-    drawn = f'<div class="figures">\n{"".join(figures)}</div>\n{note}' if figures else ""
-    return drawn + "".join(unknown)
+            unknown.append((y, x, error))
+    return {"curves": drawn, "not_drawn": unknown}
 
 
-def _curve_svg(results: Results, x: str, y: str, name: str) -> str:
-    style: Any = {
-        "axes.edgecolor": _INK, "axes.facecolor": "none", "axes.labelcolor": _INK, "figure.facecolor": "none",
-        "grid.color": _INK, "legend.edgecolor": _INK, "legend.facecolor": _PAPER, "savefig.facecolor": "none",
-        "svg.fonttype": "none", "svg.hashsalt": name, "text.color": _INK, "text.parse_math": False,
-        "xtick.color": _INK, "ytick.color": _INK, "font.family": "sans-serif",
-    }  # fmt: skip
-    with mpl.rc_context(style):
-        figure = draw(_briefly(results), [x], [y], by=results.by, differences=results.differences)
-        # The page says these.
-        figure.suptitle("")
-        figure.supxlabel("")
-        drawn = BytesIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+def _curve_svg(results: Results, x: str, y: str, name: str) -> Markup:
     ends = []
     for label, seeds in results.variants().items():
         curve = mean_curve(list(seeds.values()), x, y)
         if curve.mean:
             ends.append(f"{label} ends at {curve.mean[-1]:.4g}")
-    return _inline(drawn.getvalue(), name, f"{y} over {cost_named(x).label}", "; ".join(ends))
+
+    figure = draw(_briefly(results), [x], [y], by=results.by, differences=results.differences)
+    # The page says these.
+    figure.suptitle("")
+    figure.supxlabel("")
+    return _svg(figure, name, f"{y} over {cost_named(x).label}", "; ".join(ends))
 
 
 def _briefly(results: Results) -> Results:
@@ -278,9 +313,12 @@ def _briefly(results: Results) -> Results:
     return replace(results, runs=[replace(run, label=brief[run.label]) for run in results.runs])
 
 
-def _inline(svg: bytes, name: str, title: str, said: str) -> str:
-    """Return a picture of Matplotlib's as a part of a page: its ids its own, its black the page's ink."""
-    root = ElementTree.fromstring(svg)
+def _svg(figure: Figure, name: str, title: str, said: str) -> Markup:
+    """Return a picture as a part of a page: its ids its own, its black the page's ink."""
+    svg = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(svg.getvalue())
     for parent in root.iter():
         for child in list(parent):
             if not child.tag.startswith(_SVG) or child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
@@ -298,7 +336,7 @@ def _inline(svg: bytes, name: str, title: str, said: str) -> str:
         head = ElementTree.Element(tag, {"id": f"{name}-{tag[0]}"})
         head.text = _printable(words)
         root.insert(number, head)
-    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
+    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=False))
 
 
 def _own(key: str, value: str, name: str) -> str:
@@ -313,26 +351,21 @@ def _own(key: str, value: str, name: str) -> str:
     return value
 
 
-def _tables(
+def _comparisons(
     results: Results, xs: Sequence[str], ys: Sequence[str], targets: Mapping[str, float], asked: bool
-) -> str:
-    made: list[str] = []
+) -> list[ComparisonTable]:
+    made = []
     for y in ys:
         for x in xs:
             try:
-                made.append(_compared(budget_comparison(results, x, y, common_budget(results, x))))
+                made.append(budget_comparison(results, x, y, common_budget(results, x)))
             except ValueError:
                 if asked:
                     raise
-    made += [_compared(target_comparison(results, x, y, value)) for y, value in targets.items() for x in xs]
-    return "".join(made) + (f'<p class="muted">{escape(NOTE)}</p>\n' if made else "")
+    return made + [target_comparison(results, x, y, value) for y, value in targets.items() for x in xs]
 
 
-def _compared(table: ComparisonTable) -> str:
-    return _table(table.title, table.columns, table.rows, numeric=table.numeric)
-
-
-def _links(results: Results, network: Callable[[RecordedRun], DrawnNetwork | None]) -> str:
+def _links(results: Results, network: Network) -> dict[str, Any]:
     crossed = {label: _crossed(list(seeds.values())) for label, seeds in results.variants().items()}
     rows = [
         (label, link, f"{one.messages:,.0f}", size(one.nominal_bits, "bit"), size(one.payload_bytes))
@@ -340,47 +373,30 @@ def _links(results: Results, network: Callable[[RecordedRun], DrawnNetwork | Non
         for link, one in links.items()
     ]
     if not rows:
-        return ""
-    figures = []
-    seen: set[str] = set()
-    left_out = 0
-    for label, links in crossed.items():
-        run = next(iter(results.variants()[label].values()))
-        graph = network(run)
-        if not links or (shape := repr((sorted(links), graph))) in seen:
-            continue
-        if len(seen) == _MOST_DRAWINGS:
-            left_out += 1
-            continue
-        seen.add(shape)
-        name = f"links-{len(seen)}"
-        drawings = [links_svg(links, name), network_svg(graph, links, f"{name}-net") if graph else ""]
-        words = (
-            f"{label}: what each kind of node told the other.",
-            f"{label}: the network, each link's share.",
-        )
-        figures += [
-            f"<figure>{drawing}<figcaption>{_cell(told)}</figcaption></figure>\n"
-            for drawing, told in zip(drawings, words, strict=True)
-            if drawing
-        ]
-    drawn = f'<div class="figures">\n{"".join(figures)}</div>\n' if figures else ""
-    more = f"<p>{left_out} more shapes of networks are not drawn.</p>\n" if left_out else ""
-    several = (
-        ""
-        if len(seen) <= 1 and len(crossed) <= 1
-        else (
-            '<p class="muted">Variants with the same links and the same network are drawn once, with the '
-            "traffic of the first.</p>\n"
-        )
-    )
-    table = _table(
+        return {}
+    shapes: dict[str, tuple[str, DrawnNetwork | None]] = {}
+    for label, seeds in results.variants().items():
+        graph = network(next(iter(seeds.values())))
+        if crossed[label]:
+            shapes.setdefault(repr((sorted(crossed[label]), graph)), (label, graph))
+    drawings: list[tuple[Markup, str]] = []
+    for number, (label, graph) in enumerate([*shapes.values()][:_MOST_DRAWINGS], start=1):
+        drawn = {
+            f"{label}: what each kind of node told the other.": draw_links(crossed[label]),
+            f"{label}: the network, each link's share.": graph and draw_network(graph, crossed[label]),
+        }
+        for words, made in drawn.items():
+            if made:
+                name = f"links-{number}-{len(drawings)}"
+                drawings.append((_svg(made.figure, name, made.title, made.said), words))
+    table = ComparisonTable(
         "Traffic of the whole run, mean over seeds; nominal is what the paper counts, payload what was sent",
         ("variant", "link", "messages", "nominal", "payload"),
+        (False, False, True, True, True),
         rows,
-        numeric=(False, False, True, True, True),
     )
-    return drawn + more + several + table
+    more = max(0, len(shapes) - _MOST_DRAWINGS)
+    return {"crossed": table, "drawings": drawings, "more_drawings": more}
 
 
 def _crossed(runs: Sequence[RecordedRun]) -> dict[str, Crossed]:
@@ -399,28 +415,23 @@ def _crossed(runs: Sequence[RecordedRun]) -> dict[str, Crossed]:
     }
 
 
-def _lost(results: Results) -> str:
+def _lost(results: Results) -> ComparisonTable:
     rows = []
     for label, seeds in results.variants().items():
-        reasons: dict[str, int] = {}
-        sent = 0
-        for run in seeds.values():
-            for reason, count in lost_replies(run.rounds).items():
-                reasons[_printable(reason)] = reasons.get(_printable(reason), 0) + count
-            sent += sum(record.get("sent", 0) for record in run.rounds)
+        records = [record for run in seeds.values() for record in run.rounds]
+        reasons, sent = lost_replies(records), sum(record.get("sent", 0) for record in records)
         of = f"{sum(reasons.values()) / sent:.2%} of {sent:,}" if sent else "n/a"
         rows += [(label, reason, f"{count:,}", of) for reason, count in sorted(reasons.items())]
-    if not rows:
-        return "<p>None is recorded.</p>\n"
-    return _table(
+    return ComparisonTable(
         "Replies that were asked for and not taken, by reason, over all rounds and seeds",
         ("variant", "reason", "replies", "of all that were asked for, lost for any reason"),
+        (False, False, True, True),
         rows,
-        numeric=(False, False, True, True),
     )
 
 
-def _settings(results: Results) -> str:
+def _settings(results: Results) -> tuple[dict[str, str], ComparisonTable]:
+    """Return the settings that all runs share, and a table of those that differ."""
     told = [shown_settings(run.config) for run in results.runs]
     keys = sorted({str(key) for one in told for key in one})
     shared = {
@@ -434,18 +445,12 @@ def _settings(results: Results) -> str:
         )
         for label, seeds in results.variants().items()
     ]
-    out = ""
-    if differing:
-        out += "<h3>What differs</h3>\n" + _table(
-            "Settings by variant", ("variant", *differing), rows, numeric=[False] * (1 + len(differing))
-        )
-    lines = "".join(
-        f"<li><code>{_cell(key)} = {_cell(_shown(value))}</code></li>" for key, value in shared.items()
-    )
-    return out + (f'<h3>What all runs share</h3>\n<ul class="keys">{lines}</ul>\n' if shared else "")
+    heads = ("variant", *differing)
+    table = ComparisonTable("Settings by variant", heads, [False] * len(heads), rows)
+    return {key: _shown(value) for key, value in shared.items()}, table
 
 
-# Texts and tables
+# Texts
 
 
 def _app(run: RecordedRun) -> str:
@@ -482,37 +487,9 @@ def _seeds(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, found))
 
 
-def _mean_of(values: Sequence[Any]) -> str:
-    return f"{fmean(float(value) for value in values):,.4g}"
-
-
 def _values(values: Sequence[Any]) -> str:
     return " / ".join(dict.fromkeys("" if value is None else _shown(value) for value in values))
 
 
 def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _cell(value: object) -> str:
-    return escape(_printable(value))
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
-) -> str:
-    def marked(at: int) -> str:
-        return ' class="number"' if numeric[at] else ""
-
-    head = "".join(f'<th scope="col"{marked(at)}>{_cell(name)}</th>' for at, name in enumerate(columns))
-    body = "".join(
-        f'<tr><th scope="row">{_cell(row[0])}</th>'
-        + "".join(f"<td{marked(at)}>{_cell(cell)}</td>" for at, cell in enumerate(row[1:], start=1))
-        + "</tr>\n"
-        for row in rows
-    )
-    # Wider than a phone, it is moved by touch or by keys.
-    return (
-        f'<div class="wide" role="region" aria-label="{_cell(title)}" tabindex="0"><table>'
-        f"<caption>{_cell(title)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
-    )

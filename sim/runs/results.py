@@ -8,13 +8,14 @@ bits, ...). Only rounds that were evaluated are points of it: nothing is interpo
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.joined import (
@@ -27,7 +28,11 @@ from hedgerow.sim.runs.joined import (
     parts_of_runs,
 )
 from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.wire.extras import needed
 from hedgerow.wire.printable import shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "COSTS",
@@ -38,6 +43,7 @@ __all__ = [
     "RecordedRun",
     "Results",
     "cost_named",
+    "last_line",
     "load",
     "numbers",
     "spent",
@@ -104,8 +110,8 @@ def cost_named(name: str) -> Cost:
         cost = COSTS[total]
         return Cost(OF_LINKS[total], f"{cost.label} {link}", cost.unit)
     raise ValueError(
-        f"x = {name!r}; valid is one of {', '.join(COSTS)}; or bits or payload-bytes of a link, as "
-        "'bits client->server'"
+        f"x must be one of {', '.join(COSTS)}, or bits or payload-bytes of a link, as 'bits client->server', "
+        f"got {name!r}"
     )
 
 
@@ -160,6 +166,11 @@ class RecordedRun:
         settings: Mapping[str, Any] = self.config.get("run", {})
         return settings
 
+    @property
+    def metrics(self) -> set[str]:
+        """What was measured in any of its rounds."""
+        return {name for record in self.rounds for source in SOURCES for name, _ in numbers(record, source)}
+
     def costs(self, x: str) -> list[float]:
         """Return the cost at the end of each record, cumulative; ``x`` as in ``cost_named``.
 
@@ -196,8 +207,7 @@ class RecordedRun:
             if value is not None
         ]
         if not points:
-            known = sorted({name for record in self.rounds for name in _metrics(record)})
-            raise ValueError(f"y = {y!r}; valid in {self.folder} is one of {', '.join(known) or 'none'}")
+            raise ValueError(f"y must be {self._known(y)}, got {y!r}")
         return points
 
     def records(self, y: str) -> bool:
@@ -234,12 +244,19 @@ class RecordedRun:
         values = [_metric(record, name) for record in self.rounds if record["round"] <= round]
         return next((value for value in reversed(values) if value is not None), None)
 
+    def _known(self, y: str) -> str:
+        """Return what a metric may be, in the place of one that is not recorded."""
+        if listed := sorted(name for name in self.metrics if name.startswith(f"{y}[")):
+            return f"one number of this list, as {listed[0]!r}"
+        named = sorted({re.sub(r"\[\d+\]$", "[…]", name) for name in self.metrics})
+        return f"a metric of {self.folder} ({', '.join(named) or 'it has none'})"
+
     def _link_costs(self, x: str, link: str, key: str) -> list[float]:
         # A link that nothing crossed yet is not in a record; one whose traffic is not known has no entry.
         told = [record.get("by_link", {link: {}}).get(link, {key: 0.0}).get(key) for record in self.rounds]
         known = {name for record in self.rounds for name in record.get("by_link", {})}
         if known and link not in known:
-            raise ValueError(f"x = {x!r}; valid links of {self.folder} are {', '.join(sorted(known))}")
+            raise ValueError(f"x must be of a link of {self.folder} ({', '.join(sorted(known))}), got {x!r}")
         values = [float(value) for value in told if value is not None]
         if len(values) < len(told):
             raise ValueError(
@@ -297,6 +314,30 @@ class Results:
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
+
+    def frame(self) -> DataFrame:
+        """Return every measured value as a row of a pandas DataFrame, as ``export --csv`` writes them.
+
+        ``label`` and ``seed`` of the run; what it had spent by then, a column for each of ``COSTS``, missing
+        where it does not record it; ``source``, ``metric`` and ``value``; ``run``, its folder.
+        """
+        rows = [
+            {
+                "label": run.label,
+                "seed": run.seed,
+                **{x: spent(record, cost) for x, cost in COSTS.items()},
+                "wall-seconds": wall,
+                "source": source,
+                "metric": metric,
+                "value": value,
+                "run": str(run.folder),
+            }
+            for run in self.runs
+            for record, wall in zip(run.rounds, run.costs("wall-seconds"), strict=True)
+            for source in SOURCES
+            for metric, value in numbers(record, source)
+        ]
+        return needed("pandas", "plots").DataFrame(rows)
 
     def measuring(self, ys: Sequence[str]) -> Results:
         """Return the runs that recorded these metrics, with a warning of the others; all if none did."""
@@ -379,10 +420,12 @@ def load(paths: Sequence[str | Path]) -> Results:
 
 
 def numbers(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
-    """Yield the metrics of a record's source that are numbers; an app may measure lists and texts too."""
+    """Yield a source's metrics that are numbers, and those of a list as ``name[0]``, ``name[1]``, ..."""
     for name, value in record.get(source, {}).items():
-        if isinstance(value, int | float):
-            yield name, value
+        listed = {f"{name}[{at}]": one for at, one in enumerate(value)} if isinstance(value, list) else {}
+        for key, one in (listed or {name: value}).items():
+            if isinstance(one, int | float):
+                yield key, one
 
 
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
@@ -391,10 +434,6 @@ def _metric(record: Mapping[str, Any], y: str) -> float | None:
             if name == y:
                 return float(value)
     return None
-
-
-def _metrics(record: Mapping[str, Any]) -> set[str]:
-    return {name for source in SOURCES for name, _ in numbers(record, source)}
 
 
 def _expanded(folder: Path) -> list[Path]:
@@ -418,7 +457,7 @@ def _joined(parts: Sequence[OrchestratorFolder]) -> RecordedRun:
 
 def _loss_of(runs: Sequence[RecordedRun]) -> str:
     """Return what runs call the loss, where nobody says what to compare."""
-    names = {name for run in runs for record in run.rounds for name in _metrics(record)}
+    names = set[str]().union(*(run.metrics for run in runs))
     return next((one for one in ("loss", SERVERS + "loss", SITES + "disagreement") if one in names), "loss")
 
 
@@ -449,7 +488,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
                 continue
             what = "not finished"
             if place.with_name(f"{place.name}.failed").is_dir():
-                why = _last_line(place.with_name(f"{place.name}.log"))
+                why = last_line(place.with_name(f"{place.name}.log"))
                 failed.setdefault(label, {})[seed] = why
                 what = f"failed ({why})"
             warnings.append(f"{label}, seed {seed}: {what}, left out")
@@ -469,7 +508,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
     )
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
     """Return the last line of a run's output, which says why it failed; "" without any."""
     with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")

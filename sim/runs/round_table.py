@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hedgerow.sim.runs.folder import lost_replies
+from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.printable import shown
 
@@ -28,9 +29,10 @@ def round_table(
     ``Mbit`` is nominal traffic of the modelled links, ``hub MB`` what really went through Flower's hub.
     """
     evaluated = [record for record in rounds if record["central"]] or rounds
+    central = [dict(numbers(record, "central")) for record in evaluated]
     # A method without a model of time has no seconds to show.
     timed = any(record["sim_seconds"] for record in evaluated)
-    metrics = [name for name in metrics if any(name in record["central"] for record in evaluated)]
+    metrics = [name for name in metrics if any(name in measured for measured in central)]
     hub = [_hub_bytes(record) for record in evaluated]
     places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
     table = Table()
@@ -40,10 +42,10 @@ def round_table(
     last = len(evaluated) - 1
     rows = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
     for i in rows:
-        record, central = evaluated[i], evaluated[i]["central"]
+        record = evaluated[i]
         table.add_row(
             str(record["round"]),
-            *(_cell(central.get(name), "{:.4f}") for name in metrics),
+            *(_cell(central[i].get(name), "{:.4f}") for name in metrics),
             *([_cell(record["sim_seconds"], "{:.2f}")] if timed else []),
             f"{record['bits'] / 1e6:.{places}f}",
             *([f"{hub[i] / 1e6:.{places}f}"] if any(hub) else []),
@@ -79,9 +81,8 @@ def run_end(rounds: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
 def _metric_to_plot(rounds: Sequence[Mapping[str, Any]]) -> str:
     """Return the accuracy, or else the first number that the last evaluated round has."""
     for record in reversed(rounds):
-        for source in ("central", "evaluate", "train"):
-            names = [name for name, value in record.get(source, {}).items() if isinstance(value, int | float)]
-            if names:
+        for source in SOURCES:
+            if names := [name for name, _ in numbers(record, source)]:
                 return "accuracy" if "accuracy" in names else names[0]
     return ""
 

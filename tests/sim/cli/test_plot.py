@@ -45,4 +45,5 @@ def test_a_run_without_the_metric_is_left_out_where_others_have_it(
     assert "tau1=2" not in shown.stdout
     shown = hedgerow(command, "runs", "--y", "beauty")
     assert shown.exit_code == 2
-    assert "y = 'beauty'; valid in" in shown.stderr
+    assert "Error: y must be a metric of " in shown.stderr
+    assert "got 'beauty'" in shown.stderr

@@ -52,7 +52,7 @@ def test_the_commands_that_a_run_ends_with_run_a_second_time_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(follow.FollowServer, "serve_forever", lambda _: None)
+    monkeypatch.setattr(follow.FollowServer, "serve", lambda _: None)
     monkeypatch.setattr("webbrowser.open", lambda _: True)
     for _ in range(2):
         shown = hedgerow("run", "sd-feel", "-q", "-c", TINY)

@@ -88,8 +88,8 @@ def test_from_a_run_to_a_plot_of_three_seeds(real: bool, place: Path, request: p
     }
     wrong = hedgerow("plot", "runs/torch_app")
     assert wrong.exit_code == 2
-    assert "y = 'loss'; valid in" in wrong.stderr
-    assert "is one of eval_acc, eval_loss, train_loss" in wrong.stderr
+    assert "y must be a metric of" in wrong.stderr
+    assert "(eval_acc, eval_loss, train_loss), got 'loss'" in wrong.stderr
 
     # What is there is kept; what was asked otherwise is not mistaken for it.
     assert run("sweep", APP, "--nodes", 4, "--seeds", "2,0", "--dry-run").count("kept") == 2

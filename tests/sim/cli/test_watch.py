@@ -34,8 +34,8 @@ def test_it_serves_until_it_is_interrupted(write_run: WriteRun) -> None:
         assert said.startswith(f"Watching {folder} at http://127.0.0.1:")
         port = int(said.partition("127.0.0.1:")[2].partition("/")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("GET", "/events")
-        assert b"event: begin" in connection.getresponse().readline()
+        connection.request("GET", "/")
+        assert b"loss over rounds" in connection.getresponse().read()
         # With a page that follows.
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
@@ -50,7 +50,7 @@ def test_the_newest_run_is_followed(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(follow.FollowServer, "serve_forever", lambda _: None)
+    monkeypatch.setattr(follow.FollowServer, "serve", lambda _: None)
     assert "is not there" in hedgerow("watch").stderr
     old, new = write_run("runs/old", [2.0]), write_run("runs/sweep/a/seed-0", [2.0])
     os.utime(old / "config.json", (1e9, 1e9))

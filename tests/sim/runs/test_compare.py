@@ -130,7 +130,7 @@ def test_a_table_shows_what_else_is_asked_for_where_its_value_was_measured(sweep
     )
     assert table[4].startswith("| SD-FEEL | 1.1 ± 0.1 | 1 | 10 | 7 | ")
     assert "iterations" not in budget_table(asked, "rounds", "loss", 1, []).splitlines()[2]
-    with pytest.raises(ValueError, match="column 'payload-bytes node->moon'; valid is"):
+    with pytest.raises(ValueError, match=r"column must be a cost, .*, got 'payload-bytes node->moon'"):
         budget_table(asked, "rounds", "loss", 1, ["payload-bytes node->moon"])
 
 

@@ -1,7 +1,8 @@
-"""A page that follows a run: it hears of each round, sees nothing but its run, and obeys nobody else."""
+"""The page of a run that is followed: it is the run's report as it grows, and it obeys nobody else."""
 
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,62 +12,38 @@ import pytest
 
 from hedgerow.sim.runs import follow
 from hedgerow.sim.runs.folder import Lock
-from hedgerow.sim.runs.follow import FollowServer, LiveFolder, check_followed
+from hedgerow.sim.runs.follow import FollowedRun, FollowServer, check_followed
 
 WriteRun = Callable[..., Path]
-SECONDS = 20.0
-
-
-class Events:
-    """Reads server-sent events."""
-
-    def __init__(self, server: FollowServer) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=SECONDS)
-        self._connection.request("GET", "/events")
-        self.response = self._connection.getresponse()
-
-    def next(self) -> tuple[str, Any]:
-        lines = []
-        while line := self.response.readline().rstrip(b"\n"):
-            lines.append(line.decode())
-        event, data = lines
-        return event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
-
-    def until(self, event: str) -> Any:
-        while True:
-            name, told = self.next()
-            if name == event:
-                return told
-
-    def close(self) -> None:
-        self.response.close()
-        self._connection.close()
+Serve = Callable[[Path], FollowServer]
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_EVERY", 0.02)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_EVERY", 0.0)
+    monkeypatch.setattr(follow, "_SHARE", 0.0)
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], FollowServer]]:
+def serve() -> Iterator[Serve]:
     servers = []
 
     def start(folder: Path) -> FollowServer:
-        server = FollowServer(check_followed(folder))
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        servers.append(server)
+        server = FollowServer(FollowedRun(check_followed(folder)))
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        servers.append((server, thread))
         return server
 
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    for server, thread in servers:
+        server.server.should_exit = True
+        thread.join(20)
 
 
-def ask(server: FollowServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=SECONDS)
-    connection.request(method, path, headers=headers)
+def ask(server: FollowServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str, Any]:
+    connection = http.client.HTTPConnection(server.url.split("/")[2], timeout=20)
+    connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
     response = connection.getresponse()
     answer = response.status, response.read().decode(), response.headers
     connection.close()
@@ -74,147 +51,139 @@ def ask(server: FollowServer, path: str, method: str = "GET", **headers: str) ->
 
 
 def append(folder: Path, *numbers: int, end: str = "\n", **more: Any) -> None:
-    lines = [json.dumps({"round": n, "central": {"loss": 1 / n}, **more}) for n in numbers]
+    costs = dict.fromkeys(("iterations", "bits", "payload_bytes", "sim_seconds"), 0)
+    lines = [
+        json.dumps({"round": n, "central": {"loss": 1 / n}, "wall_seconds": 2.0, **costs, **more})
+        for n in numbers
+    ]
     with (folder / "rounds.jsonl").open("a") as file:
         file.write("\n".join(lines) + end)
 
 
-Serve = Callable[[Path], FollowServer]
+def said(page: str) -> tuple[str, dict[str, str]]:
+    """Return the state that a page tells, and how far the run is."""
+    (state,) = re.findall(r'role="status">([^<]*)<', page)
+    return state, dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
 
 
-def test_a_page_hears_of_the_rounds_there_are_and_of_each_new_one(serve: Serve, write_run: WriteRun) -> None:
-    folder = write_run("run", [2.0, 1.0], finished=False, tau1=3)
-    lock = Lock(folder)
-    events = Events(serve(folder))
-    name, about = events.next()
-    assert (name, about["folder"], about["settings"]) == ("begin", "run", {"seed": 0, "tau1": 3})
-    first = events.until("rounds")
-    assert [(one["round"], one["metrics"]["loss"]) for one in first] == [(0, 2.0), (1, 1.0)]
-    assert events.until("state") == {"state": "running", "wrong": ""}
-    links = {"a->b": {"messages": 2, "nominal_bits": 8, "payload_bytes": 1}}
-    append(folder, 2, by_link=links, sent=4, accepted=3, rejected={"timeout": 1})
-    (new,) = events.until("rounds")
-    assert (new["round"], new["metrics"], new["links"]) == (2, {"loss": 0.5}, {"a->b": [2, 1]})
-    assert (new["sent"], new["accepted"], new["rejected"]) == (4, 3, {"timeout": 1})
+# What it shows
+
+
+def test_a_page_is_the_report_of_the_rounds_there_are(write_run: WriteRun) -> None:
+    folder = write_run("run", [2.0, 1.0], finished=False, **{"num-rounds": 6})
+    run, lock = FollowedRun(folder), Lock(folder)
+    state, told = said(run.page())
+    assert state == "The run is being written."
+    assert told == {"round": "1 of 6", "time left": "0:05", "the last round took": "1 s"}
+    append(folder, 2, sent=4, accepted=3, rejected={"timeout": 1})
+    page = run.page()
+    assert said(page)[1] == {
+        "round": "2 of 6",
+        "time left": "0:06",
+        "the last round took": "2 s",
+        "answered, last round": "3 of 4",
+    }
+    for words in ("loss over rounds", "timeout", "num-rounds = 6"):
+        assert words in page
     lock.release()
-    assert events.until("state")["state"] == "stopped"
+    assert said(run.page())[0].endswith("it was stopped, and may go on.")
     (folder / "summary.json").write_text("{}")
-    assert events.until("state")["state"] == "finished"
-    events.close()
+    state, told = said(run.page())
+    assert (state, "time left" in told) == ("The run is finished.", False)
 
 
-def test_a_run_that_has_not_begun_is_waited_for(serve: Serve, write_run: WriteRun, tmp_path: Path) -> None:
+def test_iterations_are_counted_where_a_run_ends_by_them(write_run: WriteRun) -> None:
+    page = FollowedRun(write_run("run", [2.0, 1.0], finished=False, iterations=40)).page()
+    assert said(page)[1] == {"iteration": "10 of 40", "time left": "0:03", "the last round took": "1 s"}
+
+
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "soon"
     folder.mkdir()
-    events = Events(serve(folder))
-    assert events.next() == ("state", {"state": "waiting", "wrong": ""})
+    run = FollowedRun(folder)
+    assert said(run.page())[0] == "Waiting for the first round."
     (folder / "config.json").write_text(json.dumps({"run": {"seed": 1}}))
-    assert events.until("begin")["settings"] == {"seed": 1}
-    append(folder, 1)
-    assert [one["round"] for one in events.until("rounds")] == [1]
-    events.close()
-
-
-def news(followed: LiveFolder) -> dict[str, Any]:
-    return dict(followed.news())
-
-
-def test_a_line_that_is_half_written_is_read_when_it_is_whole(write_run: WriteRun) -> None:
-    folder = write_run("run", [2.0])
-    followed = LiveFolder(folder)
     append(folder, 1, end="")
-    assert [one["round"] for one in news(followed)["rounds"]] == [0]
-    assert news(followed) == {}
+    assert "Waiting" in said(run.page())[0] or "no run is there yet" in said(run.page())[0]
     append(folder, end="\n")
-    (whole,) = news(followed)["rounds"]
-    assert (whole["round"], whole["metrics"]) == (1, {"loss": 1.0})
+    assert said(run.page())[1]["round"] == "1"
 
 
-def test_a_run_that_goes_on_from_before_begins_anew_on_the_page(write_run: WriteRun) -> None:
+def test_a_run_that_goes_on_from_before_loses_rounds_on_the_page(write_run: WriteRun) -> None:
     folder = write_run("run", [2.0, 1.0, 0.5])
-    followed = LiveFolder(folder)
-    assert len(news(followed)["rounds"]) == 3
+    run = FollowedRun(folder)
+    assert said(run.page())[1]["round"] == "2"
+    # As a recorder does it: another file of that name.
     kept = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)[:2]
-    # As a recorder does it: another file of that name, which has grown past the old one when it is seen.
-    (folder / "partial").write_bytes(b"".join(kept) + kept[1].replace(b'"round": 1', b'"round": 2') * 3)
+    (folder / "partial").write_bytes(b"".join(kept))
     (folder / "partial").rename(folder / "rounds.jsonl")
-    told = list(followed.news())
-    assert [name for name, _ in told] == ["begin", "rounds"]
-    assert [one["round"] for one in told[1][1]] == [0, 1, 2, 2, 2]
-    # As an editor does it: cut off in place.
-    with (folder / "rounds.jsonl").open("rb+") as file:
-        file.truncate(len(kept[0]))
-    told = list(followed.news())
-    assert [name for name, _ in told] == ["begin", "rounds"]
-    assert [one["round"] for one in told[1][1]] == [0]
+    assert said(run.page())[1]["round"] == "1"
 
 
-def test_what_is_no_round_is_counted_and_left_out(write_run: WriteRun) -> None:
+@pytest.mark.parametrize("line", ["garbage", "[1]", '{"round": "x"}', '{"round": 1, "central": 3}', "\udcff"])
+def test_what_is_no_round_is_told(line: str, write_run: WriteRun) -> None:
     folder = write_run("run", [2.0])
-    followed = LiveFolder(folder)
-    with (folder / "rounds.jsonl").open("ab") as file:
-        file.write(b'garbage\n[1]\n{"round": "x"}\n{"round": 1, "central": 3}\n\xff\n')
-        file.write(b'{"round": 2, "central": {"loss": 1e999, "gap": NaN, "big": ' + b"9" * 400 + b"}}\n")
-        file.write(b'{"round": 3, "rejected": [1], "central": {"loss": 1}}\n{"round": 4, "bits": -1e999}\n')
-    told = news(followed)
-    assert [one["round"] for one in told["rounds"]] == [0, 4]
-    assert told["rounds"][1]["bits"] is None
-    assert told["state"] == {"state": "finished", "wrong": "7 lines of rounds.jsonl are damaged and left out"}
-    json.dumps(told, allow_nan=False)
+    with (folder / "rounds.jsonl").open("a", errors="surrogateescape") as file:
+        file.write(line + "\n")
+    state, told = said(FollowedRun(folder).page())
+    assert (state.startswith("Nothing can be shown: "), told) == (True, {})
+
+
+def test_a_failed_run_of_a_sweep_is_told_with_its_reason(write_run: WriteRun) -> None:
+    folder = write_run("seed-0", [2.0], finished=False)
+    folder.with_name("seed-0.log").write_text("[ROUND 1/2]\nRun failed: the loss is <b>1e9</b>\n\n")
+    assert said(FollowedRun(folder).page())[0].endswith(
+        "Its log ends: Run failed: the loss is &lt;b&gt;1e9&lt;/b&gt;"
+    )
+
+
+def test_the_processor_is_the_runs(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new round alone does not draw the page again at once; the end of the run does."""
+    monkeypatch.setattr(follow, "_EVERY", 60.0)
+    folder = write_run("run", [2.0], finished=False)
+    run = FollowedRun(folder)
+    first = run.page()
+    append(folder, 1)
+    assert run.page() == first
+    (folder / "summary.json").write_text("{}")
+    assert said(run.page())[1]["round"] == "1"
 
 
 # Who may ask, and for what
 
 
-def test_the_page_brings_all_that_it_needs_and_may_load_nothing_else(
-    serve: Serve, write_run: WriteRun
-) -> None:
+def test_the_page_runs_its_own_script_and_loads_nothing_but_itself(serve: Serve, write_run: WriteRun) -> None:
     server = serve(write_run("run", [1.0]))
-    for path, kind in (("/", "text/html"), ("/follow.js", "text/javascript"), ("/page.css", "text/css")):
-        status, content, headers = ask(server, path)
-        assert status == 200
-        assert headers["Content-Type"] == f"{kind}; charset=utf-8"
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert "default-src 'none'" in headers["Content-Security-Policy"]
-        assert "Access-Control-Allow-Origin" not in headers
-        assert "innerHTML" not in content
-        assert ask(server, path, "HEAD")[:2] == (200, "")
+    status, page, headers = ask(server)
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    (nonce,) = re.findall(r'<script nonce="([^"]*)">', page)
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith(f"; script-src 'nonce-{nonce}'; connect-src 'self'")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert "Access-Control-Allow-Origin" not in headers
+    assert ask(server, method="HEAD")[:2] == (200, "")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/config.json", "/../config.json", "//etc/passwd", "/%2e%2e/"],
-)
+def test_a_page_that_did_not_change_is_not_sent_again(serve: Serve, write_run: WriteRun) -> None:
+    folder = write_run("run", [1.0])
+    server = serve(folder)
+    known = ask(server)[2]["ETag"]
+    assert ask(server, If_None_Match=known)[:2] == (304, "")
+    append(folder, 1)
+    assert ask(server, If_None_Match=known)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/config.json", "/../config.json", "//etc/passwd", "/%2e%2e/"])
 def test_there_is_nothing_else_to_get(serve: Serve, write_run: WriteRun, path: str) -> None:
-    assert ask(serve(write_run("run", [1.0])), path)[:2] == (404, "There is no such page.\n")
+    assert ask(serve(write_run("run", [1.0])), path)[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/events", "/page.css"])
-def test_a_name_that_others_point_here_is_refused(serve: Serve, write_run: WriteRun, path: str) -> None:
+def test_a_name_that_others_point_here_is_refused(serve: Serve, write_run: WriteRun) -> None:
     server = serve(write_run("run", [1.0]))
-    port = server.server_port
-    for host in (f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""):
-        status, content, _ = ask(server, path, Host=host)
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "localhost.evil.example"):
+        status, content, _ = ask(server, Host=host)
         assert (status, "another name" in content) == (421, True), host
-    for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
-        assert server.is_meant(host)
-
-
-def test_so_many_pages_follow_and_no_more(
-    serve: Serve, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follow, "_MOST_PAGES", 2)
-    server = serve(write_run("run", [1.0]))
-    pages = [Events(server) for _ in range(2)]
-    assert ask(server, "/events")[0] == 503
-    # One that goes makes room; it is seen to be gone when there is something to say.
-    pages[0].close()
-    append(server.folder, 1, 2)
-    for number in range(3, 300):
-        append(server.folder, number)
-        if (events := Events(server)).response.status == 200:
-            break
-        events.close()
-    assert events.response.status == 200
-    events.close()
-    pages[1].close()
+    for host in ("localhost:80", "LOCALHOST", "127.0.0.1:1", "[::1]:80", "192.168.0.7"):
+        assert ask(server, Host=host)[0] == 200, host

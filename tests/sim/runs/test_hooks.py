@@ -24,7 +24,7 @@ from hedgerow.sim import CheckedNodes, Hooks, Verdict
 def plan(target: Annotated[float, typer.Option(help="Loss to reach.")] = 0.1) -> Iterator[Table | str]:
     """Say how many rounds a target takes."""
     if target <= 0:
-        raise ValueError(f"--target {target}; valid is a number > 0")
+        raise ValueError(f"--target must be a number > 0, got {target}")
     table = Table("rounds")
     table.add_row(str(round(1 / target)))
     yield table
@@ -56,7 +56,8 @@ def test_an_app_of_ones_own_has_a_planner_and_a_row_of_a_check(make_app: MakeApp
     for bad in ("0", "nan"):
         refused = hedgerow("plan", home, "--target", bad)
         assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"Error: --target {float(bad)}; valid is " in refused.stderr
+        assert refused.stderr.startswith("Error: --target must be ")
+        assert refused.stderr.endswith(f", got {float(bad)}\n")
     checked = hedgerow("check", home, "--nodes", "3").stdout
     assert "Tiny" in checked
     assert "3 nodes, 1 array" in checked

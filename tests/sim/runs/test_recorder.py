@@ -179,17 +179,17 @@ def test_what_an_older_version_did_not_know_and_is_not_the_default_is_refused(tm
     with pytest.raises(RunFolderError) as caught:
         RunRecorder(folder, {"run": now}, defaults={"codec": "none"})
     assert str(caught.value) == (
-        "The run to go on with had other settings: codec is 'onebit', and the run knew no such setting "
-        "(valid is its default, 'none'); fault-dropout is 0.5, and the run knew no such setting "
-        "(valid is to leave it out); gone was 2 and is None"
+        "The run to go on with had other settings: codec, which the run did not know, must be its default, "
+        "'none', got 'onebit'; fault-dropout, which the run did not know, must be left out, got 0.5; "
+        "gone was 2 and is None"
     )
 
 
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        (3, r"format = 3; valid is an integer from 1 to 2, or none for 1; a newer Hedgerow wrote it"),
-        (0, "format = 0; valid is an integer from 1 to 2, or none for 1$"),
+        (3, r"format must be an integer from 1 to 2, or left out for 1, got 3; a newer Hedgerow wrote it"),
+        (0, "format must be an integer from 1 to 2, or left out for 1, got 0$"),
     ],
 )
 def test_a_format_that_is_not_known_is_refused(tmp_path: Path, said: object, match: str) -> None:

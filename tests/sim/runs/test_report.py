@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.patches import FancyArrowPatch
 
 from hedgerow.sim import DrawnNetwork, load
-from hedgerow.sim.runs.diagram import Crossed, network_svg
+from hedgerow.sim.runs.diagram import Crossed, Drawing, draw_links, draw_network
 from hedgerow.sim.runs.report import report_html, write_report
 
 WriteRun = Callable[..., Path]
@@ -198,26 +199,39 @@ def crossed(**payload: float) -> dict[str, Crossed]:
     return {link.replace("_", "->"): Crossed(3, 80, size) for link, size in payload.items()}
 
 
-def words(svg: str) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+def words(drawing: Drawing) -> list[str]:
+    return [text.get_text() for text in drawing.figure.axes[0].texts]
+
+
+def test_links_are_told_in_both_directions_and_the_highest_kind_stands_above() -> None:
+    links = crossed(edge_edge=600.0, client_edge=1_500.0, edge_client=3_000.0, cloud_client=9_000.0)
+    drawing = draw_links({**links, "no link": Crossed(1, 1, 1)})
+    assert drawing is not None
+    told = words(drawing)
+    assert "↓ 1.5 kB, 3 messages\n↑ 3 kB, 3 messages" in told
+    assert "↻ 600 B, 3 messages" in told
+    height = {text.get_text(): text.get_position()[1] for text in drawing.figure.axes[0].texts}
+    assert height["cloud"] > height["client"] > height["edge"]
+    assert draw_links({"no link": Crossed(1, 1, 1)}) is None
 
 
 def test_a_network_is_drawn_with_each_links_share() -> None:
     ring = DrawnNetwork("edge", 4, [(0, 1), (1, 2), (2, 3), (0, 3)], "client", [2, 2, 2, 9])
     links = crossed(edge_edge=8_000.0, client_edge=1_500.0, edge_client=3_000.0)
-    svg = network_svg(ring, links, "x")
+    drawing = draw_network(ring, links)
+    assert drawing is not None
     # Four links, both ways.
-    assert words(svg).count("1 kB") == 4
-    assert "edge 0 – edge 3: 1 kB each way" in svg
-    assert "client-&gt;edge: 100 B each; edge-&gt;client: 200 B each" in svg
-    assert "×9" in words(svg)
-    assert svg.count('class="leaf"') == 2 + 2 + 2 + 6
+    assert words(drawing).count("1 kB") == 4
+    assert "each link carried 1 kB each way." in drawing.said
+    assert drawing.said.endswith("client->edge: 100 B each. edge->client: 200 B each.")
+    assert "×9" in words(drawing)
+    assert len(drawing.figure.axes[0].lines) == 2 + 2 + 2 + 6
 
 
 def test_an_edge_of_one_way_is_an_arrow_with_all_of_its_share() -> None:
     ring = DrawnNetwork("node", 3, [(0, 1), (1, 2), (2, 0)], directed=True)
-    svg = network_svg(ring, crossed(node_node=3_000.0), "x")
-    assert "node 2 → node 0: 1 kB<" in svg
-    assert words(svg).count("1 kB") == 3
-    assert svg.count('class="head"') == 3
-    assert "each way" not in svg
+    drawing = draw_network(ring, crossed(node_node=3_000.0))
+    assert drawing is not None
+    assert words(drawing).count("1 kB") == 3
+    assert len([patch for patch in drawing.figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]) == 3
+    assert drawing.said.endswith("each link carried 1 kB.")

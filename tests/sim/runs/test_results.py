@@ -36,13 +36,15 @@ def test_costs_are_cumulative(write_run: WriteRun, x: str, last: float) -> None:
 
 def test_an_unknown_cost_is_refused_with_those_there_are(write_run: WriteRun) -> None:
     run = load([write_run("a", [2.0])]).runs[0]
-    with pytest.raises(ValueError, match="x = 'epochs'; valid is one of rounds, iterations"):
+    with pytest.raises(ValueError, match=r"x must be one of rounds, iterations, .*, got 'epochs'"):
         run.series("epochs", "loss")
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are(write_run: WriteRun) -> None:
     run = load([write_run("a", [2.0, 1.0])]).runs[0]
-    with pytest.raises(ValueError, match=r"y = 'f1'; valid in .* is one of accuracy, consensus-error, loss"):
+    with pytest.raises(
+        ValueError, match=r"y must be a metric of .* \(accuracy, consensus-error, loss\), got 'f1'"
+    ):
         run.series("rounds", "f1")
 
 
@@ -57,6 +59,33 @@ def test_a_cost_may_be_what_training_told(write_run: WriteRun) -> None:
     assert [point.x for point in run.series("gradients", "loss")] == [0.0, 4.5, 9.0]
     with pytest.raises(ValueError, match=r"does not record 'train\.communications'"):
         run.costs("communications")
+
+
+@pytest.fixture
+def listing(write_run: WriteRun) -> Path:
+    """A run that measured a list."""
+    folder = write_run("lists", [2.0, 1.0])
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        record["central"]["f1"] = [0.5 + record["round"] / 10, 0.75]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_a_number_of_a_list_is_a_metric(listing: Path, tmp_path: Path) -> None:
+    results = load([listing])
+    write_collected(results, tmp_path / "kept.json")
+    for found in (results, load([tmp_path / "kept.json"])):
+        assert [point.y for point in found.runs[0].series("rounds", "f1[0]")] == [0.5, 0.6]
+        assert "| f1[1] |" in budget_table(found, "rounds", "f1[0]", 1, ["f1[1]"])
+        assert draw(found, ["rounds"], ["f1[1]"]).axes[0].get_ylabel() == "f1[1]"
+
+
+def test_a_list_is_refused_with_the_name_of_a_number_of_it(listing: Path) -> None:
+    with pytest.raises(ValueError, match=r"y must be one number of this list, as 'f1\[0\]', got 'f1'"):
+        load([listing]).runs[0].series("rounds", "f1")
+    with pytest.raises(ValueError, match=r"\(accuracy, consensus-error, f1\[…\], loss\), got 'f2'"):
+        load([listing]).runs[0].series("rounds", "f2")
 
 
 def test_single_runs_are_labelled_by_what_differs(write_run: WriteRun) -> None:

@@ -33,6 +33,13 @@ def test_a_table_of_a_method_without_time_and_accuracy_has_no_columns_for_them()
     assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.0"], ["1", "1.0000", "20.0"]]
 
 
+def test_a_number_of_a_list_is_a_column_where_it_is_asked_for() -> None:
+    rounds = [{**record(0), "central": {"loss": 1.0, "accuracy": [0.5, 0.25]}}]
+    assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.000"]]
+    table = round_table(rounds, "t", metrics=("loss", "accuracy[1]"))
+    assert rows(table) == [["0", "1.0000", "0.2500", "0.000"]]
+
+
 def test_a_table_shows_what_went_through_the_hub() -> None:
     def links(n: int) -> dict[str, dict[str, int]]:
         sizes = {"hub->node": 2_000_000, "node->hub": 500_000, "client->edge": 9_000_000}

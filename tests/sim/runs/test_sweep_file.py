@@ -66,7 +66,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "titel: not a key",
         "nodes = 0; valid is an integer >= 1",
         "app is missing",
-        "x = 'epochs'",
+        ", got 'epochs'",
         "y = 3",
         "seeds = [1, 1]",
         "variant 1: label = None",
