@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.clientapp.typing import Mod
 from torch import Tensor, nn
 
 from hedgerow.clients.app import BatchClientApp, whoami
@@ -26,7 +25,7 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
