@@ -4,12 +4,18 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED := 0
 
-.PHONY: run test test-slow test-faults lint audit results site dist workflows pins
+.PHONY: run test test-oldest test-slow test-faults lint audit results site dist workflows pins
 
 run: .venv/.runtime
 	$(BIN)/hedgerow run flower_apps/sd-feel --engine flower
 
 test: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+# With the oldest Flower that pyproject.toml allows; without the two files the next target installs the pins anew.
+test-oldest: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.*'
+	rm .venv/.runtime .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 test-slow: .venv/.dev

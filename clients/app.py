@@ -13,12 +13,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
 
 from hedgerow.clients.handlers import Answer, each
 from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import UpdateMod
+from hedgerow.clients.mods.update import Mod, UpdateMod
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread

@@ -19,7 +19,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
-from flwr.clientapp.typing import Mod
 from flwr.common import log
 from numpy.typing import NDArray
 
@@ -39,6 +38,7 @@ from hedgerow.clients.mods.guard import (
     releases_made,
     reveals,
 )
+from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI

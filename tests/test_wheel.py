@@ -14,7 +14,7 @@ def test_the_wheel_holds_every_module_of_the_rooms_and_every_app(tmp_path: Path)
     source = tmp_path / "source"
     for folder in (*ROOMS, "flower_apps"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ROOT.glob("[!.]*.*"):
+    for file in filter(Path.is_file, ROOT.glob("[!.]*.*")):
         shutil.copy(file, source)
     shutil.copy(ROOT / "LICENSE", source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "."]

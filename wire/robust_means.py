@@ -5,9 +5,10 @@ Papers: D. Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal S
 Descent", 2017 (Krum, Multi-Krum); K. Pillutla et al., "Robust Aggregation for Federated Learning", 2022
 (geometric median by the smoothed Weiszfeld algorithm); S. P. Karimireddy et al., "Learning from History for
 Byzantine Robust Optimization", 2021 (centred clipping).
-Trimmed mean and the selection of Krum are Flower's own functions. Differs: no rule but the mean weighs an
-update by the examples that its node claims, as Pillutla et al. do: nobody can check the claim, and whoever
-claims more than all others together owns a weighted geometric median.
+Trimmed mean and the selection of Krum are Flower's to the bit (tests/strategies/test_robust.py), whose own
+functions are private. Differs: no rule but the mean weighs an update by the examples that its node claims, as
+Pillutla et al. do: nobody can check the claim, and whoever claims more than all others together owns a
+weighted geometric median.
 """
 
 import math
@@ -16,12 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
-from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
-from flwr.serverapp.strategy.multikrum import select_multikrum
 from numpy.typing import NDArray
-
-from hedgerow.wire.records import lazy_array
 
 __all__ = [
     "AGGREGATIONS",
@@ -70,13 +66,20 @@ def _median(updates: Matrix) -> Vector:
 
 
 def _trimmed(updates: Matrix, share: float) -> Vector:
-    return np.asarray(trim_mean(updates, share), np.float64)
+    off = int(share * len(updates))
+    left = len(updates) - off
+    mean: Vector = np.partition(updates, (off, left - 1), axis=0)[off:left].mean(axis=0)
+    return mean
 
 
 def _multi_krum(updates: Matrix, liars: float, kept: float = 1) -> Vector:
-    contents = [RecordDict({"updates": ArrayRecord({"update": lazy_array(row)})}) for row in updates]
-    chosen = {id(content) for content in select_multikrum(contents, int(liars), int(kept))}
-    rows = [i for i, content in enumerate(contents) if id(content) in chosen]
+    updates = np.ascontiguousarray(updates)
+    squares = np.square(updates).sum(axis=1)
+    distances = squares[:, None] + squares[None, :] - 2 * updates @ updates.T  # (n, n), squared
+    closest = max(1, len(updates) - int(liars) - 2)
+    # The nearest of all is the update itself.
+    scores = [row[np.argsort(row)[1 : closest + 1]].sum() for row in distances]
+    rows = np.sort(np.argsort(scores)[: int(kept)])
     return updates[rows[0]] if len(rows) == 1 else _mean(updates[rows])
 
 

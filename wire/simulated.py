@@ -5,7 +5,7 @@ errors. The signs are in the process itself. No message, run config or node conf
 can make a device believe that it is simulated:
 
 - an engine of this suite is calling a handler (``simulated``);
-- the process is an actor of Ray's that has Flower's actor class, as Flower's simulation starts them. A
+- the process is an actor of Ray's that has imported ``flwr.simulation``, as those that Flower starts have. A
   SuperNode handles a message in a process of its own, ``flwr-clientapp``, which is no actor.
 
 Where neither is there, the node is a device. Code that a server sends could forge both; who runs such code
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 
 __all__ = ["is_simulated", "simulated"]
 
-_FLOWERS_ACTOR = "flwr.simulation.ray_transport.ray_actor"
 # How many blocks of ``simulated`` are open. Of the process, not of a thread: a handler may start threads.
 _open = 0
 
@@ -41,6 +40,6 @@ def is_simulated() -> bool:
 
 def _is_flowers_actor() -> bool:
     ray = sys.modules.get("ray")
-    if ray is None or _FLOWERS_ACTOR not in sys.modules or not ray.is_initialized():
+    if ray is None or "flwr.simulation" not in sys.modules or not ray.is_initialized():
         return False
     return bool(ray.get_runtime_context().get_actor_id())

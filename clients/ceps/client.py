@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord
-from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp
@@ -18,6 +17,7 @@ from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
 from hedgerow.clients.gossip import GossipNode, Memory, Metrics, ProblemFn, Vector, gossip_app
 from hedgerow.clients.instructions import choice, positive, whole
+from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler
 
 __all__ = ["ceps_client", "penalty"]

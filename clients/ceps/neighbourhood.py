@@ -4,7 +4,7 @@ Papers: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Lear
 S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via ClippedGossip", 2022, where a
 neighbour moves the mean by tau over the number of models at most; D. Yin et al., "Byzantine-Robust
 Distributed Learning: Towards Optimal Statistical Rates", 2018 (median, trimmed mean), here over the node
-itself and those that it heard. The trimmed mean is Flower's own.
+itself and those that it heard.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord
-from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from numpy.typing import NDArray
 
 from hedgerow.clients.instructions import choice, nonnegative, positive
+from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["Neighbourhood", "neighbour_mean"]
 
@@ -66,9 +66,8 @@ class Neighbourhood:
         if self.rule in ("mean", "clipped"):
             return neighbour_mean(own, w, received)
         models = np.stack([w if j == own else received[j] for j in sorted({own, *received})])
-        if self.rule == "median":
-            return np.median(models, axis=0)
-        return np.asarray(trim_mean(models, self.number), np.float64)
+        numbers = (self.number,) if self.rule == "trimmed-mean" else ()
+        return Aggregation(self.rule, numbers).combined(models, np.ones(len(models)))
 
 
 def _cut(difference: Vector, tau: float) -> Vector:

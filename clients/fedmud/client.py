@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.clientapp.typing import Mod
 from torch import nn
 
 from hedgerow.clients.app import BatchClientApp
@@ -27,7 +26,7 @@ from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import SumPart
-from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import Call

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
-from flwr.clientapp.typing import Mod
 
 from hedgerow.clients.app import BatchClientApp, Sizes, whoami
 from hedgerow.clients.handlers import Answer, each, outcome, together
@@ -23,6 +22,7 @@ from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
 from hedgerow.clients.hsgd.work import ExchangeJob, encode_all, step_all, update_of, uploaded
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.mask import masked_sum_handlers
+from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, UPLOAD, WHOAMI
 from hedgerow.wire.records import config_in, records_of

@@ -5,14 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import to_record
 
-__all__ = ["Learn", "Learnt", "UpdateMod", "changed"]
+__all__ = ["Learn", "Learnt", "Mod", "UpdateMod", "changed"]
+
+# A mod of Flower's, which sees messages.
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
 @dataclass(frozen=True)

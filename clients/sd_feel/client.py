@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role

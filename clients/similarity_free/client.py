@@ -13,7 +13,6 @@ from math import isfinite
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import SumPart
-from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.augmented_work import augmented_work

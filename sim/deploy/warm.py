@@ -21,11 +21,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from logging import WARNING
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.common import log
@@ -36,7 +35,7 @@ __all__ = ["PRELOAD", "warm_path"]
 PRELOAD = "HEDGEROW_PRELOAD"
 _COMMAND = "flwr-clientapp"
 _SET_NAME = 15
-_MODULES = ("flwr.supernode.runtime.run_clientapp", "torch", "hedgerow.clients", "hedgerow.tasks")
+_MODULES = ("torch", "hedgerow.clients", "hedgerow.tasks")
 # Installs packages first, which modules that were imported before would not know.
 _COLD = "--allow-runtime-dependency-installation"
 
@@ -64,8 +63,8 @@ def warm_path(home: Path, path: str | None = None) -> dict[str, str]:
 
 def main() -> None:
     """Be the process that forks; a first fork is Flower's SuperExec, with this program's arguments."""
-    from flwr.supercore.cli import flower_superexec  # noqa: PLC0415 (shared by both, before the fork)
-
+    # Imported before the fork, shared by both.
+    flower_superexec = _program("flower-superexec")
     # Elsewhere a fork of a process that has loaded the system's own libraries is not safe.
     if sys.platform != "linux":
         flower_superexec()
@@ -86,15 +85,12 @@ def main() -> None:
 def _launch_by(channel: socket.socket) -> None:
     """Have the SuperExec of this process start ClientApps over a channel."""
     try:
-        executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
-        known = executor.subprocess is subprocess and _entry_point(_COMMAND) is not None
-    except (ImportError, AttributeError):
-        known = False
-    if not known:
-        log(WARNING, "This Flower starts ClientApps in another way: every message waits for its imports.")
-        return
-    launcher = _Launcher(channel)
-    executor.subprocess = SimpleNamespace(Popen=launcher.start, DEVNULL=subprocess.DEVNULL)
+        # Here, since it is refused where this Flower is not known.
+        from hedgerow.sim.engine._compat import launch_by  # noqa: PLC0415
+
+        launch_by(_Launcher(channel).start)
+    except ImportError as error:
+        log(WARNING, "Every message waits for its imports: %s", error)
 
 
 class _Launcher:
@@ -127,6 +123,7 @@ def _serve(channel: socket.socket) -> None:
     """Fork a ClientApp for each line, until the SuperExec is gone."""
     # Who has ended is forgotten; Ctrl-C and the like are the SuperExec's, whose end is this one's.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    program = _program(_COMMAND)
     _preload([*_MODULES, *filter(None, os.environ.get(PRELOAD, "").split(","))])
     with channel.makefile(encoding="utf-8") as lines:
         for line in lines:
@@ -134,7 +131,7 @@ def _serve(channel: socket.socket) -> None:
             if os.fork() == 0:
                 lines.close()
                 channel.close()
-                _become(told["arguments"], quiet=told["quiet"])
+                _become(program, told["arguments"], quiet=told["quiet"])
                 return
 
 
@@ -149,8 +146,8 @@ def _preload(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _become(arguments: list[str], *, quiet: bool) -> None:
-    """Be the program of a command, in this process."""
+def _become(program: Callable[[], object], arguments: list[str], *, quiet: bool) -> None:
+    """Be a program with a command's arguments, in this process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if quiet:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -162,13 +159,14 @@ def _become(arguments: list[str], *, quiet: bool) -> None:
     sys.argv = arguments
     # Its name for ps, top and who looks for it; at most 15 characters.
     ctypes.CDLL(None).prctl(_SET_NAME, arguments[0][:15].encode(), 0, 0, 0)
-    point = _entry_point(arguments[0])
-    assert point is not None
-    point.load()()
+    program()
 
 
-def _entry_point(command: str) -> EntryPoint | None:
-    return next(iter(entry_points(group="console_scripts", name=command)), None)
+def _program(command: str) -> Callable[[], object]:
+    """Import what a command of Flower's runs."""
+    (point,) = entry_points(group="console_scripts", name=command)
+    program: Callable[[], object] = point.load()
+    return program
 
 
 if __name__ == "__main__":

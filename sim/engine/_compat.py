@@ -1,14 +1,15 @@
 """The only file that touches Flower's private names.
 
 What is needed of them is looked for and tried at import, because a private name that moved, or does something
-else, would fail in the middle of a run, or silently change what a run means.
+else, would fail in the middle of a run, or silently change what a run means. Public is what ``__all__`` of
+Flower's packages lists; tests/test_flower_names.py finds whatever else is imported or read elsewhere.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
-import inspect
+import subprocess
 import sys
 import tomllib
 import weakref
@@ -16,81 +17,40 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import flwr
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-
-# The private names by module, each with the parameters by which it is called or what is read off it.
-_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "flwr.app.message.message": {"make_message": ("metadata=", "content=")},
-    "flwr.clientapp.client_app": {"_empty_lifespan": ()},
-    "flwr.common": {"log": ()},
-    "flwr.common.config": {"flatten_dict": (), "get_project_config": (), "parse_config_args": ()},
-    "flwr.common.constant": {
-        "ErrorCode": (
-            "CLIENT_APP_CRASHED",
-            "CLIENT_APP_RAISED_EXCEPTION",
-            "MESSAGE_UNAVAILABLE",
-            "NODE_UNAVAILABLE",
-        ),
-        "SUPERLINK_NODE_ID": (),
-    },
-    "flwr.proto.node_pb2": {"NodeInfo": ()},
-    "flwr.supercore.inflatable.inflatable_object": {"InflatableObject": (), "get_all_nested_objects": ()},
-    "flwr.supercore.inflatable.inflatable_utils": {"inflate_object_from_contents": ()},
-    "flwr.supercore.run": {"Run": ("create_empty",)},
-    "flwr.supercore.task_identity": {"TaskIdentity": ("_run_id", "_node_id", "_task_id")},
-}
+from flwr.serverapp import ServerApp
 
 
-def _names_missing() -> list[str]:
-    found: list[str] = []
-    for module_name, names in _NEEDED.items():
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError:
-            found.append(module_name)
-            continue
-        for name, parts in names.items():
-            thing = getattr(module, name, None)
-            if thing is None:
-                found.append(f"{module_name}.{name}")
-                continue
-            for part in parts:
-                has = (
-                    part[:-1] in inspect.signature(thing).parameters
-                    if part.endswith("=")
-                    else hasattr(thing, part)
-                )
-                if not has:
-                    found.append(f"{module_name}.{name}({part})" if part.endswith("=") else f"{name}.{part}")
-    return found
-
-
-def _check(missing: list[str]) -> None:
-    if missing:
+def _check(lacks: str) -> None:
+    if lacks:
         raise ImportError(
-            f"flwr {version('flwr')} lacks what hedgerow.sim needs of its private parts: "
-            f"{', '.join(missing)}. Tested is flwr 1.41: pip install 'flwr[simulation]==1.41.*'"
+            f"flwr {version('flwr')} lacks what hedgerow.sim needs of its private parts: {lacks}. "
+            f"Tested are flwr 1.41 and 1.42: pip install 'flwr[simulation]>=1.41,<1.43'"
         )
 
 
-_check(_names_missing())
+try:
+    from flwr.app.message.message import make_message
+    from flwr.clientapp.client_app import _empty_lifespan
+    from flwr.common.config import flatten_dict, get_project_config, parse_config_args
+    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError as _error:
+    _check(str(_error))
 
-from flwr.app.message.message import make_message  # noqa: E402
-from flwr.clientapp.client_app import _empty_lifespan  # noqa: E402
-from flwr.common import log  # noqa: E402
-from flwr.common.config import flatten_dict, get_project_config, parse_config_args  # noqa: E402
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode  # noqa: E402
-from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
-from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
-    InflatableObject,
-    get_all_nested_objects,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
-from flwr.supercore.run import Run  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+# Modules that are not imported here. The one of the simulation's grid brings a database and a web server.
+_SIMULATION = "flwr.superlink.grid.inmemory_grid"
+# How a SuperExec starts programs. Without it a deployment is slower, no more: only the warm executor asks.
+_EXECUTOR = "flwr.supercore.superexec.executor.subprocess_executor"
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
@@ -109,8 +69,9 @@ __all__ = [
     "give_identity_back",
     "has_wrappers",
     "is_simulation",
+    "launch_by",
     "lend_identity",
-    "log",
+    "main_function",
     "parse_config_args",
     "read_toml",
     "set_message_id",
@@ -173,8 +134,8 @@ def flower_identity(run_id: int) -> Iterator[None]:
 
 def is_simulation(grid: object) -> bool:
     """Tell whether a grid is that of Flower's simulation, whose nodes are on this machine."""
-    # A grid of the class has imported its module, which brings a data base and a web server with it.
-    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    # A grid of the class has imported its module.
+    module = sys.modules.get(_SIMULATION)
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
@@ -235,6 +196,29 @@ def has_wrappers(app: object, message_type: str) -> bool:
     handler = getattr(app, "_registered_funcs", {}).get(name)
     # Flower wraps a handler in a closure of make_ffn only when it has mods.
     return getattr(handler, "__qualname__", "").startswith("make_ffn.")
+
+
+def main_function(app: ServerApp) -> Callable[..., Any] | None:
+    """Return the function that an app registered as its main; None if there is none."""
+    main: Callable[..., Any] | None = getattr(app, "_main", None)
+    return main
+
+
+def launch_by(start: Callable[..., None]) -> None:
+    """Have the SuperExec of this process start programs by a function in place of ``subprocess.Popen``.
+
+    Raises
+    ------
+    ImportError
+        If this Flower starts them in another way.
+    """
+    try:
+        executor: Any = importlib.import_module(_EXECUTOR)
+        known = executor.subprocess is subprocess
+    except (ImportError, AttributeError):
+        known = False
+    _check("" if known else f"{_EXECUTOR}.subprocess")
+    executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
 
 
 def through_the_wire(records: RecordDict, what: str) -> RecordDict:
@@ -299,8 +283,8 @@ def read_toml(path: Path) -> UserConfig:
 # What the private parts do, tried once.
 
 
-def _tries() -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield what is needed of them, in words, and whether it is so."""
+def _tries() -> dict[str, Callable[[], bool]]:
+    """Return what is needed of them, in words, and whether it is so."""
     records = RecordDict({"config": ConfigRecord({"list": [1]}), "arrays": ArrayRecord([])})
     with flower_identity(7):
         message = Message(records, 2, "query")
@@ -309,48 +293,47 @@ def _tries() -> Iterator[tuple[str, Callable[[], bool]]]:
     twin = copy_records(records)
     values: Any = twin.config_records["config"]["list"]
     values.append(2)
-    metadata = message.metadata
-    plain, wrapped = _app(), _app(_pass_on)
+    told = message.metadata
+    plain, wrapped, app = ClientApp(), ClientApp(), ServerApp()
+    plain.train()(_answer)
+    wrapped.train(mods=[_pass_on])(_answer)
+    app.main()(_nothing)
 
-    yield "an identity for Message(...)", message.has_content
-    yield (
-        "Metadata._run_id, ._src_node_id",
-        lambda: (
-            (metadata.run_id, metadata.src_node_id)
-            == (
-                8,
-                SUPERLINK_NODE_ID,
-            )
-        ),
-    )
-    yield "Metadata._message_id", lambda: metadata.message_id == "9"
-    yield (
-        "make_message with own metadata",
-        lambda: (
-            delivered(message, twin).content is twin and delivered(message, twin).metadata is not metadata
-        ),
-    )
-    yield "RecordDict._data", lambda: records.config_records["config"]["list"] == [1]
-    yield (
-        "deflate and inflate of records",
-        lambda: dict(through_the_wire(records, "probe").config_records["config"]) == {"list": [1]},
-    )
-    yield (
-        "ClientApp._registered_funcs and make_ffn",
-        lambda: has_wrappers(wrapped, "train") and not has_wrappers(plain, "train"),
-    )
-    yield "ClientApp._mods", lambda: has_wrappers(ClientApp(mods=[_pass_on]), "train")
-    yield "ClientApp._lifespan", lambda: has_wrappers(_with_lifespan(), "train")
+    def own_metadata() -> bool:
+        copied = delivered(message, twin)
+        return copied.content is twin and copied.metadata is not told
+
+    codes = ("CLIENT_APP_CRASHED", "CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE")
+    grid = Path(flwr.__file__).parent.parent / f"{_SIMULATION.replace('.', '/')}.py"
+    return {
+        "an identity for Message(...)": message.has_content,
+        "ErrorCode": lambda: all(hasattr(ErrorCode, code) for code in codes),
+        "Run.create_empty": lambda: empty_run(7).run_id == 7,
+        _SIMULATION: grid.is_file,
+        "Metadata._run_id": lambda: told.run_id == 8,
+        "Metadata._src_node_id": lambda: told.src_node_id == SUPERLINK_NODE_ID,
+        "Metadata._message_id": lambda: told.message_id == "9",
+        "make_message with own metadata": own_metadata,
+        "RecordDict._data": lambda: records.config_records["config"]["list"] == [1],
+        "deflate and inflate of records": lambda: through_the_wire(records, "probe") == records,
+        "ClientApp._registered_funcs": lambda: not has_wrappers(plain, "train"),
+        "make_ffn": lambda: has_wrappers(wrapped, "train"),
+        "ClientApp._mods": lambda: has_wrappers(ClientApp(mods=[_pass_on]), "train"),
+        "ClientApp._lifespan": lambda: has_wrappers(_with_lifespan(), "train"),
+        "ServerApp._main": lambda: main_function(app) is _nothing,
+    }
 
 
 def _pass_on(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
     return call_next(message, context)
 
 
-def _app(*mods: Any) -> ClientApp:
-    app = ClientApp()
-    app.train(mods=list(mods))(lambda message, _: message)
-    return app
+def _answer(message: Message, _: Any) -> Message:
+    return message
+
+
+def _nothing(_: Any, __: Any) -> None:
+    pass
 
 
 def _with_lifespan() -> ClientApp:
@@ -364,14 +347,10 @@ def _with_lifespan() -> ClientApp:
 
 
 def _tries_failed() -> list[str]:
-    failed = []
     try:
-        for what, holds in _tries():
-            if not _without_error(holds):
-                failed.append(what)
+        return [what for what, holds in _tries().items() if not _without_error(holds)]
     except Exception as error:
-        failed.append(f"{type(error).__name__}: {error}")
-    return failed
+        return [f"{type(error).__name__}: {error}"]
 
 
 def _without_error(holds: Callable[[], bool]) -> bool:
@@ -381,4 +360,4 @@ def _without_error(holds: Callable[[], bool]) -> bool:
         return False
 
 
-_check(_tries_failed())
+_check(", ".join(_tries_failed()))

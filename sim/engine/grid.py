@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -33,7 +34,6 @@ from hedgerow.sim.engine._compat import (
     give_identity_back,
     has_wrappers,
     lend_identity,
-    log,
     set_message_id,
     set_sender,
     through_the_wire,

@@ -9,6 +9,7 @@ from math import inf
 from time import perf_counter
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.common import log
 
 from hedgerow.sim.engine._compat import (
     SUPERLINK_NODE_ID,
@@ -16,7 +17,6 @@ from hedgerow.sim.engine._compat import (
     copy_records,
     delivered,
     has_wrappers,
-    log,
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, UserConfig
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from hedgerow.sim.engine._compat import app_pyproject, log
+from hedgerow.sim.engine._compat import app_pyproject
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.environment import environment

@@ -10,11 +10,11 @@ from logging import INFO, StreamHandler
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from flwr.common import log
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hedgerow.sim.engine._compat import log
 from hedgerow.wire.checks import int_at_least
 
 __all__ = ["LiveProgress", "RoundProgress", "duration"]

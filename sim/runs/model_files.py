@@ -12,11 +12,11 @@ from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
+from flwr.common import log
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from hedgerow.sim.engine._compat import log
 from hedgerow.sim.runs.checkpoint import plain_array
 from hedgerow.sim.runs.durable import remove, write_file
 from hedgerow.sim.runs.folder import RunFolderError, refused

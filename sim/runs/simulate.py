@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID
+from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID, main_function
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.ray_cluster import Cluster
@@ -174,9 +174,7 @@ def _main(
         if start:
             raise TypeError(f"{', '.join(start)}: only with a strategy; a ServerApp starts its own")
         app = server
-        return lambda grid: app(grid, context), About(
-            "simulation", folder=code_folder(getattr(app, "_main", None))
-        )
+        return lambda grid: app(grid, context), About("simulation", folder=code_folder(main_function(app)))
     strategy = server if isinstance(server, Strategy) else server()
     if not isinstance(strategy, Strategy):
         raise TypeError(f"server_app: {type(strategy).__name__} is neither a ServerApp nor a Strategy")

@@ -23,7 +23,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 from uuid import uuid4
 
-from hedgerow.sim.engine._compat import log
+from flwr.common import log
+
 from hedgerow.sim.runs.folder import write_json
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean

@@ -20,12 +20,12 @@ from logging import WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common import parameters_to_ndarrays
+from flwr.common import log, parameters_to_ndarrays
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from hedgerow.sim.engine._compat import NodeInfo, Run, log
+from hedgerow.sim.engine._compat import NodeInfo, Run
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic

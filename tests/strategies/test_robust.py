@@ -59,12 +59,18 @@ def test_clipping_bounds_what_each_liar_moves(attack: str) -> None:
     assert np.linalg.norm(rule.combined(attacked(attack), np.ones(N)) - clean) <= 2 * tau * LIARS / N + 1e-9
 
 
-def test_trimmed_mean_and_krum_are_flowers() -> None:
-    weights = np.arange(1.0, N + 1)
-    assert (parse_aggregation("trimmed-mean(0.2)").combined(HONEST, weights) == trim_mean(HONEST, 0.2)).all()
-    contents = [RecordDict({"a": ArrayRecord({"v": lazy_array(row)})}) for row in HONEST]
-    (best,) = select_multikrum(contents, 3, 1)
-    assert (parse_aggregation("krum(3)").combined(HONEST, weights) == best["a"]["v"].numpy()).all()  # type: ignore[index]
+@pytest.mark.parametrize("updates", [HONEST, HONEST[:11, :1], np.round(HONEST), HONEST[::-1].T.copy().T])
+def test_trimmed_mean_and_krum_are_flowers_to_the_bit(updates: Any) -> None:
+    weights = np.arange(1.0, len(updates) + 1)
+    for share in (0.0, 0.1, 0.25, 0.49):
+        trimmed = parse_aggregation(f"trimmed-mean({share})").combined(updates, weights)
+        assert (trimmed == trim_mean(updates, share)).all()
+    contents = [RecordDict({"a": ArrayRecord({"v": lazy_array(row)})}) for row in updates]
+    for liars, kept in ((0, 1), (3, 1), (4, 5)):
+        chosen = [id(one) for one in select_multikrum(contents, liars, kept)]
+        rows = np.stack([row for row, one in zip(updates, contents, strict=True) if id(one) in chosen])
+        combined = parse_aggregation(f"multi-krum({liars},{kept})").combined(updates, weights)
+        assert (combined == parse_aggregation("mean").combined(rows, np.ones(kept))).all()
 
 
 def test_the_geometric_median_is_where_the_sum_of_distances_is_least() -> None:

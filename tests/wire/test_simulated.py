@@ -13,13 +13,13 @@ from hedgerow.sim import InProcessGrid
 from hedgerow.wire import simulated
 from hedgerow.wire.simulated import is_simulated
 
-ACTOR = "flwr.simulation.ray_transport.ray_actor"
+SIMULATION = "flwr.simulation"
 
 
 @pytest.fixture(autouse=True)
 def no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "_open", 0)
-    for name in ("ray", ACTOR):
+    for name in ("ray", SIMULATION):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -28,7 +28,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, *, started: bool, actor: str | None, fl
     fake = SimpleNamespace(is_initialized=lambda: started, get_runtime_context=lambda: context)
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
     if flowers:
-        monkeypatch.setitem(sys.modules, ACTOR, SimpleNamespace())  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, SIMULATION, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_a_process_is_no_simulation_by_itself() -> None:

@@ -14,7 +14,6 @@ from hedgerow.sim.deploy.warm import warm_path
 # Serves two commands, whose program is a function of the tests' own.
 SERVING = """
 import json, os, socket, sys, threading
-from types import SimpleNamespace
 from hedgerow.sim.deploy import warm
 
 def program():
@@ -25,7 +24,7 @@ def program():
     sys.exit(3)
 
 warm._MODULES = ("numpy", "no_such_module")
-warm._entry_point = lambda command: SimpleNamespace(load=lambda: program)
+warm._program = lambda command: program
 ours, theirs = socket.socketpair()
 def ask():
     for name in ("one", "two"):

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,14 @@ import flwr.common.constant
 import flwr.supercore.run
 import pytest
 from flwr.clientapp import ClientApp
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import (
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
+    subprocess_executor,
+)
+from flwr.superlink.grid import InMemoryGrid
 
 from hedgerow.sim.engine import _compat
 
@@ -29,8 +38,30 @@ def loaded_anew() -> ModuleType:
 
 
 def test_the_installed_flower_has_all_that_is_needed() -> None:
-    assert _compat._names_missing() == []
     assert _compat._tries_failed() == []
+
+
+def test_the_grid_of_flowers_simulation_is_known_by_its_class() -> None:
+    assert _compat.is_simulation(InMemoryGrid.__new__(InMemoryGrid))
+    assert not _compat.is_simulation(object())
+
+
+def test_a_superexec_starts_clientapps_by_the_function_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
+    started: list[Any] = []
+    _compat.launch_by(lambda command, **options: started.append((command, options)))
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "here:1", "secret", True, None, False, 7, False, 1)
+    assert SubprocessExecutor().launch(spec) == LaunchResult.accepted()
+    options = ["--runtime-api-address", "here:1", "--token", "secret", "--insecure", "--parent-pid", "7"]
+    assert started == [(["flwr-clientapp", *options], {})]
+
+
+def test_a_superexec_that_starts_programs_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(subprocess_executor, "subprocess")
+    with pytest.raises(ImportError, match=r"executor\.subprocess\. Tested are flwr 1\.41 and 1\.42"):
+        _compat.launch_by(lambda command: None)
 
 
 def _other_signature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +85,8 @@ def _mods_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("breaks", "named"),
     [
-        (_other_signature, r"flwr\.app\.message\.message\.make_message\(metadata=\)"),
-        (_no_name, r"flwr\.common\.constant\.SUPERLINK_NODE_ID"),
+        (_other_signature, "make_message with own metadata"),
+        (_no_name, r"'SUPERLINK_NODE_ID' from 'flwr\.common\.constant'"),
         (_mods_elsewhere, "_mods"),
     ],
 )
