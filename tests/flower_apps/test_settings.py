@@ -107,7 +107,6 @@ def test_ten_settings_matter_first_the_method_before_all(case: AppCase) -> None:
 # What newcomers and other libraries call a key, and what it is in each app.
 WORDS = {
     "rounds": {"iterations", "num-rounds"},
-    "num-rounds": {"iterations", "num-rounds"},
     "num-server-rounds": {"iterations", "num-rounds"},
     "iterations": {"iterations", "num-rounds"},
     "epochs": {"local-epochs", "local-iters", "local-steps", "iterations"},

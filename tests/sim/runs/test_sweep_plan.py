@@ -43,7 +43,7 @@ def test_an_override_of_what_is_swept_is_refused(
 def test_the_variants_of_a_figure_are_evaluated_at_common_iterations(file: Path, tmp_path: Path) -> None:
     def spacing(job: Job) -> int:
         values = sd_feel_settings.read(job.settings)
-        return values.evaluate_every * sd_feel_settings.local_steps(values)
+        return values.evaluate_every * values.round_iterations
 
     plan = plan_sweep(read_sweep(file), tmp_path)
     widest = max(map(spacing, plan))
