@@ -58,7 +58,9 @@ def new(
         known = shipped_app(method)
         if known is None:
             meant = did_you_mean(method, apps)
-            raise ValueError(f"METHOD {method!r}; valid is {', '.join(apps)}{f' ({meant})' if meant else ''}")
+            raise ValueError(
+                f"METHOD must be one of {', '.join(apps)}, got {method!r}{f' ({meant})' if meant else ''}"
+            )
         method = known
         # Not METHOD, which would hide the suite's own app of that name.
         folder = folder or Path(f"my-{method}")
@@ -68,7 +70,7 @@ def new(
                 f"FOLDER {home.name!r}; Flower takes a letter, then up to 31 letters, digits and hyphens"
             )
         if home.exists() and (not home.is_dir() or any(home.iterdir())):
-            raise ValueError(f"FOLDER {home}: there is something already; valid is a new or an empty folder")
+            raise ValueError(f"FOLDER must be new or empty, got {home}, in which there is something")
         package = _write(method, apps[method], home)
     typer.echo(f"{folder}/{package}/task.py is where your model and your data go. It runs as it is:\n")
     typer.echo(f"    hedgerow run {folder}")

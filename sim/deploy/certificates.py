@@ -193,7 +193,7 @@ def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
 
 def _check_hosts(hosts: Sequence[str]) -> None:
     if not hosts:
-        raise ValueError("hosts is empty; valid is at least one address or name of the SuperLink")
+        raise ValueError("hosts must be one or more addresses or names of the SuperLink, got none")
 
 
 def _written(

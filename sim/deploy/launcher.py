@@ -126,10 +126,12 @@ class Deployment:
         patience: float = 180.0,
     ) -> None:
         if num_nodes < 1:
-            raise ValueError(f"num_nodes is {num_nodes}; valid is an integer >= 1")
+            raise ValueError(f"num_nodes must be an integer >= 1, got {num_nodes}")
         extra = [{}] * num_nodes if node_config is None else node_config
         if len(extra) != num_nodes:
-            raise ValueError(f"node_config has {len(extra)} entries; valid is one a node: {num_nodes}")
+            raise ValueError(
+                f"node_config must have one entry for each of {num_nodes} nodes, got {len(extra)}"
+            )
         self.spec = app if isinstance(app, AppSpec) else find_app(app)
         self.num_nodes = num_nodes
         self.tls = bool(tls)

@@ -31,7 +31,7 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
                     x509.load_pem_x509_certificates(file.read_bytes())
                 except ValueError as error:
                     raise ValueError(
-                        f"{option} {name}: not a PEM certificate; valid is the ca.crt of hedgerow deploy keys"
+                        f"{option} must be the ca.crt of hedgerow deploy keys, a PEM certificate, got {name}"
                     ) from error
     for text in _values(arguments, "--node-config"):
         try:

@@ -83,8 +83,8 @@ def check_address(address: str) -> None:
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or (found[2] is not None and not 0 < int(found[2]) < 2**16):
         raise ValueError(
-            f"ray: {address!r} is not the address of a Ray cluster; valid is 'HOST:PORT' of its head node, "
-            "or 'auto', on a machine that is one of its nodes"
+            "ray must be the address of a Ray cluster, 'HOST:PORT' of its head node, or 'auto' on a machine "
+            f"that is one of its nodes, got {address!r}"
         )
     if importlib.util.find_spec("ray") is None:
         raise ValueError(f"ray: {address!r}, and Ray is not installed: pip install 'flwr[simulation]'")

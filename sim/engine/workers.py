@@ -81,13 +81,11 @@ def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
         check_address(ray)
     elif workers < 2:
         return
-    asked, valid = (f"ray: {ray!r}", "''") if ray else (f"workers: {workers}", "1")
+    must_be, got = ("ray must be ''", repr(ray)) if ray else ("workers must be 1", str(workers))
     if real_time:
-        raise ValueError(
-            f"{asked} with real time, which takes nodes' seconds one after another; valid is {valid}"
-        )
+        raise ValueError(f"{must_be} with real time, which takes nodes' seconds one after another, got {got}")
     if not _can_fork():
-        raise ValueError(f"{asked}; on {sys.platform} there are none, valid is {valid}")
+        raise ValueError(f"{must_be} on {sys.platform}, where no process can be forked, got {got}")
 
 
 def default_workers(app: App) -> int:

@@ -75,8 +75,8 @@ def hooks_of(folder: Path) -> Hooks:
         why = f" ({error})"
     if not isinstance(hooks, Hooks):
         raise ValueError(
-            f"{folder / 'pyproject.toml'}: [tool.hedgerow] hooks = {reference!r}{why}; "
-            "valid is module:attribute of a hedgerow.sim.Hooks"
+            f"{folder / 'pyproject.toml'}: [tool.hedgerow] hooks must be module:attribute of a "
+            f"hedgerow.sim.Hooks, got {reference!r}{why}"
         )
     return hooks
 

@@ -323,9 +323,7 @@ def check_work(said: str, steps: int, samples: int) -> None:
     """
     most = max(1, min(MAX_STEPS, MAX_SAMPLES // samples))
     if steps > most:
-        refuse(
-            [f"{said}: {steps} of {samples} samples; valid is up to {most}, whose batches are drawn at once"]
-        )
+        refuse([f"{said} must be at most {most} steps of {samples} samples, drawn at once, got {steps}"])
 
 
 def meant_key(key: str, known: Iterable[str]) -> str:

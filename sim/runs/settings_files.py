@@ -123,7 +123,7 @@ def write_settings(settings: Mapping[str, Setting], folder: Path) -> list[Path]:
 
 def _replaced(place: re.Pattern[str], by: str, text: str, what: str) -> str:
     if not place.search(text):
-        raise ValueError(f"no place for the settings; valid is a file with {what}")
+        raise ValueError(f"the file must have a place for the settings, {what}")
     return place.sub(lambda _: by, text, count=1)
 
 

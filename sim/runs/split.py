@@ -50,19 +50,20 @@ def read_split(folder: str | os.PathLike[str]) -> Split:
         told = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read ({error.strerror}); valid is a folder that `hedgerow deploy split` made"
+            f"the folder must be one that `hedgerow deploy split` made, and {path} cannot be read "
+            f"({error.strerror})"
         ) from error
     except ValueError as error:
         raise ValueError(
-            f"{path} is no JSON ({error}); valid is a manifest of `hedgerow deploy split`"
+            f"{path} must be a manifest of `hedgerow deploy split`, and is no JSON ({error})"
         ) from error
     nodes, run = (told.get("node-config"), told.get("run-config")) if isinstance(told, dict) else (None, None)
     if not (
         isinstance(nodes, list) and nodes and isinstance(run, dict) and all(map(_is_config, [*nodes, run]))
     ):
         raise ValueError(
-            f"{path} has no 'node-config', a list of one or more {{key: value}}, and 'run-config', "
-            "{key: value}; valid is a manifest of `hedgerow deploy split`"
+            f"{path} must be a manifest of `hedgerow deploy split`, with 'node-config', a list of one or "
+            "more {key: value}, and 'run-config', {key: value}"
         )
     return Split([_located(path, config) for config in nodes], run)
 
@@ -87,10 +88,10 @@ def _located(manifest: Path, config: Mapping[str, Any]) -> UserConfig:
             continue
         file = manifest.parent / str(config[key])
         if not file.resolve().is_relative_to(manifest.parent.resolve()):
-            raise ValueError(f"{manifest}: {key} is {config[key]!r}; valid is a file within the folder")
+            raise ValueError(f"{manifest}: {key} must be a file within the folder, got {config[key]!r}")
         if not file.is_file():
-            raise ValueError(f"{manifest}: {key} is {config[key]!r}, which is not there; valid is a file")
+            raise ValueError(f"{manifest}: {key} must be a file that is there, got {config[key]!r}")
         found[key] = str(file)
     if "data" not in found:
-        raise ValueError(f"{manifest}: a node config has no 'data'; valid is the name of its file")
+        raise ValueError(f"{manifest}: each node config must have 'data', the name of its file")
     return found

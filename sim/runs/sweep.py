@@ -78,7 +78,7 @@ def run_sweep(
         In the order of the plan.
     """
     if jobs < 1:
-        raise ValueError(f"jobs = {jobs}; valid is an integer >= 1")
+        raise ValueError(f"jobs must be an integer >= 1, got {jobs}")
     threads = max(1, cores() // jobs)
     record = _Record(sweep, out, jobs, threads)
     before = _seconds_before(out)

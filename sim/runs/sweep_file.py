@@ -140,7 +140,7 @@ def read_sweep(file: str | Path) -> Sweep:
     problems = [_unknown(key) for key in raw if key not in _TABLES]
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:
-        problems.append("app is missing; valid is a folder, relative to the file")
+        problems.append("app must be a folder, relative to the file, and is missing")
     folder = (file.parent / app).resolve()
     xs = _texts(raw, "x", ["rounds"], problems)
     for x in xs:
@@ -152,11 +152,11 @@ def read_sweep(file: str | Path) -> Sweep:
     if not (
         isinstance(seeds, list) and seeds and all(type(s) is int and 0 <= s <= MAX_INT64 for s in seeds)
     ) or len(set(seeds)) < len(seeds):
-        problems.append(f"seeds = {quoted(seeds)}; valid is a list of different integers >= 0, below 2^63")
+        problems.append(f"seeds must be a list of different integers >= 0, below 2^63, got {quoted(seeds)}")
         seeds = [0]
     nodes = raw.get("nodes")
     if nodes is not None and not (type(nodes) is int and 1 <= nodes <= MAX_NODES):
-        problems.append(f"nodes = {quoted(nodes)}; valid is an integer >= 1, up to {MAX_NODES}")
+        problems.append(f"nodes must be an integer from 1 to {MAX_NODES}, got {quoted(nodes)}")
     base = _settings(raw.get("base", {}), "base", problems) | _budget(raw, problems)
     sweep = Sweep(
         file=file,
@@ -185,7 +185,7 @@ def _budget(raw: Mapping[str, Any], problems: list[str]) -> UserConfig:
     try:
         budget = Budget.parse(text)
     except ValueError as error:
-        problems.append(f"budget: {error}; valid is a table of one entry, as {{sim-seconds = 60}}")
+        problems.append(f"budget must be a table of one entry, as {{sim-seconds = 60}}: {error}")
         return {}
     return {} if budget is None else {"stop-after": text}
 
@@ -201,14 +201,14 @@ def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...
     for number, table in enumerate(_of_type(raw, "variant", list, [], "[[variant]] tables", problems)):
         label = table.get("label") if isinstance(table, dict) else None
         if not isinstance(label, str) or not label.strip():
-            problems.append(f"variant {number + 1}: label = {label!r}; valid is a text")
+            problems.append(f"variant {number + 1}: label must be a text, got {label!r}")
             continue
         keys = {key: value for key, value in table.items() if key != "label"}
         named.append(([label], _settings(keys, f"variant {label!r}", problems)))
     grid = _grid(_of_type(raw, "grid", dict, {}, "a table", problems), problems)
     if math.prod(map(len, grid.values())) > _MAX_POINTS:
         problems.append(
-            f"grid: {math.prod(map(len, grid.values()))} combinations; valid is up to {_MAX_POINTS}"
+            f"grid must have at most {_MAX_POINTS} combinations, got {math.prod(map(len, grid.values()))}"
         )
         return ()
     points = [list(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -219,7 +219,9 @@ def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...
     for what in ("label", "folder"):
         counts = Counter(getattr(variant, what) for variant in out)
         problems += [
-            f"{what} {name!r} of {n} variants; valid is one each" for name, n in counts.items() if n > 1
+            f"{what} must be another for each variant, got {name!r} of {n}"
+            for name, n in counts.items()
+            if n > 1
         ]
     return tuple(out)
 
@@ -230,7 +232,7 @@ def _grid(raw: Mapping[str, Any], problems: list[str], prefix: str = "") -> dict
         if isinstance(values, dict):
             out |= _grid(values, problems, f"{prefix}{key}.")
         elif not isinstance(values, list) or not values:
-            problems.append(f"grid: {prefix}{key} = {values!r}; valid is a list of values")
+            problems.append(f"grid: {prefix}{key} must be a list of values, got {values!r}")
         else:
             for value in values:
                 _settings({prefix + key: value}, "grid", problems)
@@ -253,7 +255,7 @@ def _of_type(
 ) -> Any:
     value = raw.get(key, default)
     if not isinstance(value, kind):
-        problems.append(f"{key} = {value!r}; valid is {valid}")
+        problems.append(f"{key} must be {valid}, got {value!r}")
         return default
     return value
 
@@ -262,7 +264,7 @@ def _texts(raw: Mapping[str, Any], key: str, default: list[str], problems: list[
     value = raw.get(key, default)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        problems.append(f"{key} = {value!r}; valid is a text or a list of texts")
+        problems.append(f"{key} must be a text or a list of texts, got {value!r}")
         return tuple(default)
     return tuple(texts)
 

@@ -289,7 +289,8 @@ def check_trackers(names: Sequence[str], key: str = "--track") -> tuple[str, ...
         if name not in TRACKERS:
             meant = did_you_mean(name, TRACKERS)
             raise ValueError(
-                f"{key} {quoted(name)}{f': {meant}' if meant else ''}; valid is one of {', '.join(TRACKERS)}"
+                f"{key} must be one of {', '.join(TRACKERS)}, got {quoted(name)}"
+                f"{f' ({meant})' if meant else ''}"
             )
         kind = TRACKERS[name]
         if missing := [module for module in kind.modules if not _is_installed(module)]:

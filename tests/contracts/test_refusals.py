@@ -1070,8 +1070,8 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
             "x must be of the model's type torch.float32, got torch.float64"),
     ],
     "sim.engine.workers:check_workers": [
-        ({"workers": 2, "real_time": True}, "workers: 2 with real time.*; valid is 1"),
-        ({"workers": 0, "real_time": True, "ray": "auto"}, "ray: 'auto' with real time.*valid is ''"),
+        ({"workers": 2, "real_time": True}, "workers must be 1 with real time.*, got 2"),
+        ({"workers": 0, "real_time": True, "ray": "auto"}, "ray must be '' with real time.*, got 'auto'"),
     ],
     "sim:InProcessGrid": [({"num_nodes": 2, "node_configs": [{}]}, "node_configs: 1")],
     "policy": [

@@ -265,8 +265,8 @@ def test_devices_come_group_by_group_with_one_person_each() -> None:
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
-        ({"role": "device"}, r"role is 'device' in the node config; valid is 'hospital', .*partition-id 1"),
-        ({"group": 0}, r"group is 0 in the node config; valid is 1, .*partition-id 1"),
+        ({"role": "device"}, r"role of partition-id 1 must be 'hospital'.*got 'device' in the node config"),
+        ({"group": 0}, r"group of partition-id 1 must be 1.*got 0 in the node config"),
     ],
 )
 def test_a_node_that_is_told_to_be_another_party_names_both(
@@ -282,7 +282,9 @@ def test_a_nodes_own_data_folder_goes_before_the_runs(tmp_path: Path) -> None:
 
 
 def test_a_partition_beyond_the_parties_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"partition-id is 4; valid is 0 to 3: 2 hospitals and 2 edges"):
+    with pytest.raises(
+        ValueError, match=r"partition-id must be an integer from 0 to 3 \(2 hospitals and 2 edges\), got 4"
+    ):
         node_party(context_of(4))
 
 
@@ -412,7 +414,7 @@ def test_classes_weigh_in_every_party_s_loss_and_in_the_training_loss(
 
 def test_weights_of_other_classes_than_there_are_are_named() -> None:
     with pytest.raises(
-        ValueError, match="class-weights = '1,2,3'; valid is one number for each of 2 classes"
+        ValueError, match="class-weights must be one number for each of 2 classes, got '1,2,3'"
     ):
         dealt(**{"class-weights": "1,2,3"})
 

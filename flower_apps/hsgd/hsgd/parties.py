@@ -111,8 +111,8 @@ class AllParties:
         M = len(self.groups)
         if not 0 <= partition < self.num_nodes:
             raise ValueError(
-                f"partition-id is {partition}; valid is 0 to {self.num_nodes - 1}: {M} hospitals and "
-                f"{self.num_nodes - M} {self.layout}"
+                f"partition-id must be an integer from 0 to {self.num_nodes - 1} ({M} hospitals and "
+                f"{self.num_nodes - M} {self.layout}), got {partition}"
             )
         if partition < M:
             return Place("hospital", partition, self.groups[partition])
@@ -197,12 +197,10 @@ def _class_weights(value: str, data: VerticalDataset, groups: list[Indices]) -> 
     if weights == "balanced":
         counts = np.bincount(data.y_train[np.concatenate(groups)], minlength=C)
         if not counts.all():
-            raise ValueError(
-                f"class-weights = 'balanced'; valid with people of every class, not {counts.tolist()} of them"
-            )
+            raise ValueError(f"class-weights = 'balanced' needs people of every class, got {counts.tolist()}")
         return tuple((counts.sum() / (C * counts)).tolist())
     if len(weights) != C:
-        raise ValueError(f"class-weights = {value!r}; valid is one number for each of {C} classes")
+        raise ValueError(f"class-weights must be one number for each of {C} classes, got {value!r}")
     return tuple(float(weight) for weight in weights)
 
 
@@ -234,8 +232,8 @@ def node_party(context: Context) -> Party:
     partition = int(config["partition-id"])
     party = deal(values).party(partition)
     wrong = [
-        f"{key} is {config[key]!r} in the node config; valid is {due!r}, which partition-id {partition} is "
-        f"with layout = {values['layout']!r} and num-groups = {values['num-groups']}"
+        f"{key} of partition-id {partition} must be {due!r} with layout = {values['layout']!r} and "
+        f"num-groups = {values['num-groups']}, got {config[key]!r} in the node config"
         for key, due in (("role", party.role), ("group", party.group))
         if config.get(key, due) != due
     ]

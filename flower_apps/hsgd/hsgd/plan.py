@@ -96,7 +96,7 @@ def plan(
         float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
     )
     if eta_power not in (2, 3):
-        raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
+        raise ValueError(f"--eta-power must be 3 or 2, got {eta_power}")
     power: Literal[2, 3] = 3 if eta_power == 3 else 2
     sources = {key: "given" if given[key] is not None else "measured" for key in given}
     yield _inputs(inputs, sources, T, eta, target)
@@ -119,7 +119,7 @@ def _of_app(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, An
     spec = find_app(path)
     settings = settings_module(spec)
     if not hasattr(settings, "group_sizes"):
-        raise ValueError(f"--app {path}: {spec.name} has no groups; valid is the app hsgd")
+        raise ValueError(f"--app must be hsgd, got {path}: {spec.name} has no groups")
     values = settings.read(plan_run(spec, run_config).run_config)
     return settings.group_sizes(values), values.run_config
 

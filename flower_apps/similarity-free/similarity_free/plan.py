@@ -84,7 +84,7 @@ def plan(
     from hedgerow.strategies.similarity_free.theory import Mode
 
     if from_run is not None and initial_loss is not None:
-        raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
+        raise ValueError("give --initial-loss or --from-run, not both: the run has losses")
     run = {} if from_run is None else read_config(from_run)["run"]
     if from_run is not None and num_params is None:
         num_params = _parameters(from_run)
@@ -185,8 +185,8 @@ def _compression(
 
         if num_params is None:
             raise ValueError(
-                f"--from-run: the run has compressor = {own!r}, and no model.npz that tells its parameters; "
-                "valid is --num-params too"
+                f"--from-run needs --num-params too: the run has compressor = {own!r}, and no model.npz that "
+                "tells its parameters"
             )
         its = parse_compressor(own)
         return its.contraction(num_params), its.bits(num_params)
@@ -195,9 +195,9 @@ def _compression(
             return 1.0, None if num_params is None else 32 * num_params
         return contraction, None
     if contraction is not None:
-        raise ValueError("--topk with --compressor-contraction; valid is one of them")
+        raise ValueError("give --topk or --compressor-contraction, not both")
     if num_params is None:
-        raise ValueError(f"--topk {topk:g} without --num-params; valid is both")
+        raise ValueError(f"--topk needs --num-params too, got {topk:g} alone")
     from hedgerow.wire.compress import TopK
 
     compressor = TopK(fraction=topk)

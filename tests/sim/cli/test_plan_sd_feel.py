@@ -79,5 +79,5 @@ def test_the_plan_ends_with_a_command_that_the_app_takes(tmp_path: Path) -> None
 def test_a_run_without_probes_says_how_to_make_one(tmp_path: Path, probes: Any, lacks: str) -> None:
     result = hedgerow("plan", "sd-feel", "--from-run", write_run(tmp_path / "run", *probes))
     assert result.exit_code == 2
-    assert f"its rounds have no {lacks}" in result.stderr
+    assert f"has no {lacks}" in result.stderr
     assert '-c "probe-rounds=5"' in result.stderr

@@ -94,7 +94,7 @@ def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_na
         assert stat.S_IMODE(one.peer_key.stat().st_mode) == 0o600
     assert [node.private.name for node in made[1].superlink.nodes] == ["node2"]
     assert "partition = 2" in made[1].superlink.registry.read_text()
-    with pytest.raises(ValueError, match="hosts is empty"):
+    with pytest.raises(ValueError, match="hosts must be one or more"):
         make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
     with pytest.raises(ValueError, match="edges must be an integer from 1 to 1000, got 0"):
         make_edge_credentials(tmp_path / "others", [])

@@ -72,8 +72,8 @@ def test_hooks_that_are_none_are_one_clear_error(make_app: MakeApp, reference: s
     home = with_hooks(make_app(), reference, source)
     refused = hedgerow("plan", home)
     assert refused.exit_code == 2
-    assert f"pyproject.toml: [tool.hedgerow] hooks = '{reference}'" in refused.stderr
-    assert "valid is module:attribute of a hedgerow.sim.Hooks" in refused.stderr
+    assert f"got '{reference}'" in refused.stderr
+    assert "must be module:attribute of a hedgerow.sim.Hooks" in refused.stderr
 
 
 def test_an_app_without_hooks_adds_nothing(make_app: MakeApp) -> None:

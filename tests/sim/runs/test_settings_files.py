@@ -101,6 +101,6 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
 def test_a_file_without_a_place_for_the_settings_is_refused_and_none_is_written(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(comment="\n"))
     (tmp_path / "README.md").write_text("# X\n")
-    with pytest.raises(ValueError, match="no place for the settings; valid is a file with <!-- The settings"):
+    with pytest.raises(ValueError, match="must have a place for the settings, <!-- The settings"):
         write_settings(SETTINGS, tmp_path)
     assert "old = 1" in (tmp_path / "pyproject.toml").read_text()

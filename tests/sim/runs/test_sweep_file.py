@@ -64,16 +64,16 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         read_sweep(file)
     for problem in (
         "titel: not a key",
-        "nodes = 0; valid is an integer >= 1",
-        "app is missing",
+        "nodes must be an integer from 1 to",
+        "app must be a folder, relative to the file, and is missing",
         ", got 'epochs'",
-        "y = 3",
-        "seeds = [1, 1]",
-        "variant 1: label = None",
+        "y must be a text or a list of texts, got 3",
+        "below 2^63, got [1, 1]",
+        "variant 1: label must be a text, got None",
         "base: seed is set by the sweep itself",
-        "grid: tau1 = 3",
-        "grid: alpha = []",
-        "budget: budget must be one of iterations, sim-seconds, bits, payload-bytes",
+        "grid: tau1 must be a list of values, got 3",
+        "grid: alpha must be a list of values, got []",
+        "as {sim-seconds = 60}: budget must be one of iterations, sim-seconds, bits, payload-bytes",
         ", got 'seconds'",
     ):
         assert problem in str(error.value)
