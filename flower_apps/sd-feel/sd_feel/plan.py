@@ -149,7 +149,7 @@ def _told(
     if not probes or not first:
         lacks = "probes" if not probes else "central 'loss' of round 0"
         raise ValueError(
-            f'--from-run must be a run of sd-feel with -c "probe-rounds=5"; rounds of {folder} have no {lacks}'
+            f'--from-run must be a run of sd-feel with -c "probe-rounds=5", and {folder} has no {lacks}'
         )
     how = f"largest of {len(probes)} probed rounds, an estimate from below"
     told = {
