@@ -112,7 +112,8 @@ TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     ),
     "scaling": (f"one of {', '.join(SCALINGS)}", _scaling),
     "partition": (
-        f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)', or '{OWN}'",
+        f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'; '"
+        f"flwr_datasets:NAME(key=value)'; or '{OWN}'",
         _partition,
     ),
     "classes": ("a number >= 2, names as 'benign,malignant', or empty", parse_classes),

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import at_least
+from .flower_partitions import PREFIX, named_partitioner, parts_of
 
 __all__ = [
     "SCHEMES",
@@ -116,6 +117,7 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
           order would give only a few distinct sets of classes.
         - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement, by
           itself and when it is asked for: for federations of more nodes than there are samples.
+        - ``"flwr_datasets:NAME(key=value, ...)"``: a partitioner of flwr-datasets, see ``parts_of``.
     labels : ndarray of int, (N,)
         The training labels.
     num_partitions : int
@@ -133,8 +135,11 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     ValueError
         An argument is out of its range, or the scheme cannot give every partition a sample.
     """
-    parsed = parse_scheme(scheme)
     labels = np.asarray(labels)
+    if scheme.startswith(PREFIX):
+        _check_arguments(labels, num_partitions, seed, drawn=False)
+        return parts_of(scheme, labels, num_partitions, seed)
+    parsed = parse_scheme(scheme)
     _check_arguments(labels, num_partitions, seed, drawn=parsed.name == _WITH_REPLACEMENT)
     if parsed.name == _WITH_REPLACEMENT:
         assert isinstance(parsed.argument, int)
@@ -204,8 +209,11 @@ def parse_scheme(scheme: str) -> Scheme:
 
 
 def validate_scheme(scheme: str) -> None:
-    """Raise ``ValueError`` where ``parse_scheme`` would; for checks of a configuration."""
-    parse_scheme(scheme)
+    """Raise ``ValueError`` where a scheme cannot be read; for checks of a configuration."""
+    if scheme.startswith(PREFIX):
+        named_partitioner(scheme)
+    else:
+        parse_scheme(scheme)
 
 
 def _no_argument(scheme: str, text: str | None) -> None:
@@ -374,6 +382,7 @@ _FORMS = (
     "ring(k)",
     "capped-dirichlet(alpha)",
     f"{_WITH_REPLACEMENT}(n)",
+    f"{PREFIX}NAME(key=value, ...)",
 )
 # Schemes whose sizes are random, so that another draw may do what this one did not.
 _REDRAWN = {"dirichlet", "capped-dirichlet"}

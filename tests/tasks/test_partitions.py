@@ -229,3 +229,39 @@ def test_with_replacement_draws_each_partition_by_itself_and_every_sample_as_oft
     parts = partition("with-replacement(50)", np.zeros(20, int), 400, seed=0)
     counts = np.bincount(np.concatenate(list(parts)), minlength=20)  # 1000 each, deviation 31
     assert (np.abs(counts - 1000) < 5 * 31).all()
+
+
+FLOWER = (
+    "flwr_datasets:IidPartitioner",
+    "flwr_datasets:DirichletPartitioner(alpha=0.5, min_partition_size=1)",
+    "flwr_datasets:PathologicalPartitioner(num_classes_per_partition=2)",
+)
+
+
+@pytest.mark.parametrize("scheme", FLOWER)
+def test_flowers_partitioners_deal_every_sample_once_and_by_the_seed(scheme):
+    labels = np.random.default_rng(0).integers(0, 5, 300)
+    parts = partition(scheme, labels, 6, seed=3)
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(300))
+    again, other = partition(scheme, labels, 6, seed=3), partition(scheme, labels, 6, seed=4)
+    assert all(map(np.array_equal, parts, again))
+    if "Iid" not in scheme:  # Which deals by order.
+        assert not all(map(np.array_equal, parts, other))
+    if "Pathological" in scheme:
+        assert all(np.unique(labels[part]).size <= 2 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ("flwr_datasets:", "partition must be 'flwr_datasets:NAME"),
+        ("flwr_datasets:__import__('os')", "partition must be 'flwr_datasets:NAME"),
+        ("flwr_datasets:IidPartitioner(seed=open('x'))", "with numbers, texts and lists"),
+        ("flwr_datasets:Nope", "partition must name one of .*IidPartitioner"),
+        ("flwr_datasets:DirichletPartitioner", "alpha"),
+        ("flwr_datasets:SizePartitioner(partition_sizes=[300])", "SizePartitioner"),
+    ],
+)
+def test_a_partitioner_that_flower_has_not_or_refuses_is_one_error(scheme, words):
+    with pytest.raises(ValueError, match=words):
+        partition(scheme, np.zeros(300, np.int64), 6, seed=0)
