@@ -31,11 +31,11 @@ from .own_data import (
     parse_classes,
     parse_standardise,
     read_own,
-    write_split,
 )
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
 from .regression import LinearData, linear_part, sparse_truth
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
+from .splits import write_group_split, write_groups, write_split
 from .vertical import (
     VERTICAL_DATASETS,
     ImageCut,
@@ -43,7 +43,6 @@ from .vertical import (
     load_vertical,
     vertical_catalogue,
 )
-from .vertical_own import write_group_split, write_groups
 
 __all__ = [
     "AUGMENTATIONS",
