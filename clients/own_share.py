@@ -43,6 +43,7 @@ __all__ = [
     "OwnShare",
     "check_enough",
     "check_no_data",
+    "data_not_valid",
     "has_own",
     "own_handlers",
     "own_part",
@@ -207,7 +208,7 @@ def _key(context: Context) -> _Key:
     try:
         source = OwnSource.of(node)
     except ValueError as error:
-        raise _not_valid(error) from None
+        raise data_not_valid(error) from None
     return source, str(run.get("classes", "")), float(holdout), seed, name
 
 
@@ -232,10 +233,11 @@ def _read(key: _Key) -> OwnData:
     try:
         return read_own(source, parse_classes(classes))
     except Exception as error:  # A function of the owner's may fail in any way.
-        raise _not_valid(error) from None
+        raise data_not_valid(error) from None
 
 
-def _not_valid(error: Exception) -> LocalDataError:
+def data_not_valid(error: Exception) -> LocalDataError:
+    """Return the error that the server is told: in a simulation in full; else the node's log has the rest."""
     if is_simulated():
         # Whoever simulates a node owns its data.
         return LocalDataError(f"local data are not valid: {error}")

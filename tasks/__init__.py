@@ -1,7 +1,7 @@
 """What is learnt: data sets, how they are dealt to nodes, models and metrics."""
 
 from .augmentation import AUGMENTATIONS, augmented, check_augmentation
-from .datasets import DATASETS, CatalogueEntry, Dataset, DatasetNotFound, catalogue, load
+from .datasets import Dataset, load
 from .federated import FederatedData, federated
 from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
 from .images import SCALINGS
@@ -31,19 +31,13 @@ from .own_data import (
     parse_classes,
     parse_standardise,
     read_own,
-    write_split,
 )
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
 from .regression import LinearData, linear_part, sparse_truth
+from .sources import DATASETS, VERTICAL_DATASETS, CatalogueEntry, DatasetNotFound, catalogue
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
-from .vertical import (
-    VERTICAL_DATASETS,
-    ImageCut,
-    VerticalDataset,
-    load_vertical,
-    vertical_catalogue,
-)
-from .vertical_own import write_group_split, write_groups
+from .splits import write_group_split, write_groups, write_split
+from .vertical import ImageCut, VerticalDataset, load_vertical
 
 __all__ = [
     "AUGMENTATIONS",
@@ -105,7 +99,6 @@ __all__ = [
     "split_model",
     "validate_group_scheme",
     "validate_scheme",
-    "vertical_catalogue",
     "weighted_loss",
     "write_group_split",
     "write_groups",

@@ -1,10 +1,12 @@
-"""Checks of parameters: an error names the parameter, its value and what is valid."""
+"""Checks of parameters and data: an error names the parameter, its value and what is valid."""
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["at_least", "is_number"]
+__all__ = ["at_least", "check_inputs", "check_labels", "described", "is_number"]
 
 
 def at_least(least: int, **numbers: int) -> None:
@@ -19,3 +21,27 @@ def is_number(value: object) -> bool:
     """Whether this is a finite number, Python's or numpy's."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def described(value: object) -> str:
+    """Return what a value is, for messages."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def check_labels(key: str, y: NDArray[Any], num_classes: int) -> None:
+    """Raise ValueError unless these are int64 labels (N,) of that many classes, N >= 1."""
+    if not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1 or not y.size:
+        raise ValueError(f"{key} must be a non-empty int64 array (N,), got {described(y)}")
+    if y.min() < 0 or y.max() >= num_classes:
+        raise ValueError(f"{key} must be from 0 to {num_classes - 1}, got {y.min()} to {y.max()}")
+
+
+def check_inputs(key: str, x: NDArray[Any], count: int) -> None:
+    """Raise ValueError unless these are finite float32 inputs (count, ...)."""
+    floats = isinstance(x, np.ndarray) and x.dtype == np.float32
+    if not floats or x.ndim < 2 or len(x) != count or not x.size:
+        raise ValueError(f"{key} must be a non-empty float32 array ({count}, ...), got {described(x)}")
+    if not np.isfinite(x.sum(dtype=np.float64)):
+        raise ValueError(f"{key} must be finite, got NaN or infinity")

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .datasets import Dataset, load, resolve_data_dir
+from .datasets import Dataset, load
 from .partitions import DrawnParts, partition
+from .sources import resolve_data_dir
 
 __all__ = ["FederatedData", "federated"]
 

@@ -1,11 +1,10 @@
-"""A node's own data: what its node config names, read and checked; and real data sets written as such files.
+"""A node's own data: what its node config names, read and checked, as classes; and how it is standardised.
 
 A node of a deployment (``partition = "own"``) learns on what its own node config names. Nothing of it is an
 index into a common set, and no server can name a file or a module on a node.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .federated import federated
+from .files import FileColumns, FileData, named, of_arrays, read_file
 from .imports import call_imported, is_import_path
-from .own_files import RawData, checked_inputs, read_file
 
 __all__ = [
     "NODE_DATA_KEYS",
@@ -32,7 +30,6 @@ __all__ = [
     "parse_classes",
     "parse_standardise",
     "read_own",
-    "write_split",
 ]
 
 # The partition of a run whose nodes have data of their own.
@@ -136,7 +133,7 @@ class OwnSource:
     Parameters
     ----------
     data : str
-        A file or folder, as ``own_files.read_file`` takes it, or ``module:function``.
+        A file or folder, as ``files.read_file`` takes it, or ``module:function``.
     label : str
         The column of a table that holds labels.
     features : tuple of str
@@ -205,44 +202,40 @@ def read_own(source: OwnSource, classes: Classes | None = None) -> OwnData:
     """
     classes = classes or Classes()
     if is_import_path(source.data) and not Path(source.data).exists():
-        raw = _called(source)
+        found = _called(source)
     else:
-        raw = read_file(Path(source.data).expanduser(), source.label, source.features or None)
-    y = _classified(source.data, raw, classes)
-    told = classes.number or raw.num_classes or max(2, int(y.max()) + 1)
-    return OwnData(raw.x, y, told, raw.features)
+        found = read_file(Path(source.data).expanduser(), FileColumns(source.label, source.features))
+    y = _classified(source.data, found, classes)
+    told = classes.number or found.num_classes or max(2, int(y.max()) + 1)
+    return OwnData(found.x, y, told, found.features)
 
 
-def _called(source: OwnSource) -> RawData:
+def _called(source: OwnSource) -> FileData:
     path = source.data
-    # What the function keeps must not change with what is done here.
     found = call_imported("data", path, dict(source.config))
     if not isinstance(found, tuple) or len(found) != 2:
-        raise ValueError(f"data = {path!r}: returned a {type(found).__name__}, must return (x, y)")
-    x, labels = checked_inputs(path, np.array(found[0])), np.asarray(found[1])
-    if labels.shape != (len(x),):
-        raise ValueError(
-            f"{path}: y must have the shape ({len(x)},), one label for each of x, got {labels.shape}"
-        )
-    return RawData.of(x, labels, [f"y[{i}]" for i in range(len(x))])
+        raise ValueError(f"data = {path!r} must return (x, y), got a {type(found).__name__}")
+    with named(path):
+        # Copied: what the function keeps must not change with what is done here.
+        return of_arrays(np.array(found[0]), np.asarray(found[1]))
 
 
-def _classified(where: str, raw: RawData, classes: Classes) -> NDArray[np.int64]:
+def _classified(where: str, found: FileData, classes: Classes) -> NDArray[np.int64]:
     """Return labels as class numbers."""
     known = {name: number for number, name in enumerate(classes.names)}
-    most = classes.number or raw.num_classes or _MAX_CLASSES
+    most = classes.number or found.num_classes or _MAX_CLASSES
     if known:
         valid = f"one of {', '.join(map(repr, classes.names))}"
     else:
         valid = f"an integer from 0 to {most - 1} (or the run's key classes name the labels)"
-    numbers = np.empty(len(raw.values), np.int64)
-    for place, text in enumerate(raw.values):
-        number = known.get(text) if known else _number(text)
+    numbers = []
+    assert found.labels is not None
+    for label, place in found.labels.first.items():
+        number = known.get(label) if known else _number(label)
         if number is None or number >= most:
-            row = raw.rows[int(np.flatnonzero(raw.labels == place)[0])]
-            raise ValueError(f"{where}: {row} must be {valid}, got {text!r}")
-        numbers[place] = number
-    return numbers[raw.labels]
+            raise ValueError(f"{where}: {place} must be {valid}, got {label!r}")
+        numbers.append(number)
+    return found.labels.numbers(numbers)
 
 
 def _number(text: str) -> int | None:
@@ -349,75 +342,3 @@ def parse_standardise(text: str) -> Standardisation | None:
     if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
         raise ValueError("the mean is up to 1e30, the deviation from 1e-30 to 1e30")
     return Standardisation((mean,), (std,))
-
-
-# A real data set as files.
-
-
-def write_split(
-    dataset: str,
-    folder: str | os.PathLike[str],
-    num_nodes: int,
-    scheme: str,
-    seed: int = 0,
-    data_dir: str | os.PathLike[str] | None = None,
-    scaling: str = "standard",
-) -> Path:
-    """Write the training set of a data set as one file a node, dealt as a simulation deals it.
-
-    With ``partition = "own"``, ``standardise = "none"`` and ``holdout = 0`` (on devices in the node config),
-    With ``partition = "own"``, ``standardise = "none"`` and ``holdout = 0`` (on devices of the node config),
-    and seed: docs/bits.md.
-
-    Parameters
-    ----------
-    dataset : str
-        A name or import path, as for ``load``.
-    folder : str or path
-        Where the files go; made if it is not there.
-    num_nodes : int
-        Number of files, >= 1.
-    scheme : str
-        A partition scheme, as for ``partition``.
-    seed : int (default: 0)
-        Keys the partition.
-    data_dir, scaling
-        As for ``load``.
-
-    Returns
-    -------
-    Path
-        ``manifest.json`` in the folder: what was dealt how, each node's number of samples and node config
-        (``data`` is the file, relative to the folder), and what the run config must say.
-
-    Raises
-    ------
-    DatasetNotFound, ValueError
-        As ``load`` and ``partition`` do; ValueError too if the folder has a manifest or such files already.
-    """
-    folder = Path(folder).expanduser()
-    data = federated(dataset, scheme, num_nodes, seed, data_dir, scaling)
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest = folder / "manifest.json"
-    files = [folder / f"node-{i}.npz" for i in range(num_nodes)]
-    if there := [path for path in (manifest, *files) if path.exists()]:
-        raise ValueError(f"{there[0]} exists already: the folder must have no files of an earlier split")
-    x, y = data.dataset.x_train, data.dataset.y_train
-    for path, part in zip(files, data.parts, strict=True):
-        # Each node may read its own file alone.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.savez(file, x=x[part], y=y[part], classes=np.int64(data.dataset.num_classes))
-    told = {
-        "dataset": dataset,
-        "partition": scheme,
-        "num-nodes": num_nodes,
-        "seed": seed,
-        "scaling": scaling,
-        "input-shape": list(data.dataset.input_shape),
-        "num-classes": data.dataset.num_classes,
-        "num-examples": data.sizes,
-        "run-config": {"partition": OWN, "num-clients": num_nodes},
-        "node-config": [{"data": path.name} for path in files],
-    }
-    manifest.write_text(json.dumps(told, indent=2) + "\n")
-    return manifest

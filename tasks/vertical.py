@@ -7,7 +7,6 @@ training set; no person has samples in both training and test set.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import sepsis2019, tabular
-from .checks import at_least
-from .datasets import DATA_DIR_VARIABLE, CatalogueEntry, DatasetNotFound, load, resolve_data_dir
-from .images import Images, scaled
-from .imports import call_imported, is_import_path
+from .checks import at_least, check_inputs, check_labels, described
+from .images import scaled
+from .imports import is_import_path
+from .sources import SOURCES, VERTICAL_DATASETS, find, imported, known, resolve_data_dir
+from .tabular import Table
 
-__all__ = ["VERTICAL_DATASETS", "ImageCut", "VerticalDataset", "load_vertical", "vertical_catalogue"]
+__all__ = ["ImageCut", "VerticalDataset", "load_vertical"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.str_]
@@ -84,11 +83,11 @@ class VerticalDataset:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
             raise self._error("classes", repr(self.classes), "at least 2 different names")
         for part in ("train", "test"):
-            self._check_labels(f"y_{part}", getattr(self, f"y_{part}"))
-            count = len(getattr(self, f"y_{part}"))
+            y, set_ = getattr(self, f"y_{part}"), f"data set {self.name!r}: "
+            check_labels(f"{set_}y_{part}", y, self.num_classes)
             for party in ("hospital", "device"):
-                self._check_features(f"{party}_{part}", getattr(self, f"{party}_{part}"), count)
-            self._check_ids(f"ids_{part}", getattr(self, f"ids_{part}"), count)
+                check_inputs(f"{set_}{party}_{part}", getattr(self, f"{party}_{part}"), len(y))
+            self._check_ids(f"ids_{part}", getattr(self, f"ids_{part}"), len(y))
         for party in ("hospital", "device"):
             self._check_party(party)
         for key in ("people_train", "sites_train"):
@@ -103,36 +102,18 @@ class VerticalDataset:
         """The number of classes."""
         return len(self.classes)
 
-    def _check_features(self, key: str, x: Floats, count: int) -> None:
-        if (
-            not isinstance(x, np.ndarray)
-            or x.dtype != np.float32
-            or x.ndim < 2
-            or len(x) != count
-            or not x.size
-        ):
-            raise self._error(key, _describe(x), f"a non-empty float32 array ({count}, ...)")
-        if not np.isfinite(x.sum(dtype=np.float64)):
-            raise self._error(key, "NaN or infinity", "finite")
-
-    def _check_labels(self, key: str, y: NDArray[np.int64]) -> None:
-        if not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1 or not y.size:
-            raise self._error(key, _describe(y), "a non-empty int64 array (N,)")
-        if y.min() < 0 or y.max() >= self.num_classes:
-            raise self._error(key, f"{y.min()} to {y.max()}", f"from 0 to {self.num_classes - 1}")
-
     def _check_names(self, key: str, names: Ids | None, count: int) -> None:
         if names is None:
             return
         if not isinstance(names, np.ndarray) or names.dtype.kind != "U" or names.shape != (count,):
-            raise self._error(key, _describe(names), f"a str array of shape ({count},)")
+            raise self._error(key, described(names), f"a str array of shape ({count},)")
 
     def _check_payoffs(self) -> None:
         payoffs, due = self.payoffs_test, (len(self.y_test), self.num_classes)
         if payoffs is None:
             return
         if not isinstance(payoffs, np.ndarray) or payoffs.dtype != np.float64 or payoffs.shape != due:
-            raise self._error("payoffs_test", _describe(payoffs), f"a float64 array of shape {due}")
+            raise self._error("payoffs_test", described(payoffs), f"a float64 array of shape {due}")
         if not np.isfinite(payoffs).all():
             raise self._error("payoffs_test", "NaN or infinity", "finite")
 
@@ -196,143 +177,6 @@ class ImageCut:
         return (centre, ~centre) if self.centre_owner == "hospital" else (~centre, centre)
 
 
-_ORGAN_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
-_ORGAN_CLASSES = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
-)
-
-
-def _read_organamnist(folder: Path) -> Images:
-    """Read MedMNIST's training and test images; the validation images stay unused."""
-    path = folder / "organamnist.npz"
-    with np.load(path) as file:
-        lacking = [key for key in _ORGAN_KEYS if key not in file]
-        if lacking:
-            raise ValueError(
-                f"{path} must have the arrays {', '.join(_ORGAN_KEYS)}, got no {', '.join(lacking)}"
-            )
-        arrays = [file[key] for key in _ORGAN_KEYS]
-    for key, images in zip(_ORGAN_KEYS[::2], arrays[::2], strict=True):
-        if images.dtype != np.uint8 or images.ndim != 3:
-            raise ValueError(f"{path}: {key} must be uint8 of shape (N, H, W), got {_describe(images)}")
-    x_train, y_train, x_test, y_test = arrays
-    return Images(x_train[:, None], y_train.ravel(), x_test[:, None], y_test.ravel())
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What a set is, which files it has, and how to read them."""
-
-    description: str
-    size: str
-    how_to_get: str
-    files: tuple[str, ...]
-    read: Callable[[Path], tabular.Table | Images]
-    standard_folders: tuple[Path, ...] = ()
-    folder: str = ""  # the name of its folder, if not the set's
-
-    def missing(self, folder: Path) -> list[str]:
-        """Return the files that the folder lacks."""
-        return [name for name in self.files if not (folder / name).exists()]
-
-
-_PACKAGE = "scikit-learn"
-_SOURCES = {
-    "breast-cancer": _Source(
-        "two halves of the features of breast masses, benign or malignant",
-        "569 people, 15 + 15 features",
-        f"comes with {_PACKAGE}",
-        (),
-        tabular.read_breast_cancer,
-        (Path(),),
-    ),
-    "ecg5000": _Source(
-        "heartbeats of an electrocardiogram, five kinds",
-        "5,000 series of 140 steps",
-        "put ECG5000_TRAIN.tsv and ECG5000_TEST.tsv of the UCR archive into DATA_DIR/ecg5000",
-        ("ECG5000_TRAIN.tsv", "ECG5000_TEST.tsv"),
-        tabular.read_ecg5000,
-    ),
-    "support2": _Source(
-        "seriously ill adults, who died in hospital or not: vital signs, and laboratory values",
-        "9,105 people, 4 + 10 features",
-        "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
-        ("support2.csv",),
-        tabular.read_support2,
-    ),
-    "sepsis2019": _Source(
-        "hours in intensive care, of people with sepsis and without: vital signs, and the rest",
-        "48 hours a stay, 26 + 8 values an hour",
-        "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019",
-        ("set_A", "set_B"),
-        sepsis2019.read_sepsis2019,
-    ),
-    "sepsis2019-windows": _Source(
-        "hours in intensive care, and whether a sepsis is near: summaries of what was measured so far",
-        "some 190,000 hours of 40,336 people, 187 + 56 features",
-        "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019",
-        ("set_A", "set_B"),
-        sepsis2019.read_sepsis2019_windows,
-        folder="sepsis2019",
-    ),
-    "esr": _Source(
-        "a second of an electroencephalogram each, epileptic seizures among them",
-        "11,500 series of 178 steps",
-        "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
-        ("data.csv",),
-        tabular.read_esr,
-    ),
-    "mimic3": _Source(
-        "the first 48 hours in intensive care, and who died in hospital",
-        "48 hours a stay, 38 + 38 features an hour",
-        "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
-        "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
-        ("train/listfile.csv", "test/listfile.csv"),
-        tabular.read_mimic3,
-    ),
-    "organamnist": _Source(
-        "abdominal CT slices of eleven organs, cut in two",
-        "some 52,000 images 1x28x28",
-        "put organamnist.npz of MedMNIST into DATA_DIR/organamnist, or let the package medmnist fetch it",
-        ("organamnist.npz",),
-        _read_organamnist,
-        (Path("~/.medmnist"),),
-    ),
-}
-
-_IMAGES = ("mnist-5k", "mnist", "fashion-mnist")
-
-VERTICAL_DATASETS = (*_SOURCES, *_IMAGES)
-
-
-def vertical_catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
-    """Return what is known by name beside the sets of ``catalogue``: tables, series, images of two parties.
-
-    Parameters
-    ----------
-    data_dir : str or path or None (default: None)
-        As for ``load_vertical``.
-    """
-    folder = resolve_data_dir(data_dir)
-    entries = []
-    for name, source in _SOURCES.items():
-        found = next((place for place in _folders(name, folder) if not source.missing(place)), None)
-        # A set that a package brings has no folder of its own.
-        where = None if found is None else str(found) if source.files else _PACKAGE
-        entries.append(CatalogueEntry(name, source.description, source.size, where, source.how_to_get))
-    return entries
-
-
 def load_vertical(
     name: str, data_dir: str | os.PathLike[str] | None = None, cut: ImageCut | None = None
 ) -> VerticalDataset:
@@ -364,57 +208,21 @@ def load_vertical(
     """
     folder = resolve_data_dir(data_dir)
     if is_import_path(name):
-        return _load_own(name, folder)
-    if name not in VERTICAL_DATASETS:
-        known = ", ".join(VERTICAL_DATASETS)
-        raise ValueError(f"dataset must be one of {known}, or an import path module:function, got {name!r}")
-    return _load(name, folder, cut or ImageCut())
+        return imported(name, folder, VerticalDataset)
+    return _load(known(name, VERTICAL_DATASETS), folder, cut or ImageCut())
 
 
 @lru_cache(maxsize=2)
 def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
-    if name in _IMAGES:
-        data = load(name, folder, "unit")
-        classes = tuple(map(str, range(data.num_classes)))
-        return _from_images(name, data.x_train, data.y_train, data.x_test, data.y_test, classes, cut)
-    raw = _SOURCES[name].read(_find(name, folder))
-    if isinstance(raw, tabular.Table):
+    raw = SOURCES[name].read(find(name, folder))
+    if isinstance(raw, Table):
         return _from_table(name, raw)
     x_train, x_test = scaled(raw, "unit")
     y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
-    return _from_images(name, x_train, y_train, x_test, y_test, _ORGAN_CLASSES, cut)
+    return _from_images(name, x_train, y_train, x_test, y_test, SOURCES[name].classes, cut)
 
 
-def _load_own(path: str, folder: Path | None) -> VerticalDataset:
-    dataset = call_imported("dataset", path, folder)
-    if not isinstance(dataset, VerticalDataset):
-        raise ValueError(f"dataset = {path!r} must return a VerticalDataset, got a {type(dataset).__name__}")
-    return dataset
-
-
-def _folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Return every folder to look in, in order."""
-    source = _SOURCES[name]
-    named = [data_dir / (source.folder or name), data_dir] if data_dir else []
-    return [*named, *(folder.expanduser() for folder in source.standard_folders)]
-
-
-def _find(name: str, data_dir: Path | None) -> Path:
-    source = _SOURCES[name]
-    folders = _folders(name, data_dir)
-    for folder in folders:
-        if not source.missing(folder):
-            return folder
-    places = [f"  {folder}: no {', '.join(source.missing(folder))}" for folder in folders]
-    if data_dir is None:
-        places.append(f"  no data folder was given: set data-dir or the variable {DATA_DIR_VARIABLE}")
-    looked_at = "\n".join(places)
-    raise DatasetNotFound(
-        f"data set {name!r} was not found. Looked at:\n{looked_at}\nTo get it: {source.how_to_get}"
-    )
-
-
-def _from_table(name: str, table: tabular.Table) -> VerticalDataset:
+def _from_table(name: str, table: Table) -> VerticalDataset:
     people = table.ids if table.people is None else table.people
     test = _test_samples(table.labels, people) if table.test is None else table.test
     both = np.intersect1d(people[test], people[~test])
@@ -458,7 +266,7 @@ def _test_samples(labels: NDArray[np.int64], people: Ids) -> NDArray[np.bool_]:
 
 
 def _prepared(
-    x: Floats, train: NDArray[np.bool_], features: tuple[str, ...], table: tabular.Table
+    x: Floats, train: NDArray[np.bool_], features: tuple[str, ...], table: Table
 ) -> tuple[Floats, tuple[str, ...]]:
     """Scale and impute one party's features by the training samples."""
     measured = ~np.isnan(x)
@@ -526,12 +334,4 @@ def _from_images(
         y_test,
         np.array([f"test-{number}" for number in range(len(y_test))]),
         classes,
-    )
-
-
-def _describe(value: object) -> str:
-    return (
-        f"{value.dtype} of shape {value.shape}"
-        if isinstance(value, np.ndarray)
-        else f"a {type(value).__name__}"
     )

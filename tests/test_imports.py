@@ -99,7 +99,6 @@ ELSEWHERE = {
     "hedgerow.wire.extras": {"flower_apps/test_light_node"},
     # Plays older commits too, whose packages do not list these.
     "hedgerow.sim.runs.launch": {"golden/scripts"},
-    "hedgerow.tasks.vertical_own": {"golden/play"},
 }
 
 

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
 
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.party import ROLES, Party
+from hedgerow.clients.own_share import data_not_valid
 from hedgerow.clients.told import keep_told, told
+from hedgerow.tasks.files import FileColumns, FileData, read_constants, read_file
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
-from hedgerow.tasks.vertical_own import OwnHalf, read_constants, read_half
 from hedgerow.wire.limits import MAX_FEATURES
 
 __all__ = [
@@ -58,15 +60,15 @@ class OwnParty:
         An edge is a gateway that has the devices of a whole group; a device has one person.
     group : int
         m, >= 0.
-    half : OwnHalf
-        The party's half.
+    half : FileData
+        The party's half: its people's ids, features and, where it has them, labels.
     key : MatchKey
         What it shares with the other parties of its group.
     """
 
     role: str
     group: int
-    half: OwnHalf
+    half: FileData
     key: MatchKey
 
     @cached_property
@@ -78,12 +80,19 @@ class OwnParty:
     @property
     def classes(self) -> list[str]:
         """The names of the classes that its people have; empty without labels."""
-        return sorted(set(self.half.labels or ()))
+        return sorted(self.half.labels.first) if self.half.labels else []
 
-    def check_classes(self, classes: Sequence[str]) -> None:
-        """Raise ValueError unless all of the party's classes are among these, whoever a message is about."""
+    def class_numbers(self, classes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the place among these of each row's class; empty without labels.
+
+        ValueError unless all of the party's classes are among them, whoever a message is about.
+        """
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"classes lacks {len(missing)} of this party's classes in the message's config")
+        if self.half.labels is None:
+            return np.empty(0, np.int64)
+        number = {name: index for index, name in enumerate(classes)}
+        return self.half.labels.numbers([number[name] for name in self.half.labels.first])
 
     def people(self, ids: Sequence[str]) -> list[int]:
         """Return the rows of these people; ValueError if one is not here."""
@@ -244,7 +253,11 @@ def _own(
     id_column: str,
     label_column: str,
 ) -> OwnParty:
-    half = read_half(data[0], id_column, label_column, labelled=role == "hospital")
+    columns = FileColumns(label_column, id=id_column, labelled=role == "hospital")
+    try:
+        half = read_file(Path(data[0]).expanduser(), columns)
+    except ValueError as error:
+        raise data_not_valid(error) from None
     if role == "device" and len(half.ids) != 1:
         raise ValueError(f"data: a device must have one person, got {len(half.ids)} (an edge may have many)")
     return OwnParty(role, group, half, MatchKey.read(key[0], group))
@@ -273,7 +286,7 @@ def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
         raise ValueError(f"the shape must be this data's {x.shape[1:]}, got {shape} in the message's config")
     mean, deviation = terms.mean, terms.deviation
     if constants:
-        read = read_constants(constants, terms.features)
+        read = read_constants(Path(constants).expanduser(), terms.features)
         mean, deviation = tuple(read[0]), tuple(read[1])
     if mean:
         if len(mean) != x.shape[-1] or len(deviation) != x.shape[-1]:
@@ -292,9 +305,8 @@ def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
             raise ValueError("one of the sides must have labels: this party has none and was told none")
         sealed = zip(terms.labels, terms.people, strict=True)
         return [own.key.unseal(one, person, terms.classes) for one, person in sealed]
-    own.check_classes(terms.classes)
-    number = {name: index for index, name in enumerate(terms.classes)}
-    return [number[own.half.labels[row]] for row in rows]
+    found: list[int] = own.class_numbers(terms.classes)[rows].tolist()
+    return found
 
 
 @lru_cache(maxsize=8)

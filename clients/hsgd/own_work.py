@@ -137,17 +137,15 @@ def _pool(call: Call) -> RecordDict:
         _pooled_once(call, "sums of features", *(part.tobytes() for part in arrays.values()))
     if own.role == "hospital":
         classes = _texts(config, "classes")
-        own.check_classes(classes)
-        number, labels = {name: index for index, name in enumerate(classes)}, own.half.labels or ()
+        numbers = own.class_numbers(classes)
         if flag(config, "counts", default=False):
             _enough(call, ids, "counts of classes")
-            mine = [number[labels[row]] for row in rows]
-            arrays["counts"] = np.bincount(mine, minlength=len(number)).astype(np.float64)
+            arrays["counts"] = np.bincount(numbers[rows], minlength=len(classes)).astype(np.float64)
             _pooled_once(call, "counts of classes", arrays["counts"].tobytes())
         sealed = [str(one) for one in config.get("labels-of", [])]  # type: ignore[union-attr]
         if sealed:
             labels_of = [
-                own.key.seal(number[labels[row]], person, classes)
+                own.key.seal(int(numbers[row]), person, classes)
                 for row, person in zip(own.people(sealed), sealed, strict=True)
             ]
             reply["sealed"] = ConfigRecord({"labels": labels_of})

@@ -30,8 +30,8 @@ from flwr.common import log
 from hedgerow.clients.policy import PRIVACY_MODES, Policy, PolicyError, policy_of
 from hedgerow.clients.process_memory import is_out_of_memory, limited_memory
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, epsilon_of
-from hedgerow.tasks.datasets import DATA_DIR_VARIABLE
 from hedgerow.tasks.permissions import Permissions, permitted
+from hedgerow.tasks.sources import DATA_DIR_VARIABLE
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED_SUM
 from hedgerow.wire.message_types import (

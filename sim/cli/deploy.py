@@ -273,8 +273,7 @@ def deploy_split(
     ] = None,
 ) -> None:
     """Write a data set as one file a node, readable by its owner alone, for --own-data."""
-    from hedgerow.tasks import write_split
-    from hedgerow.tasks.vertical_own import write_group_split
+    from hedgerow.tasks import write_group_split, write_split
 
     with bad_options():
         if (nodes is None) == (groups is None):

@@ -69,9 +69,11 @@ def test_a_device_that_installs_an_app_gets_what_a_node_needs(app: str) -> None:
 def test_an_app_runs_where_no_extra_is_installed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for i in range(2):
-        np.savez(tmp_path / f"{i}.npz", x=rng.normal(size=(40, 6)), y=rng.integers(0, 2, 40))
+        table = np.column_stack([rng.normal(size=(40, 6)), rng.integers(0, 2, 40)])
+        header = "a,b,c,d,e,f,label"
+        np.savetxt(tmp_path / f"{i}.csv", table, "%g", delimiter=",", header=header, comments="")
     manifest = {
-        "node-config": [{"data": "0.npz"}, {"data": "1.npz"}],
+        "node-config": [{"data": "0.csv"}, {"data": "1.csv"}],
         "run-config": {"partition": "own", "num-clients": 2},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))

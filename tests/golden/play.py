@@ -282,8 +282,7 @@ def _table(path: Path, samples: int, seed: int) -> str:
 
 def _parties(folder: Path, count: int) -> list[dict[str, Any]]:
     """Write the files of hospitals and edges, with a common key to match people by."""
-    from hedgerow.tasks import load_vertical
-    from hedgerow.tasks.vertical_own import write_groups
+    from hedgerow.tasks import load_vertical, write_groups
 
     data, groups = load_vertical("breast-cancer"), count // 2
     rows = np.random.default_rng(0).permutation(len(data.y_train))[: 24 * groups].reshape(groups, 24)

@@ -1,5 +1,6 @@
 """What a node with a file of its own refuses: of its owner's config, and of what it is told."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from tests.clients import contexts
 from tests.clients.hsgd.federation import sent
 
-from hedgerow.clients import Refusal, hsgd_client
+from hedgerow.clients import Refusal, hsgd_client, own_share
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.own import own_party
 from hedgerow.clients.hsgd.own_work import own_handlers
@@ -45,19 +46,28 @@ def node(folder: Path, text: str = "id,pulse\np-1,61\n", **config: Any) -> Conte
             {"match-key-file": "/nowhere/match.key"},
             "match-key-file must be the path of a readable file, got 'match.key' in the node config",
         ),
-        ({"role": "hospital"}, "has no column 'label'"),
-        ({"id": "mrn"}, "must have the column 'mrn'"),
+        ({"role": "hospital"}, "half.csv: no column 'label'"),
+        ({"id": "mrn"}, "half.csv: no column 'mrn'"),
     ],
 )
 def test_a_bad_node_config_is_named(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must") as error:
+    with pytest.raises(ValueError, match=re.escape(words)):
         own_party(node(tmp_path, **config))
-    assert words in str(error.value)
+
+
+def test_a_server_is_told_nothing_of_a_device_s_bad_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own_share, "is_simulated", lambda: False)
+    with caplog.at_level("ERROR"), pytest.raises(ValueError, match="its log says why") as error:
+        own_party(node(tmp_path, "id,pulse\np-77,fast\n"))
+    assert not {"half", "pulse", "fast", "77"} & {*re.split(r"\W", str(error.value))}
+    assert "half.csv: row 2, column 'pulse' must be a finite number, got 'fast'" in caplog.text
 
 
 def test_a_device_has_one_person(tmp_path: Path) -> None:
     for rows, words in (
-        ("", "must have at least one person"),
+        ("", "there must be at least one row"),
         ("p-1,61\np-2,62\n", "a device must have one person, got 2"),
     ):
         with pytest.raises(ValueError, match=words):

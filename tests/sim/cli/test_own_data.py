@@ -85,22 +85,31 @@ def test_what_keeps_local_data_from_being_read_is_the_one_error(
     assert "ClientApp(mods=[introduce])" not in shown.stderr
 
 
-def test_a_data_set_is_fetched_by_torchvision_or_the_line_that_fetches_it_is_told(
+def test_a_data_set_is_fetched_by_its_package_or_the_line_that_fetches_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     told = hedgerow("data", "--download", "Fashion_MNIST", "--data-dir", tmp_path)
     assert told.exit_code == 2
-    line = f"import torchvision; torchvision.datasets.FashionMNIST('{tmp_path}', download=True)"
+    line = f"import torchvision; torchvision.datasets.FashionMNIST(root='{tmp_path}', download=True)"
     assert f'python -c "{line}"' in told.stderr
-    fetched: list[tuple[str, bool]] = []
-    sets = SimpleNamespace(MNIST=lambda folder, download: fetched.append((folder, download)))
+    fetched: list[dict[str, object]] = []
+    sets = SimpleNamespace(MNIST=lambda **options: fetched.append(options))
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=sets))
     done = hedgerow("data", "--download", "mnist", "--data-dir", tmp_path)
     assert done.exit_code == 0, done.output
-    assert fetched == [(str(tmp_path), True)]
+    organs = SimpleNamespace(OrganAMNIST=lambda **options: fetched.append(options))
+    monkeypatch.setitem(sys.modules, "medmnist", organs)
+    # medmnist does not make the folder.
+    done = hedgerow("data", "--download", "organamnist", "--data-dir", tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "new").is_dir()
+    assert fetched == [
+        {"root": str(tmp_path), "download": True},
+        {"root": str(tmp_path / "new"), "download": True, "split": "train"},
+    ]
 
-    def offline(folder: str, *, download: bool) -> None:
+    def offline(**options: object) -> None:
         raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
 
     sets.MNIST = offline
@@ -111,3 +120,13 @@ def test_a_data_set_is_fetched_by_torchvision_or_the_line_that_fetches_it_is_tol
     )
     assert "(did you mean 'cifar10'?)" in hedgerow("data", "--download", "cifar1").stderr
     assert "needs --data-dir" in hedgerow("data", "--download", "mnist").stderr
+
+
+def test_what_no_package_fetches_is_here_or_its_owner_is_named(tmp_path: Path) -> None:
+    assert (
+        "breast-cancer is here: found in scikit-learn"
+        in hedgerow("data", "--download", "breast-cancer").output
+    )
+    told = hedgerow("data", "--download", "esr", "--data-dir", tmp_path)
+    assert told.exit_code == 2
+    assert told.stderr.startswith("Error: no package fetches esr: put data.csv of UCI's Epileptic Seizure")

@@ -1,0 +1,487 @@
+"""A node's own files: arrays, tables, image folders and saved Hugging Face data sets, read and checked.
+
+What is read is float32 and finite; labels and ids are texts. What is wrong is one ValueError that names file,
+row and column. Tables are read in chunks: beside what is returned, memory holds one chunk. CSV and arrays
+need no package that a device lacks.
+"""
+
+import csv
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import described
+from .extras import needed
+
+__all__ = ["FileColumns", "FileData", "Labels", "named", "of_arrays", "read_constants", "read_file"]
+
+Floats = NDArray[np.float32]
+# The cells of a column, and the numbers of rows with their cells by the names of columns.
+_Cells = Sequence[Any] | NDArray[Any]
+_Chunk = tuple[Sequence[int], Mapping[str, _Cells]]
+
+# Cells of a table that are read at once: some 20 MB as texts.
+_CHUNK_CELLS = 2**18
+# Values of an array that are checked at once.
+_CHECKED = 2**23
+_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMS = (
+    "a file .npz, .csv or .parquet, a folder of one folder of images a class, or a folder written by "
+    "datasets.save_to_disk"
+)
+_FLAGS = {"true": 1.0, "false": 0.0}
+
+
+class Labels:
+    """Labels as texts, as they come.
+
+    Attributes
+    ----------
+    first : dict of str to str
+        Each label once, in the order in which they came, and where it stands first, for messages.
+    codes : array of int64
+        Of each sample, its label's place in ``first``.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[str, str] = {}
+        self.codes = array("q")
+        self._places: dict[str, int] = {}
+
+    def add(self, values: Iterable[Any], where: Callable[[int], str]) -> None:
+        """Take more labels; ``where`` tells where the i-th of them stands. ValueError if one is empty."""
+        for i, value in enumerate(values):
+            label = _text(value)
+            if label not in self._places:
+                if not label:
+                    raise ValueError(f"{where(i)} must be a label, got an empty cell")
+                self._places[label] = len(self._places)
+                self.first[label] = where(i)
+            self.codes.append(self._places[label])
+
+    def numbers(self, of_label: Sequence[int]) -> NDArray[np.int64]:
+        """Return each sample's number, (N,), from those of the labels in ``first``."""
+        return np.array(of_label, np.int64)[np.frombuffer(self.codes, np.int64)]
+
+
+@dataclass(frozen=True, eq=False)
+class FileData:
+    """What a file holds.
+
+    Parameters
+    ----------
+    x : ndarray of float32, (N, ...)
+        Finite inputs, N >= 1; images are (N, C, H, W).
+    labels : Labels or None
+        None where the file has none.
+    ids : tuple of str (default: none)
+        Whose each sample is, where ids were asked for: different texts, none empty.
+    features : tuple of str (default: none)
+        The columns of a table.
+    num_classes : int or None (default: None)
+        The number of classes, where the file tells.
+    """
+
+    x: Floats
+    labels: Labels | None
+    ids: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        first: dict[str, int] = {}
+        for sample, one in enumerate(self.ids, 1):
+            if not one:
+                raise ValueError(f"the id of sample {sample} must not be empty")
+            if (before := first.setdefault(one, sample)) != sample:
+                # Whose id it is stays untold.
+                raise ValueError(f"samples {before} and {sample} must not have the same id")
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """What is taken from a file.
+
+    Parameters
+    ----------
+    label : str (default: "label")
+        The column of labels in a table.
+    features : tuple of str (default: empty)
+        The columns of features in a table, in this order; empty for all others, in the file's order.
+    id : str or None (default: None)
+        The column of ids in a table; arrays have them as ``ids``, images as their files' names. None: no ids.
+    labelled : bool (default: True)
+        Whether there must be labels.
+    """
+
+    label: str = "label"
+    features: tuple[str, ...] = ()
+    id: str | None = None
+    labelled: bool = True
+
+    def features_in(self, header: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns of features of a table; ValueError if one of those in use is not there."""
+        if twice := sorted({name for name in header if header.count(name) > 1}):
+            raise ValueError(f"each column must have a name of its own, got {twice[0]!r} twice")
+        others = (self.label, self.id)
+        names = self.features or tuple(name for name in header if name not in others)
+        due = [*([self.label] if self.labelled else []), *([] if self.id is None else [self.id]), *names]
+        if lacking := [name for name in due if name not in header]:
+            raise ValueError(
+                f"no column {', '.join(map(repr, lacking))}; there are "
+                f"{', '.join(map(repr, header[:20]))}{' …' if len(header) > 20 else ''}. Keys label, "
+                "features and id of the node config name columns"
+            )
+        if not names or len(set(names)) < len(names) or set(names) & set(others):
+            raise ValueError(
+                "features must be one column or more, each once, without those of labels and ids, got "
+                f"{[*names]}"
+            )
+        return names
+
+
+def read_file(path: Path, columns: FileColumns) -> FileData:
+    """Return what a file or folder holds.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.csv`` with a header or a ``.parquet``, whose features are all numbers; an ``.npz`` with ``x``
+        (N, ...), ``y`` (N,) and, where they are told, ``ids`` (N,), texts, and ``classes``, a number; a
+        folder of class folders of images, or of images without labels; or what ``datasets.save_to_disk``
+        wrote.
+    columns : FileColumns
+        What is taken from it.
+
+    Raises
+    ------
+    ValueError
+        There is no such file, it is of no known form, or what it holds is not valid.
+    """
+    readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
+    with named(path):
+        if path.is_dir():
+            saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+            found = _read_saved(path, columns) if saved else _read_images(path, columns)
+        elif reader := readers.get(path.suffix.lower()):
+            if not path.is_file():
+                raise ValueError("there is no such file")
+            found = reader(path, columns)
+        else:
+            raise ValueError(f"it must be {_FORMS}")
+        if columns.labelled and found.labels is None:
+            raise ValueError("there must be labels, got none")
+    return found
+
+
+@contextmanager
+def named(where: object) -> Iterator[None]:
+    """Make any error of a ``with`` block a ValueError that says where: damaged files fail in many ways."""
+    try:
+        yield
+    except Exception as error:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ValueError(f"{where}: {words}") from error
+
+
+# Arrays.
+
+
+def of_arrays(x: Any, y: Any, ids: Any = None, classes: Any = None) -> FileData:
+    """Return inputs (N, ...) with labels (N,), ids (N,) and a number of classes, or None for each of these.
+
+    Raises
+    ------
+    ValueError
+        One has another type or shape, or an input is not finite.
+    """
+    samples = len(x) if isinstance(x, np.ndarray) and x.ndim else 0
+    for key, column, kinds, valid in (("y", y, "iubUSO", "integers or texts"), ("ids", ids, "US", "texts")):
+        if column is not None and (column.shape != (samples,) or column.dtype.kind not in kinds):
+            raise ValueError(
+                f"{key} must be {valid} of shape ({samples},), one for each of x, got {described(column)}"
+            )
+    if classes is not None and (classes.shape != () or classes.dtype.kind not in "iu" or classes < 2):
+        raise ValueError(f"classes must be one integer >= 2, got {described(classes)}")
+    labels = None
+    if y is not None:
+        labels = Labels()
+        labels.add(y.tolist(), "y[{}]".format)
+    people = () if ids is None else tuple(map(_text, ids.tolist()))
+    return FileData(_inputs(x), labels, people, num_classes=None if classes is None else int(classes))
+
+
+def _inputs(x: object) -> Floats:
+    """Return an array of numbers (N, ...) as float32; ValueError unless all are finite and N >= 1."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiub":
+        raise ValueError(f"x must be an array of numbers (N, ...), got {described(x)}")
+    if not x.size or x.ndim < 2:
+        raise ValueError(f"x must be a non-empty array (N, ...) of two axes or more, got {described(x)}")
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(x, np.float32)
+    step = max(1, _CHECKED * len(out) // out.size)
+    for start in range(0, len(out), step):
+        strange = ~np.isfinite(out[start : start + step])
+        if strange.any():
+            at = np.argwhere(strange)[0]
+            place = f"x[{', '.join(map(str, [start + at[0], *at[1:]]))}]"
+            value = x[start + at[0]][tuple(at[1:])]
+            raise ValueError(f"{place} must be a finite number of float32, got {value}")
+    return out
+
+
+def _read_npz(path: Path, columns: FileColumns) -> FileData:
+    with np.load(path, allow_pickle=False) as file:
+        held = {key: file[key] for key in ("x", "y", "ids", "classes") if key in file}
+    due = ["x", *(["y"] if columns.labelled else []), *(["ids"] if columns.id is not None else [])]
+    if lacking := [key for key in due if key not in held]:
+        raise ValueError(f"there must be arrays {', '.join(due)}, got no array {' and '.join(lacking)}")
+    return of_arrays(held["x"], held.get("y"), held["ids"] if "ids" in due else None, held.get("classes"))
+
+
+# Tables.
+
+
+def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]) -> FileData:
+    """Return a table that comes in chunks."""
+    names, has_labels = columns.features_in(header), columns.label in header
+    # Grows in place: an array at the end would be a second copy.
+    values, labels = bytearray(), Labels()
+    ids: list[str] = []
+    for rows, cells in chunks:
+        x = np.empty((len(rows), len(names)), np.float32)
+        for j, name in enumerate(names):
+            with np.errstate(over="ignore"):
+                x[:, j] = _numbers(cells[name])
+        if not np.isfinite(x).all():
+            i, j = np.argwhere(~np.isfinite(x))[0]
+            raise ValueError(
+                f"{_place(rows, names[j], i)} must be a finite number, got {str(cells[names[j]][i])!r}"
+            )
+        values += x.tobytes()
+        if has_labels:
+            labels.add(cells[columns.label], partial(_place, rows, columns.label))
+        if columns.id is not None:
+            ids += map(_text, cells[columns.id])
+    if not values:
+        raise ValueError("there must be at least one row")
+    x = np.frombuffer(values, np.float32).reshape(-1, len(names))
+    return FileData(x, labels if has_labels else None, tuple(ids), names)
+
+
+def _place(rows: Sequence[int], column: str, i: int) -> str:
+    return f"row {rows[i]}, column {column!r}"
+
+
+def _numbers(cells: _Cells) -> NDArray[Any]:
+    """Return the cells of a column as numbers, NaN where one is none."""
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
+        return cells
+    try:
+        return np.fromiter(map(float, cells), np.float64, len(cells))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(_number, cells), np.float64, len(cells))
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return _FLAGS.get(str(cell).lower(), np.nan)
+
+
+def _text(value: Any) -> str:
+    """Return a label or id as a text: a float that is a whole number as that, true and false as 1 and 0."""
+    if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").strip()
+    if isinstance(value, bool | np.bool_) or (isinstance(value, float | np.floating) and value == value // 1):
+        return str(int(value))
+    return str(value).strip()
+
+
+def _read_csv(path: Path, columns: FileColumns) -> FileData:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        header, rows = _csv_rows(file)
+
+        def chunks() -> Iterator[_Chunk]:
+            while block := list(islice(rows, max(1, _CHUNK_CELLS // len(header)))):
+                numbers, cells = zip(*block, strict=True)
+                yield numbers, dict(zip(header, zip(*cells, strict=True), strict=True))
+
+        return _table(columns, header, chunks())
+
+
+def _csv_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the header, and each row that is not blank with its number; the header's is 1."""
+    reader = csv.reader(lines, strict=True)
+    header = [name.strip() for name in next(reader, [])]
+    if not header:
+        raise ValueError("there must be a header, got no columns")
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        for number, row in enumerate(reader, 2):
+            if row and len(row) != len(header):
+                raise ValueError(
+                    f"row {number} must have {len(header)} cells, as the header has, got {len(row)}"
+                )
+            if row:
+                yield number, row
+
+    return header, rows()
+
+
+def read_constants(path: Path, features: Sequence[str]) -> tuple[list[float], list[float]]:
+    """Return mean and deviation of these features from a ``.csv`` with columns feature, mean, std.
+
+    Raises
+    ------
+    ValueError
+        A feature is missing, or a value is not finite, or a deviation not > 0.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    # Without the folder, which a server would be told.
+    with named(f"constants {path.name}"), path.open(newline="", encoding="utf-8-sig") as file:
+        header, rows = _csv_rows(file)
+        if not {"feature", "mean", "std"} <= {*header}:
+            raise ValueError(f"the columns must be feature, mean and std, got {', '.join(header)}")
+        for _, row in rows:
+            cells = dict(zip(header, row, strict=True))
+            found[cells["feature"].strip()] = _number(cells["mean"]), _number(cells["std"])
+    means, deviations = [], []
+    for name in features:
+        mean, deviation = found.get(name, (np.nan, np.nan))
+        if not np.isfinite([mean, deviation]).all() or deviation <= 0:
+            raise ValueError(f"constants: feature {name!r} must have a row with a finite mean and std > 0")
+        means.append(mean)
+        deviations.append(deviation)
+    return means, deviations
+
+
+def _read_parquet(path: Path, columns: FileColumns) -> FileData:
+    parquet = needed("pyarrow.parquet", "data", "a .parquet file")
+    with parquet.ParquetFile(path) as file:
+        header = file.schema_arrow.names
+        used = _used(columns, header)
+        batches = file.iter_batches(batch_size=max(1, _CHUNK_CELLS // len(used)), columns=used)
+        return _table(columns, header, _arrow_chunks(batches, 1))
+
+
+def _used(columns: FileColumns, header: Sequence[str]) -> list[str]:
+    names = columns.features_in(header)
+    return [*names, *(name for name in (columns.label, columns.id or "") if name in header)]
+
+
+def _arrow_chunks(batches: Iterable[Any], first_row: int) -> Iterator[_Chunk]:
+    """Yield pyarrow's batches or tables as NumPy has them: NaN or None where a cell is empty."""
+    row = first_row
+    for batch in batches:
+        # The one has options here, the other has not.
+        cells = {name: np.asarray(batch.column(name)) for name in batch.schema.names}
+        yield range(row, row + batch.num_rows), cells
+        row += batch.num_rows
+
+
+def _read_saved(path: Path, columns: FileColumns) -> FileData:
+    """Return what ``datasets.Dataset.save_to_disk`` wrote: columns of numbers, or one of arrays or images."""
+    datasets = needed("datasets", "datasets", "a saved data set")
+    saved = datasets.load_from_disk(str(path))
+    if not isinstance(saved, datasets.Dataset):
+        raise ValueError(f"it must be the folder of one split, got the splits {', '.join(saved)}")
+    if not len(saved):
+        raise ValueError("there must be at least one row")
+    header, names = saved.column_names, columns.features_in(saved.column_names)
+    plain = ("int", "uint", "float", "bool", "double")
+    if all(str(getattr(saved.features[name], "dtype", "")).startswith(plain) for name in names):
+        used = _used(columns, header)
+        tables = saved.select_columns(used).with_format("arrow")
+        return _table(
+            columns, header, _arrow_chunks(tables.iter(batch_size=max(1, _CHUNK_CELLS // len(used))), 0)
+        )
+    if len(names) > 1:
+        raise ValueError(
+            f"the columns {', '.join(map(repr, names))} must all be numbers, or one of arrays or images, "
+            "which key features of the node config names"
+        )
+    (name,) = names
+    parts = [_sample(name, i, row[name]) for i, row in enumerate(saved.select_columns([name]))]
+    first = parts[0].shape
+    if strange := [i for i, part in enumerate(parts) if part.shape != first]:
+        raise ValueError(
+            f"row {strange[0]}, column {name!r} must have the shape {first}, that of row 0, got "
+            f"{parts[strange[0]].shape}"
+        )
+    labels = Labels()
+    if columns.label in header:
+        labels.add(saved[columns.label], partial(_place, range(len(saved)), columns.label))
+    ids = () if columns.id is None else tuple(map(_text, saved[columns.id]))
+    return FileData(_inputs(np.stack(parts)), labels if labels.codes else None, ids)
+
+
+def _sample(name: str, row: int, value: Any) -> Floats:
+    try:
+        if hasattr(value, "convert"):  # A Pillow image.
+            return _scaled(value)
+        return np.atleast_1d(np.asarray(value, np.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"row {row}, column {name!r} must be an array of numbers ({error})") from error
+
+
+# Images.
+
+
+def _read_images(path: Path, columns: FileColumns) -> FileData:
+    """Return the images of a folder as (N, C, H, W) in [0, 1]: one channel or three."""
+    files = _images(path, "[!.]*/*")
+    has_labels = bool(files)
+    if not files and not columns.labelled:
+        files = _images(path, "*")
+    if not files:
+        raise ValueError(f"no images in class folders: it must be {_FORMS}")
+    image = needed("PIL.Image", "data", "an image")
+    shape = _pixels(image, path, files[0]).shape
+    x = np.empty((len(files), *shape), np.float32)
+    for sample, file in zip(x, files, strict=True):
+        pixels = _pixels(image, path, file)
+        if pixels.shape != shape:
+            raise ValueError(
+                f"{file} must have the shape of {files[0]}, {shape} (channels, height, width), got "
+                f"{pixels.shape}"
+            )
+        sample[:] = pixels
+    labels = Labels()
+    if has_labels:
+        labels.add((file.parent.name for file in files), lambda i: f"the folder of {files[i]}")
+    ids = () if columns.id is None else tuple(file.stem for file in files)
+    return FileData(x, labels if has_labels else None, ids)
+
+
+def _images(path: Path, pattern: str) -> list[Path]:
+    found = (file.relative_to(path) for file in path.glob(pattern))
+    return sorted(file for file in found if file.suffix.lower() in _IMAGES)
+
+
+def _pixels(image: Any, folder: Path, file: Path) -> Floats:
+    try:
+        with image.open(folder / file) as opened:
+            return _scaled(opened)
+    except Exception as error:  # A damaged image fails in many ways.
+        raise ValueError(f"{file} must be an image that Pillow reads ({error})") from error
+
+
+def _scaled(picture: Any) -> Floats:
+    """Return a Pillow image as (C, H, W) in [0, 1]: one channel if it is grey, else three."""
+    if picture.mode.startswith("I"):  # 16 bits a pixel.
+        return np.asarray(picture, np.float32)[None] / np.float32(65535)
+    if picture.mode in ("1", "L", "LA"):
+        return np.asarray(picture.convert("L"), np.float32)[None] / np.float32(255)
+    return np.asarray(picture.convert("RGB"), np.float32).transpose(2, 0, 1) / np.float32(255)

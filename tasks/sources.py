@@ -1,0 +1,363 @@
+"""The known data sets: what each is, where it may lie on this machine, who reads it, and how to get it.
+
+A row of ``SOURCES`` is a data set, for ``load``, ``load_vertical`` or both, and a line of ``hedgerow data``.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeVar
+
+from . import sepsis2019, tabular
+from .cifar import missing_cifar10, read_cifar10
+from .idx import missing_idx, read_idx_set
+from .images import Images
+from .imports import call_imported
+from .mnist5k import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
+from .organamnist import ORGANS, read_organamnist
+from .permissions import check_file
+
+__all__ = [
+    "DATASETS",
+    "DATA_DIR_VARIABLE",
+    "SOURCES",
+    "VERTICAL_DATASETS",
+    "CatalogueEntry",
+    "DataSource",
+    "DatasetNotFound",
+    "Fetch",
+    "catalogue",
+    "find",
+    "imported",
+    "known",
+    "resolve_data_dir",
+]
+
+DATA_DIR_VARIABLE = "HEDGEROW_DATA_DIR"
+
+T = TypeVar("T")
+
+
+class DatasetNotFound(FileNotFoundError):  # noqa: N818
+    """A data set's files are nowhere that was looked at; the message lists the places and the remedy."""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A package's function that downloads a data set.
+
+    Parameters
+    ----------
+    function : str
+        ``package.module.function``; it takes ``root``, a folder, and ``download``.
+    split : str or None (default: None)
+        Which split the function wants named; all are fetched.
+    """
+
+    function: str
+    split: str | None = None
+
+    @property
+    def package(self) -> str:
+        """The package to install."""
+        return self.function.partition(".")[0]
+
+    def line(self, folder: Path) -> str:
+        """Return the Python that fetches it into a folder."""
+        split = f", split={self.split!r}" if self.split else ""
+        return f"import {self.package}; {self.function}(root={str(folder)!r}, download=True{split})"
+
+    def __call__(self, folder: Path) -> None:
+        """Fetch it into a folder; what the package raises where it is not here, or there is no internet."""
+        function = attrgetter(self.function.partition(".")[2])(import_module(self.package))
+        folder.mkdir(parents=True, exist_ok=True)
+        function(root=str(folder), download=True, **({"split": self.split} if self.split else {}))
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """One known data set and whether this machine has it.
+
+    Parameters
+    ----------
+    name : str
+        The name to load it by.
+    description, size : str
+        What it is, for people.
+    found_at : str or None
+        The folder that holds its files, or the package that brings it; None where it was not found.
+    how_to_get : str
+        What to do to have it.
+    fetch : Fetch or None
+        What downloads it; None where nothing does.
+    """
+
+    name: str
+    description: str
+    size: str
+    found_at: str | None
+    how_to_get: str
+    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a set may lie, how to read it there, and how to get it.
+
+    Parameters
+    ----------
+    description, size, how_to_get : str
+        For people; ``fetch`` is one more way to get it.
+    missing : Callable[[Path], list of str]
+        Return the names of the files that a folder lacks.
+    read : Callable[[Path], Images or Table]
+        Read it from a folder that lacks none.
+    subfolders : tuple of str (default: none)
+        Folders within the data folder where it is looked for, before the data folder itself.
+    standard_folders : tuple of Path (default: none)
+        Folders where it is looked for last.
+    package : str (default: empty)
+        The package that brings it, and not a folder.
+    fetch : Fetch or None (default: None)
+        What downloads it.
+    classes : tuple of str (default: 0 to 9)
+        Names of the classes of images; a table has its own.
+    whole, halves : bool (default: False, True)
+        Whether ``load`` knows it, and ``load_vertical``.
+    """
+
+    description: str
+    size: str
+    how_to_get: str
+    missing: Callable[[Path], list[str]]
+    read: Callable[[Path], Images | tabular.Table]
+    subfolders: tuple[str, ...] = ()
+    standard_folders: tuple[Path, ...] = ()
+    package: str = ""
+    fetch: Fetch | None = None
+    classes: tuple[str, ...] = tuple(map(str, range(10)))
+    whole: bool = False
+    halves: bool = True
+
+    def folders(self, data_dir: Path | None) -> list[Path]:
+        """Return every folder to look in, in order."""
+        given = [data_dir / subfolder for subfolder in self.subfolders] if data_dir else []
+        # The data folder itself comes last: MNIST and Fashion-MNIST use the same file names, so a
+        # folder that bears the set's name is the better witness, and one named for another set is none.
+        itself = [data_dir] if data_dir and self.subfolders and not self._is_of_another(data_dir) else []
+        return [*given, *itself, *(folder.expanduser() for folder in self.standard_folders)]
+
+    def found_in(self, data_dir: Path | None) -> Path | None:
+        """Return the first folder that lacks none of its files."""
+        return next((folder for folder in self.folders(data_dir) if not self.missing(folder)), None)
+
+    def _is_of_another(self, folder: Path) -> bool:
+        others = {name for source in SOURCES.values() for name in source.subfolders} - {*self.subfolders}
+        return folder.name in others or "/".join(folder.parts[-2:]) in others
+
+
+def _lacking(files: tuple[str, ...], folder: Path) -> list[str]:
+    return [name for name in files if not (folder / name).exists()]
+
+
+def _without_sklearn(_folder: Path) -> list[str]:
+    return [] if find_spec("sklearn") else ["scikit-learn"]
+
+
+_CHALLENGE = "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019"
+_without_challenge = partial(_lacking, ("set_A", "set_B"))
+
+SOURCES = {
+    "mnist-5k": DataSource(
+        "a tenth of MNIST: 500 images of each handwritten digit",
+        "4,000 + 1,000 images 1x28x28, 1 MB",
+        "comes with Hedgerow; install it again",
+        missing_mnist_5k,
+        read_mnist_5k,
+        standard_folders=(MNIST_5K_FOLDER,),
+        whole=True,
+    ),
+    "mnist": DataSource(
+        "handwritten digits",
+        "60,000 + 10,000 images 1x28x28, 11 MB",
+        "put the four IDX files, plain or .gz, into DATA_DIR/mnist",
+        missing_idx,
+        read_idx_set,
+        ("mnist", "MNIST/raw"),
+        fetch=Fetch("torchvision.datasets.MNIST"),
+        whole=True,
+    ),
+    "fashion-mnist": DataSource(
+        "articles of clothing, drop-in for MNIST",
+        "60,000 + 10,000 images 1x28x28, 31 MB",
+        "on Debian: apt install dataset-fashion-mnist; or put the four IDX files, plain or .gz, into "
+        "DATA_DIR/fashion-mnist",
+        missing_idx,
+        read_idx_set,
+        ("fashion-mnist", "FashionMNIST/raw"),
+        (Path("/usr/share/datasets/fashion-mnist"),),
+        fetch=Fetch("torchvision.datasets.FashionMNIST"),
+        whole=True,
+    ),
+    "cifar10": DataSource(
+        "small colour photographs of ten kinds of things",
+        "50,000 + 10,000 images 3x32x32, 170 MB",
+        "unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in DATA_DIR",
+        missing_cifar10,
+        read_cifar10,
+        ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"),
+        fetch=Fetch("torchvision.datasets.CIFAR10"),
+        whole=True,
+        halves=False,
+    ),
+    "breast-cancer": DataSource(
+        "two halves of the features of breast masses, benign or malignant",
+        "569 people, 15 + 15 features",
+        "comes with scikit-learn: pip install 'hedgerow[sim]'",
+        _without_sklearn,
+        tabular.read_breast_cancer,
+        standard_folders=(Path(),),
+        package="scikit-learn",
+    ),
+    "ecg5000": DataSource(
+        "heartbeats of an electrocardiogram, five kinds",
+        "5,000 series of 140 steps",
+        "put ECG5000_TRAIN.tsv and ECG5000_TEST.tsv of the UCR archive into DATA_DIR/ecg5000",
+        partial(_lacking, ("ECG5000_TRAIN.tsv", "ECG5000_TEST.tsv")),
+        tabular.read_ecg5000,
+        ("ecg5000",),
+    ),
+    "support2": DataSource(
+        "seriously ill adults, who died in hospital or not: vital signs, and laboratory values",
+        "9,105 people, 4 + 10 features",
+        "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
+        partial(_lacking, ("support2.csv",)),
+        tabular.read_support2,
+        ("support2",),
+    ),
+    "sepsis2019": DataSource(
+        "hours in intensive care, of people with sepsis and without: vital signs, and the rest",
+        "48 hours a stay, 26 + 8 values an hour",
+        _CHALLENGE,
+        _without_challenge,
+        sepsis2019.read_sepsis2019,
+        ("sepsis2019",),
+    ),
+    "sepsis2019-windows": DataSource(
+        "hours in intensive care, and whether a sepsis is near: summaries of what was measured so far",
+        "some 190,000 hours of 40,336 people, 187 + 56 features",
+        _CHALLENGE,
+        _without_challenge,
+        sepsis2019.read_sepsis2019_windows,
+        ("sepsis2019",),
+    ),
+    "esr": DataSource(
+        "a second of an electroencephalogram each, epileptic seizures among them",
+        "11,500 series of 178 steps",
+        "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
+        partial(_lacking, ("data.csv",)),
+        tabular.read_esr,
+        ("esr",),
+    ),
+    "mimic3": DataSource(
+        "the first 48 hours in intensive care, and who died in hospital",
+        "48 hours a stay, 38 + 38 features an hour",
+        "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
+        "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
+        partial(_lacking, ("train/listfile.csv", "test/listfile.csv")),
+        tabular.read_mimic3,
+        ("mimic3",),
+    ),
+    "organamnist": DataSource(
+        "abdominal CT slices of eleven organs, cut in two",
+        "some 52,000 images 1x28x28",
+        "put organamnist.npz of MedMNIST into DATA_DIR/organamnist",
+        partial(_lacking, ("organamnist.npz",)),
+        read_organamnist,
+        ("organamnist",),
+        (Path("~/.medmnist"),),
+        fetch=Fetch("medmnist.OrganAMNIST", split="train"),
+        classes=ORGANS,
+    ),
+}
+
+DATASETS = tuple(name for name, source in SOURCES.items() if source.whole)
+# Those that are sets of two parties first.
+VERTICAL_DATASETS = tuple(
+    sorted((name for name, source in SOURCES.items() if source.halves), key=DATASETS.__contains__)
+)
+
+
+def catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
+    """Return what is known by name, and where this machine has it; reads no data.
+
+    Parameters
+    ----------
+    data_dir : str or path or None (default: None)
+        As for ``load``.
+    """
+    folder, entries = resolve_data_dir(data_dir), []
+    for name, source in SOURCES.items():
+        found = source.found_in(folder)
+        where = None if found is None else source.package or str(found)
+        entries.append(
+            CatalogueEntry(name, source.description, source.size, where, _remedy(name), source.fetch)
+        )
+    return entries
+
+
+def _remedy(name: str) -> str:
+    source = SOURCES[name]
+    fetched = f"; or: hedgerow data --download {name} --data-dir DATA_DIR" if source.fetch else ""
+    return source.how_to_get + fetched
+
+
+def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """Return the data folder as an absolute path, or None where neither argument nor environment has one."""
+    given = os.fspath(data_dir or "") or os.environ.get(DATA_DIR_VARIABLE, "")
+    try:
+        folder = Path(given).expanduser().absolute() if given else None
+    except RuntimeError as error:
+        raise ValueError(f"data-dir must be a folder, got {given!r} (there is no such user)") from error
+    if folder is not None and data_dir:
+        check_file("data-dir", folder)
+    return folder
+
+
+def known(name: str, names: Sequence[str]) -> str:
+    """Return the name of a data set; ValueError unless it is one of these."""
+    if name not in names:
+        raise ValueError(
+            f"dataset must be one of {', '.join(names)}, or an import path module:function, got {name!r}"
+        )
+    return name
+
+
+def find(name: str, data_dir: Path | None) -> Path:
+    """Return the folder that has the files of a known data set; DatasetNotFound if none has."""
+    source = SOURCES[name]
+    if (found := source.found_in(data_dir)) is not None:
+        return found
+    looked_at = [
+        f"  {folder}: no {', '.join(source.missing(folder)) if folder.is_dir() else 'such folder'}"
+        for folder in source.folders(data_dir)
+    ]
+    if data_dir is None and source.subfolders:
+        looked_at.append(f"  no data folder was given: set data-dir or the variable {DATA_DIR_VARIABLE}")
+    places = "\n".join(looked_at)
+    raise DatasetNotFound(
+        f"data set {name!r} was not found. Looked at:\n{places}\nTo get it: {_remedy(name)}"
+    )
+
+
+def imported(path: str, data_dir: Path | None, kind: type[T]) -> T:
+    """Return what a user's function makes of the data folder; ValueError unless it is of this kind."""
+    dataset = call_imported("dataset", path, data_dir)
+    if not isinstance(dataset, kind):
+        raise ValueError(f"dataset = {path!r} must return a {kind.__name__}, got a {type(dataset).__name__}")
+    return dataset
