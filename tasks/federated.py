@@ -63,7 +63,7 @@ class FederatedData:
             There is no such partition.
         """
         if not 0 <= partition_id < self.num_partitions:
-            raise ValueError(f"partition-id = {partition_id}, must be in 0..{self.num_partitions - 1}")
+            raise ValueError(f"partition-id must be from 0 to {self.num_partitions - 1}, got {partition_id}")
         indices = torch.from_numpy(self.parts[partition_id]).to(self.x.device)
         return self.x[indices], self.y[indices]
 

@@ -36,7 +36,7 @@ def scaled(images: Images, scaling: str) -> tuple[NDArray[np.float32], NDArray[n
             (images.x_train / np.float32(255)).astype(np.float32),
             (images.x_test / np.float32(255)).astype(np.float32),
         )
-    raise ValueError(f"scaling = {scaling!r}: must be one of {', '.join(SCALINGS)}")
+    raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
 
 
 def standardise(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

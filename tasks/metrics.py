@@ -84,7 +84,9 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = _BATCH) -
         No samples, inputs and labels that differ in number, or a batch size under 1.
     """
     if len(x) != len(y) or not len(x):
-        raise ValueError(f"x and y have {len(x)} and {len(y)} samples, must be as many, and at least one")
+        raise ValueError(
+            f"x and y must have equal numbers of samples, at least one, got {len(x)} and {len(y)}"
+        )
     at_least(1, batch_size=batch_size)
     device = next(model.parameters(), x).device
 

@@ -128,18 +128,18 @@ def _products(model: nn.Module, input_shape: Shape) -> int:
 def _check_arguments(name: str, input_shape: Shape, num_classes: int, seed: int, dropout: float) -> None:
     if name not in _BUILDERS and not is_import_path(name):
         known = ", ".join(MODELS)
-        raise ValueError(f"model = {name!r}: must be one of {known}, or an import path module:function")
+        raise ValueError(f"model must be one of {known}, or an import path module:function, got {name!r}")
     if not input_shape or min(input_shape) < 1:
-        raise ValueError(f"input_shape = {input_shape}, must be positive lengths")
+        raise ValueError(f"input_shape must be positive lengths, got {input_shape}")
     side = _SMALLEST_SIDE.get(name)
     if side is not None and (len(input_shape) != 3 or min(input_shape[1:]) < side):
-        raise ValueError(f"input_shape = {input_shape}: {name} needs (C, H, W) with H, W >= {side}")
+        raise ValueError(f"input_shape must be (C, H, W) with H, W >= {side} for {name}, got {input_shape}")
     at_least(2, num_classes=num_classes)
     at_least(0, seed=seed)
     if not is_number(dropout) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be a number in [0, 1), got {dropout!r}")
     if dropout and name != "lenet":
-        raise ValueError(f"dropout = {dropout}: {name} has none, it must be 0")
+        raise ValueError(f"dropout must be 0 with {name}, which has none, got {dropout}")
 
 
 def _lenet(input_shape: Shape, num_classes: int, dropout: float) -> nn.Module:
@@ -257,15 +257,15 @@ def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn
         torch.default_generator.manual_seed(_torch_seed(seed))
         model = call_imported("model", path, input_shape, num_classes)
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model = {path!r}: returned a {type(model).__name__}, must return a Module")
+            raise ValueError(f"model = {path!r} must return a Module, got a {type(model).__name__}")
         try:
             shape = tuple(_logits(model, input_shape, num_samples=2).shape)
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise ValueError(f"model = {path!r}: cannot take {input_shape} ({error})") from error
+            raise ValueError(f"model = {path!r} must take inputs of shape {input_shape} ({error})") from error
     if shape != (2, num_classes):
         raise ValueError(
-            f"model = {path!r}: gives shape {shape} for two samples of {input_shape}, "
-            f"must give {(2, num_classes)}"
+            f"model = {path!r} must give the shape {(2, num_classes)} for two samples of {input_shape}, got "
+            f"{shape}"
         )
     return model
 

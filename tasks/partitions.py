@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import at_least
+from .checks import at_least, described
 from .flower_partitions import PREFIX, named_partitioner, parts_of
 
 __all__ = [
@@ -204,7 +204,7 @@ def parse_scheme(scheme: str) -> Scheme:
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", scheme)
     name, text = match.groups() if match else (None, None)
     if name not in _ARGUMENTS:
-        raise ValueError(f"partition = {scheme!r}: must be one of {', '.join(_FORMS)}")
+        raise ValueError(f"partition must be one of {', '.join(_FORMS)}, got {scheme!r}")
     return Scheme(name, _ARGUMENTS[name](scheme, text))
 
 
@@ -218,7 +218,7 @@ def validate_scheme(scheme: str) -> None:
 
 def _no_argument(scheme: str, text: str | None) -> None:
     if text is not None:
-        raise ValueError(f"partition = {scheme!r}: takes no argument, write 'iid'")
+        raise ValueError(f"partition must be 'iid' without an argument, got {scheme!r}")
 
 
 def _concentration(scheme: str, text: str | None) -> float:
@@ -230,8 +230,8 @@ def _concentration(scheme: str, text: str | None) -> float:
     if not _LEAST_ALPHA <= alpha <= _MOST_ALPHA:
         name = scheme.partition("(")[0].strip()
         raise ValueError(
-            f"partition = {scheme!r}: needs a number alpha > 0, '{name}(0.5)' for example, from "
-            f"{_LEAST_ALPHA:g} to {_MOST_ALPHA:g}"
+            f"partition must have a number alpha > 0, '{name}(0.5)' for example, from {_LEAST_ALPHA:g} to "
+            f"{_MOST_ALPHA:g}, got {scheme!r}"
         )
     return alpha
 
@@ -240,20 +240,20 @@ def _count(scheme: str, text: str | None) -> int:
     text = (text or "").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         name = scheme.partition("(")[0].strip()
-        raise ValueError(f"partition = {scheme!r}: needs a whole number k >= 1, '{name}(2)' for example")
+        raise ValueError(
+            f"partition must have a whole number k >= 1, '{name}(2)' for example, got {scheme!r}"
+        )
     return int(text)
 
 
 def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int, *, drawn: bool) -> None:
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {labels.shape}, must be a non-empty array of integers (N,)"
-        )
+        raise ValueError(f"labels must be a non-empty array of integers (N,), got {described(labels)}")
     at_least(1, num_partitions=num_partitions)
     at_least(0, seed=seed)
     if not drawn and num_partitions > labels.size:
         raise ValueError(
-            f"num_partitions = {num_partitions}, must be in 1..{labels.size} (one sample each); "
+            f"num_partitions must be from 1 to {labels.size} (one sample each), got {num_partitions}; "
             f"partition = '{_WITH_REPLACEMENT}(n)' has no such limit"
         )
 

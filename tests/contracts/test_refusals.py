@@ -1017,9 +1017,9 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
             r"view must be .* with 'mud\+bkd', .*got 'convolutions'"),
     ],
     "tasks:partition": [
-        ({"labels": np.zeros((3, 2), int)}, r"labels are int64 of shape \(3, 2\)"),
-        ({"labels": np.zeros(3)}, "labels are float64"),
-        ({"labels": np.zeros(0, int)}, r"labels are int64 of shape \(0,\)"),
+        ({"labels": np.zeros((3, 2), int)}, r"labels must be .*got int64 of shape \(3, 2\)"),
+        ({"labels": np.zeros(3)}, "labels must be .*got float64"),
+        ({"labels": np.zeros(0, int)}, r"labels must be .*got int64 of shape \(0,\)"),
         ({"scheme": "labels(2)", "labels": np.arange(100) % 10},
             "3 partitions of 2 classes cannot hold all 10"),
         ({"scheme": "labels(4)"}, r"'labels\(4\)': k must be in 1\.\.3"),
@@ -1038,15 +1038,15 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "tasks:build_model": [
         ({"name": "cnn10", "input_shape": (3, 28, 28)},
-            r"input_shape = \(3, 28, 28\): cnn10 needs \(C, H, W\) with H, W >= 32"),
-        ({"dropout": 0.5}, "dropout = 0.5: mlp has none"),
+            r"input_shape must be \(C, H, W\) with H, W >= 32 for cnn10, got \(3, 28, 28\)"),
+        ({"dropout": 0.5}, "dropout must be 0 with mlp, .*got 0.5"),
     ],
     "tasks:check_augmentation": [
         ({"name": "flips", "input_shape": (30,)}, "augmentation must be 'none' .*got 'flips'"),
     ],
     "tasks:evaluate": [
-        ({"x": torch.ones(0, 4), "y": torch.zeros(0)}, "x and y have 0 and 0 samples"),
-        ({"y": torch.zeros(3)}, "x and y have 2 and 3 samples"),
+        ({"x": torch.ones(0, 4), "y": torch.zeros(0)}, "x and y must .*got 0 and 0"),
+        ({"y": torch.zeros(3)}, "x and y must .*got 2 and 3"),
     ],
     "clients:LogisticRegression": [
         ({"y": np.array([1.0, -1.0])}, "y must have the labels 0 and 1, got .*-1.0"),

@@ -20,7 +20,7 @@ def test_parts_are_the_partition_of_the_set_s_own_arrays():
     assert torch.equal(x, data.x[data.parts[4]])
     assert torch.equal(y, data.y[data.parts[4]])
     for partition_id in (-1, 10):
-        with pytest.raises(ValueError, match=rf"partition-id = {partition_id}, must be in 0\.\.9"):
+        with pytest.raises(ValueError, match=rf"partition-id must be from 0 to 9, got {partition_id}"):
             data.samples(partition_id)
 
 

@@ -31,5 +31,5 @@ def test_a_constant_channel_becomes_zeros_and_unit_pixels_are_levels_over_255():
     assert np.array_equal(x_train.ravel(), np.arange(256, dtype=np.float32) / np.float32(255))
     assert x_test.shape == (1, 1, 1, 16)
     assert x_train.dtype == x_test.dtype == np.float32
-    with pytest.raises(ValueError, match="scaling = 'half': must be one of standard, unit"):
+    with pytest.raises(ValueError, match="scaling must be one of standard, unit, got 'half'"):
         scaled(constant, "half")

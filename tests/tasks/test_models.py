@@ -215,8 +215,8 @@ def test_a_user_s_own_model_is_built_from_the_seed_alone_and_another_one_is_an_e
     assert not torch.equal(flat(first), flat(other))
     assert all(module.training for module in first.modules())
     for function, reason in {
-        "wrong_shape": r"gives shape \(2, 4\) for two samples of \(5,\), must give \(2, 3\)",
-        "no_model": "returned a str, must return a Module",
+        "wrong_shape": r"must give the shape \(2, 3\) for two samples of \(5,\), got \(2, 4\)",
+        "no_model": "must return a Module, got a str",
     }.items():
-        with pytest.raises(ValueError, match=rf"model = 'own_model:{function}': {reason}"):
+        with pytest.raises(ValueError, match=rf"model = 'own_model:{function}' {reason}"):
             build_model(f"own_model:{function}", (5,), 3, seed=0)

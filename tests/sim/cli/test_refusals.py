@@ -22,7 +22,7 @@ REFUSED = [
     ("RUN -c 'dataset=\"x:\"'", "dataset must be one of mnist-5k,"),
     (f"RUN -c seed={'9' * 5000}", "an integer is needed, like 0"),
     ("RUN -c 'data-dir=\"~nosuchuser\"'", "there is no such user"),
-    ("RUN -c num-clients=5000", "num_partitions = 5000"),
+    ("RUN -c num-clients=5000", "num_partitions must be from 1 to 4000 (one sample each), got 5000"),
     ("run hsgd -c 'partition=pairs(a,b)'", ", or sites, got 'pairs(a,b)'"),
     ("run fedmud -c skip-front=9", "skip_front + skip_back must be less than 5, "),
     # Keys of other libraries, near misses.
