@@ -238,11 +238,6 @@ def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
     decay_factor : float
         a, finite, > 1.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-
     Examples
     --------
     >>> theory_stage_len(256, 2), theory_stage_len(400, 2)

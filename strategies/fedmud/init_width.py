@@ -51,11 +51,6 @@ def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
         Half width a of the factors' uniform distribution, finite, > 0.
     rank : int (default: 1)
         r, or r_F of the freezing variant, >= 1; without effect on the Kronecker forms.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
     """
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
     one_of("variant", variant, known)

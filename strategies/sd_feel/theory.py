@@ -3,7 +3,7 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13), Theorem 1 (14)-(15).
 Differs: the paper prints no latency formula for the baselines; theirs follow from its rates. Downlinks
-and a cloud link shared by all senders are hypotheses of ours, switched off by default.
+and a cloud link shared by all senders are hypotheses of ours, switched off by default. A number out of range is a ValueError.
 """
 
 import math
@@ -336,11 +336,6 @@ class ProblemConstants:
         Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
     sum_m2 : float
         Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
-
-    Raises
-    ------
-    ValueError
-        If a constant is out of range.
     """
 
     delta: float
@@ -363,16 +358,7 @@ class BoundConstants:
     They know tau1 and tau2 only by their product, and the graph and alpha only by q = zeta^alpha: they
     cannot say that intra-cluster averaging between inter-cluster rounds helps.
 
-    Parameters
-    ----------
-    q : float
-        zeta^alpha, in [0, 1).
-    kernel : float
-        Lambda.
-    V1_prime : float
-        V_1', the numerator of V_1.
-    V3 : float
-        V_3.
+    ``kernel`` is Lambda and ``V1_prime`` V_1', the numerator of V_1.
     """
 
     q: float
@@ -389,20 +375,7 @@ def _constants(tau: Number, q: Number) -> tuple[Number, Number, Number]:
 
 
 def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConstants:
-    """Return Lambda, V_1' and V_3 of Lemma 2.
-
-    Parameters
-    ----------
-    tau1, tau2, alpha : int
-        Aggregation periods and gossip steps, >= 1.
-    zeta : float
-        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
+    """Return Lambda, V_1' and V_3 of Lemma 2 for zeta in [0, 1) of the mixing matrix and integers >= 1."""
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
     in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     q = float(zeta) ** alpha
@@ -414,18 +387,7 @@ def eta_max(smoothness: float, V3: float) -> float:
 
     With x = eta L and V_2 eliminated, (14) is g(x) = 1 - x - 24 V_3 x^2 + 16 V_3 x^3 >= 0 together with
     x < 1 / (4 sqrt(V_3)); g falls from 1 on (0, 1) and is -1/2 at the latter end.
-
-    Parameters
-    ----------
-    smoothness : float
-        L, > 0.
-    V3 : float
-        V_3, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    L is ``smoothness`` > 0, and V_3 >= 0.
     """
     positive(smoothness=smoothness)
     not_negative(V3=V3)
@@ -457,23 +419,7 @@ def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K
     """Return the right side of (15), a bound on the mean squared gradient norm over K iterations.
 
     It is +inf where (14) fails, that is where eta > ``eta_max``. Training may well work there: the
-    paper's own experiments lie outside.
-
-    Parameters
-    ----------
-    problem : ProblemConstants
-        The constants of Assumption 1.
-    constants : BoundConstants
-        Of the periods and the graph.
-    eta : float
-        Step size, > 0.
-    K : int
-        Local iterations, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    paper's own experiments lie outside. eta > 0 is the step size, K >= 1 the local iterations.
     """
     positive(eta=eta)
     at_least(1, K=K)
@@ -516,21 +462,12 @@ def plans(
     ----------
     target : float
         Mean squared gradient norm to reach, > 0.
-    problem : ProblemConstants
-        The constants of Assumption 1.
-    system : System
-        The system whose seconds count.
     eta : float
         Step size, > 0.
     zeta : float
         Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
     tau1, tau2, alpha : Iterable[int]
         The grid, all >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}

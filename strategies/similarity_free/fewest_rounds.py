@@ -4,7 +4,7 @@ Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Fede
 without Data Similarity": the inequality inside the proof of Theorem 2, before it is bounded from above.
 Its sums, sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k with P_k = prod_{l <= k} (1 + b1 gamma_l^2), are taken
 without a term for each round: of equal steps in closed form, of falling ones in short blocks, each by its
-middle.
+middle. A number out of range is a ValueError.
 """
 
 from __future__ import annotations
@@ -67,11 +67,6 @@ def fewest_fixed(
         Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
     max_step : float
         The largest admissible step, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     b1, b2, b3 = constants.b1, constants.b2, constants.b3
@@ -101,11 +96,6 @@ def fewest_diminishing(
         As in ``fewest_fixed``; inf stands for more than 10^21 rounds.
     nu : float
         In (1/2, 1).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     blocks = int(math.log(_LAST / _FIRST) / math.log1p(_BLOCK))
@@ -138,11 +128,6 @@ def fewest_step_decay(
         As in ``fewest_fixed``; inf stands for 2^60 or more.
     decay_factor : float
         As in ``StepDecay``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
 
