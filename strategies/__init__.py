@@ -53,7 +53,7 @@ from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
 from hedgerow.strategies.run import Run
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.strategies.sd_feel import (
     EdgeServerSDFeel,
     FedAvg,
@@ -169,7 +169,6 @@ __all__ = [
     "metropolis",
     "mixing",
     "only_arrays",
-    "parse_schedule",
     "push_weights",
     "together",
 ]

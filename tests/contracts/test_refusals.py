@@ -229,9 +229,6 @@ case("strategies.schedules:Fixed", {"c": 1, "num_rounds": 4}, c=POSITIVE, num_ro
 case("strategies.schedules:Diminishing", {"c": 1, "nu": 0.6}, c=POSITIVE, nu=real(0.5, 1, "low high"))
 case("strategies.schedules:StepDecay", {"gamma0": 1, "decay_factor": 2, "stage_len": 1}, gamma0=POSITIVE,
     decay_factor=real(1, opened="low"), stage_len=COUNT)
-reads("strategies.schedules:parse_schedule", "schedule",
-    ["fixed(c=2, num_rounds=400)", "diminishing(c=1, nu=0.6)"],
-    ["fixed", "fixed(2, 400)", "fixed(c=a, num_rounds=4)", "fixed(c=1)x", ""])
 case("strategies.schedules:theory_stage_len", {"num_rounds": 16, "decay_factor": 2},
     num_rounds=integer(2), decay_factor=real(1, opened="low"))
 
@@ -482,7 +479,6 @@ calls("strategies.ceps.theory",
 RING = made("strategies.topology:mixing", nx.cycle_graph(4), np.ones(4))
 case("strategies:mixing", {"graph": nx.cycle_graph(4), "sizes": [1, 1, 1, 1]},
     sizes=Range(([1, 2, 3, 4],), ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 0.0], [1.0, 2.0, 3.0, -4.0], 5.0)))
-CASES["RING.power"] = Case(RING.power, {"alpha": 1}, {"alpha": COUNT_OR_0})
 CASES["RING.gossip"] = Case(RING.gossip, {"models": np.zeros((4, 2)), "alpha": 1}, {"alpha": COUNT_OR_0})
 case("strategies.topology:validate_topology", {"name": "ring", "num_nodes": 6},
     names={"name": "topology"},
