@@ -1,9 +1,4 @@
-"""What every strategy of the suite is made of: its nodes, the round at hand, and what has been spent.
-
-A strategy holds a ``Federation`` and says with it what a method is: who takes part, what they are sent, what
-a valid reply is, and what becomes of the replies. It is no base class: a method stands one step from
-Flower's ``Strategy``.
-"""
+"""What every strategy of the suite holds: its nodes, the round at hand, and what has been spent."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -35,9 +30,9 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.ledger import HUB_TO_NODE, Ledger
 from hedgerow.wire.limits import MAX_EXAMPLES
-from hedgerow.wire.records import Layout, PayloadError, nominal_bits, only_record, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, only_record
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -312,19 +307,18 @@ class Federation:
                 return self._roster
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
             self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
-            self._leave_out_overstated(self._roster)
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
-            for node in self._roster.nodes if self._roster.known is None else ():
+            if self._roster.known is not None:
+                return self._roster
+            for node in self._roster.nodes:
                 if node.num_examples and node.partition_id not in self.sizes:
                     self.sizes[node.partition_id] = float(node.num_examples)
-            self._leave_out_overstated(self._roster)
+        self._leave_out_overstated(self._roster)
         return self._roster
 
     def _leave_out_overstated(self, roster: Roster) -> None:
-        """Leave nodes out that claim a size which none has: capped, it would still count ten medians."""
-        if roster.known is not None:
-            return
+        """Leave out nodes that claim an impossible size: capped, it would still count ten medians."""
         most = self._most_claimed()
         for client in [client for client, size in self.sizes.items() if size > most]:
             del self.sizes[client]
@@ -423,19 +417,12 @@ class Federation:
         *,
         offline: int = 0,
         message_type: str = MessageType.TRAIN,
-        quorum: int | None = None,
         group: str = "",
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
         group = f"{server_round}-{group}" if group else str(server_round)
-        self.open_exchange(
-            server_round,
-            [node for node, _ in contents],
-            check,
-            offline=offline,
-            quorum=quorum,
-            group=group,
-        )
+        nodes = [node for node, _ in contents]
+        self.open_exchange(server_round, nodes, check, offline=offline, group=group)
         return [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
             for node, content in contents
@@ -448,14 +435,15 @@ class Federation:
         check: Callable[[Node, RecordDict], Any],
         *,
         offline: int = 0,
-        quorum: int | None = None,
         group: str = "",
     ) -> Inbox:
         """Open a round's training exchange, whose replies the inbox that it returns takes."""
-        self.begin_bounds(server_round)
+        self._bound_round = server_round
+        for bound in self._bounds.values():
+            bound.begin(server_round)
         self.fell_back = 0
         self.trained_loss = None
-        self._exchange = Inbox(nodes, group or str(server_round), check, quorum)
+        self._exchange = Inbox(nodes, group or str(server_round), check)
         if offline:
             self._exchange.report.rejected["offline"] = offline
         self._exchange.report.rejected += self.left_out(server_round)
@@ -488,24 +476,6 @@ class Federation:
         self.ledger.book(server_round, link, source, client, bits, sizes[0])
         self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, sizes[1])
 
-    def book_up(
-        self,
-        server_round: int,
-        link: str,
-        client: int,
-        target: int,
-        bits: int,
-        record: ArrayRecord,
-        reply: Reply,
-    ) -> None:
-        """Book a reply: its arrays on the modelled link, its whole content on the leg to the hub.
-
-        ``bits`` are the paper's, unless the record was decoded from something smaller.
-        """
-        bits = nominal_bits(record, bits)
-        self.ledger.book(server_round, link, client, target, bits, payload_bytes(record))
-        self.ledger.book(server_round, NODE_TO_HUB, client, 0, bits, payload_bytes(reply.content))
-
     def checked_weight(self, content: RecordDict) -> float:
         """Return what a valid reply tells as its weight; raises PayloadError for other replies."""
         metrics = checked_metrics(content, self.settings.weighted_by_key)
@@ -535,15 +505,12 @@ class Federation:
         return np.array([known.get(client, typical) for client in range(clients)])
 
     def _cap(self) -> float:
-        if self._most[0] != len(self.sizes):
-            self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
-            self._warn_of_cap()
-        return self._most[1]
-
-    def _warn_of_cap(self) -> None:
-        """Say once that a claim is cut: it may be an honest one."""
-        cut = sorted(client for client, size in self.sizes.items() if size > self._most[1])
-        if cut and not self._cap_told:
+        if self._most[0] == len(self.sizes):
+            return self._most[1]
+        most = capped(self.sizes, self.settings.max_weight_ratio)
+        self._most = len(self.sizes), most
+        cut = sorted(client for client, size in self.sizes.items() if size > most)
+        if cut and not self._cap_told:  # Once: a claim that is cut may be an honest one.
             self._cap_told = True
             log(
                 WARNING,
@@ -551,8 +518,9 @@ class Federation:
                 "nodes claim: they count with %g.",
                 cut[:8],
                 self.settings.max_weight_ratio,
-                self._most[1],
+                most,
             )
+        return most
 
     def bound(self, part: str = "model") -> UpdateBound:
         """Return what the updates of a part of the model are held against."""
@@ -561,9 +529,7 @@ class Federation:
             self._bounds[part].begin(self._bound_round)
         return self._bounds[part]
 
-    def check_update(
-        self, vector: NDArray[Any], sent: NDArray[Any], part: str = "model", noise: float = 0.0
-    ) -> None:
+    def check_update(self, vector: NDArray[Any], sent: NDArray[Any], part: str, noise: float) -> None:
         """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far.
 
         ``noise`` is the standard deviation of the noise that the run asked for on each number.
@@ -571,12 +537,6 @@ class Federation:
         if self.settings.max_update_norm_ratio:
             with np.errstate(over="ignore"):
                 self.bound(part).check(vector - sent, sent, noise)
-
-    def begin_bounds(self, server_round: int) -> None:
-        """Begin a round of all bounds."""
-        self._bound_round = server_round
-        for bound in self._bounds.values():
-            bound.begin(server_round)
 
     def combined(
         self, rule: Aggregation, updates: NDArray[np.float64], weights: NDArray[np.float64]
@@ -588,14 +548,15 @@ class Federation:
         """
         taken = rule.for_count(len(updates))
         if taken is not rule:
-            self.note_fallback(rule, len(updates))
+            self.fell_back += 1
+            log(
+                WARNING,
+                "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
+                len(updates),
+                rule,
+                rule.least,
+            )
         return taken.combined(updates, weights)
-
-    def note_fallback(self, rule: Aggregation, updates: int) -> None:
-        """Count a mean of too few updates for its rule."""
-        self.fell_back += 1
-        log(WARNING, "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
-            updates, rule, rule.least)  # fmt: skip
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate the metrics of the replies, as asked for or by weighted mean."""
