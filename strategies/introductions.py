@@ -19,11 +19,6 @@ __all__ = ["Introductions", "introduction_in", "refused_in"]
 
 def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
     """Return the introduction in a node's answer to a hello, and whether the node pins its neighbours' keys.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``no sealing``.
     """
     told = config_in(content, "hello")
     introduction = told.get("introduction")

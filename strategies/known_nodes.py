@@ -47,15 +47,7 @@ class KnownSizes(MutableMapping[int, float]):
 
 
 class LazyNodes(Sequence[T]):
-    """One node for each place, made when it is first asked for.
-
-    Parameters
-    ----------
-    count : int
-        How many.
-    make : Callable[[int], T]
-        Makes the one of a partition id.
-    """
+    """One node for each place, made when it is first asked for."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._count, self._make = count, make

@@ -145,17 +145,8 @@ class OwnNodes:
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
         """Pool what the nodes tell of their features, and tell all of them; book both.
 
-        Parameters
-        ----------
-        features : int
-            How many features are standardised by themselves, >= 1.
-        earlier : Mapping[str, Any] or None (default: None)
-            What ``about`` said in a run that goes on: its nodes are told the same again.
-
-        Raises
-        ------
-        RosterError
-            If no node tells anything.
+        ``features`` are those that are standardised by themselves, >= 1. In a run that goes on ``earlier`` is
+        what ``about`` said: its nodes are told the same again. RosterError if no node tells anything.
         """
         if earlier is not None and "mean" in earlier:
             self._standardisation = _Standardisation(earlier["mean"], earlier["std"])

@@ -91,19 +91,7 @@ class PeerCredentials:
 
 @dataclass
 class LinkTraffic:
-    """What one neighbour and this orchestrator told each other, measured here.
-
-    Parameters
-    ----------
-    messages, bytes : int (default: 0)
-        What was sent and taken.
-    seconds : float (default: 0.0)
-        From the first byte of each message sent until the neighbour said that it has it.
-    received : int (default: 0)
-        Bytes that came of it and were taken.
-    waited : float (default: 0.0)
-        Seconds in exchanges after the neighbour had this one's message, until its own was there.
-    """
+    """What one neighbour and this orchestrator told each other, measured here."""
 
     messages: int = 0
     bytes: int = 0
@@ -113,15 +101,7 @@ class LinkTraffic:
 
 
 class Exchanged(NamedTuple):
-    """What came of an exchange.
-
-    Parameters
-    ----------
-    received : dict of bytes
-        By neighbour, ascending.
-    taken : set of int
-        The neighbours that said they have what was sent to them.
-    """
+    """What came of each neighbour in an exchange, ascending, and who said that it has what it was sent."""
 
     received: dict[int, bytes | bytearray]
     taken: set[int]
@@ -245,12 +225,7 @@ class PeerChannel:
     # The life of a channel.
 
     def __enter__(self) -> Self:
-        """Listen.
-
-        Raises
-        ------
-        OSError
-            If the address cannot be listened on, or a file of the credentials cannot be read.
+        """Listen; OSError if the address cannot be listened on, or a file of the credentials cannot be read.
         """
         # A sender that is ahead holds a thread until there is room for what it sends.
         threads = ThreadPoolExecutor((_AT_ONCE + 1) * len(self.neighbours) + 1, thread_name_prefix="peers")
@@ -301,16 +276,7 @@ class PeerChannel:
 
         Sends before it waits, and waits for those it sends to and for nobody else. One that listens and
         means to send is waited for until the time is up, one that does not listen for ``lost_after`` seconds.
-        Afterwards the topic is over: what comes later is refused.
-
-        Parameters
-        ----------
-        topic : Topic
-            After all topics of before.
-        payloads : Mapping[int, bytes or memoryview]
-            By neighbour, of at most ``largest`` bytes.
-        timeout : float
-            Seconds, > 0.
+        Afterwards the topic is over: what comes later is refused. Topics ascend from call to call.
         """
         end = time.monotonic() + timeout
         taken: dict[int, float] = {}
@@ -459,16 +425,7 @@ class PeerChannel:
             return False
 
     def call(self, peer: int, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | None:
-        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses.
-
-        Parameters
-        ----------
-        peer : int
-            A neighbour.
-        request : Mapping[str, Any]
-            Of JSON values.
-        timeout : float
-            Seconds, > 0.
+        """Ask a neighbour something outside of any exchange, in JSON; None if it does not answer, or refuses.
         """
         asked = json.dumps({**self._about(), "request": dict(request)}).encode()
         ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Call")

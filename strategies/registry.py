@@ -98,10 +98,7 @@ class Registry:
     def read(cls, path: str | Path) -> "Registry":
         """Return the registry of a TOML file; keys that are files are looked for beside it.
 
-        Raises
-        ------
-        RegistryError
-            If it cannot be read; names the file, the node and the key.
+        A RegistryError names the file, the node and the key.
         """
         file = Path(path).expanduser()
         try:

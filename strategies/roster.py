@@ -254,14 +254,7 @@ class Roster:
 
     @classmethod
     def of_known(cls, grid: Grid, expected: int | None, admits: Admits | None = None) -> "Roster | None":
-        """Return the roster of a grid's nodes where it knows who they are; None where they must be asked.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any; hedgerow's engine has ``known_nodes``.
-        expected, admits
-            As in ``gather``.
+        """Return the roster of a grid's nodes where it knows who they are, as hedgerow's engine does; else None.
         """
         known: KnownNodes | None = getattr(grid, "known_nodes", lambda: None)()
         if known is None or expected not in (None, len(known.node_ids)):
@@ -387,12 +380,7 @@ class Roster:
     def continued(
         self, names: Mapping[str, int], shapes: Shapes | None = None, admits: Admits | None = None
     ) -> "Roster":
-        """Return the roster of the same nodes in the places that a run had them at, which goes on.
-
-        Parameters
-        ----------
-        names, shapes, admits
-            As in ``gather``.
+        """Return the roster of the same nodes in the places that a run had them at, which goes on; see ``gather``.
         """
         if not self.introduced or (self.known and not (names or shapes or admits)):
             return self
@@ -429,16 +417,8 @@ class Roster:
         """Note which nodes are online, and take in those that came, or came back under a new id.
 
         Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
-        rounds that take no time would be over before anyone can come back.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        timeout : float
-            Seconds.
-        server_round : int (default: 0)
-            The round, by which those that were left out are asked again.
+        rounds that take no time would be over before anyone can come back. Those that were left out are asked
+        again by ``server_round``.
         """
         now, sleep = grid_clock(grid)
         end = now() + timeout
@@ -586,10 +566,7 @@ class Roster:
     def rest(self, partition: int, server_round: int) -> bool:
         """Leave a node out whose replies are no good, in its place, for 2, 4, 8, … 64 rounds.
 
-        Returns
-        -------
-        bool
-            False if it stays, because else half of those that are there would rest.
+        Returns False if it stays, because else half of those that are there would rest.
         """
         if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
             return False

@@ -146,13 +146,7 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class MeanByMetric(WeightedMean):
-    """The mean by a number that each reply tells, at most the examples that its node claimed first.
-
-    Parameters
-    ----------
-    metric : str
-        The metric's name.
-    """
+    """The mean by a number that each reply tells, at most the examples that its node claimed first."""
 
     metric: str = ""
 

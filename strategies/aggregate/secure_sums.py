@@ -120,19 +120,7 @@ def parse_secure_sum(
 
 @dataclass(frozen=True)
 class SummedUpdate:
-    """What the server knows of a group after its sum.
-
-    Parameters
-    ----------
-    mean : NDArray[float64]
-        The weighted mean of the survivors' updates (M,), integers of counters among them.
-    weight : float
-        The sum of their weights.
-    metrics : RecordDict
-        Their weighted mean metrics, as one node that weighs ``weight`` would tell them.
-    survivors : tuple of int
-        Their partition ids.
-    """
+    """What the server knows of a group after its sum."""
 
     mean: NDArray[np.float64]
     weight: float
@@ -159,17 +147,9 @@ class _Masked:
 class SecureSums:
     """The server's side of all sums of a run.
 
-    Parameters
-    ----------
-    settings : SecureSum
-        The settings.
-    federation : Federation
-        The nodes, their sizes, the ledger, and what was lost.
-    down_link, up_link : str
-        The links of the modelled system on which what a sum takes is booked, beside those through the hub.
-    weighted_by : str or None (default: None)
-        The metric that is a node's weight, empty where all weigh 1; None is the federation's. With noise all
-        weigh 1.
+    What a sum takes is booked on the links of the modelled system beside those through the hub.
+    ``weighted_by`` is the metric that is a node's weight, empty where all weigh 1, as with noise; None is the
+    federation's.
     """
 
     def __init__(
@@ -323,14 +303,8 @@ class SecureSums:
     def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
         """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
 
-        Parameters
-        ----------
-        group : int
-            The group.
-        common : RecordDict
-            What its members must have in common, see ``SumPart`` of the clients.
-        start : ArrayRecord
-            What their answers are changes of: keys, shapes and dtypes, in their order.
+        ``common`` is what its members must have in common, see ``SumPart`` of the clients; ``start`` what
+        their answers are changes of: keys, shapes and dtypes, in their order.
         """
         members = sorted(at for at, of in self._group_of.items() if of == group)
         n = len(members)
@@ -519,13 +493,7 @@ class SecureSums:
         return float(run.size(node, claimed)) if self.weighted_by else 1.0
 
     def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
-        """Return the means of those pools that have a sum.
-
-        Raises
-        ------
-        RoundFailedError
-            If too few replies are in one.
-        """
+        """Return the means of those pools that have a sum; RoundFailedError if too few replies are in one."""
         nodes, offline = self.federation.there(list(exchange.asked))
         groups: dict[int, list[Node]] = {}
         for node in nodes:

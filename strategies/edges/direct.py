@@ -78,25 +78,7 @@ class LinkReport(NamedTuple):
 
 @dataclass
 class GossipReport:
-    """What one exchange with the neighbours came to.
-
-    Parameters
-    ----------
-    members : list of int
-        The servers that this one could reach, over others too, itself among them.
-    zeta : float
-        Second largest eigenvalue modulus of their matrix; nan where it is alone.
-    lost : Counter
-        Links that were left out in some step, by reason.
-    seconds : float
-        What it took.
-    sent : Counter
-        Models that each neighbour took, by neighbour.
-    model_seconds : float
-        Of ``seconds`` what the models themselves took, without what servers agree on before and after.
-    links : dict of LinkReport
-        By neighbour.
-    """
+    """What one exchange with the neighbours came to."""
 
     members: list[int] = field(default_factory=list)
     zeta: float = float("nan")
@@ -141,12 +123,7 @@ def link_report(before: LinkTraffic, now: LinkTraffic) -> LinkReport:
 
 
 class DistanceBound:
-    """How far a neighbour's model may be from a server's own.
-
-    Parameters
-    ----------
-    max_ratio : float
-        See ``max_update_norm_ratio`` of ``DirectGossip``.
+    """How far a neighbour's model may be from a server's own, see ``max_update_norm_ratio`` of ``DirectGossip``.
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -285,16 +262,9 @@ class DirectGossip:
         """Meet the neighbours, and return the round after which this server goes on.
 
         That is the one that it has completed; or, of a server that comes back, the last one in which most of
-        its neighbours began to exchange their models.
-
-        Parameters
-        ----------
-        completed_rounds : int
-            Of this server, >= 0.
-        patience : float
-            Seconds to wait for neighbours that are not there yet; those that come later join later.
-        num_rounds : int
-            Of the run: a neighbour that is beyond is not believed.
+        its neighbours began to exchange their models. Waits up to ``patience`` seconds for neighbours that
+        are not there yet; those that come later join later. A neighbour beyond ``num_rounds`` is not
+        believed.
         """
         with self._lock:
             self._begun = completed_rounds - completed_rounds % self.period
@@ -362,16 +332,9 @@ class DirectGossip:
     def exchanged(self, server_round: int, model: NDArray[Any], size: float) -> NDArray[Any]:
         """Return this server's model (M,) after ``steps`` gossip steps, eq. (5), with whom it reaches.
 
-        Rounded once, to the model's dtype; between two steps it is float64. What happened is in ``report``.
-
-        Parameters
-        ----------
-        server_round : int
-            A multiple of ``period``, after those of before.
-        model : NDArray (M,)
-            Floating.
-        size : float
-            |S|, the samples of this server's cluster, > 0.
+        Rounded once, to the model's dtype; between two steps it is float64. ``server_round`` is a multiple of
+        ``period``, and ``size`` |S| > 0, the samples of this server's cluster. What happened is in
+        ``report``.
         """
         start = time.monotonic()
         before = {peer: replace(self.channel.traffic[peer]) for peer in self.channel.neighbours}

@@ -23,16 +23,7 @@ __all__ = ["Appointment", "State", "introduced", "next_communication"]
 class Appointment:
     """When a node communicates next, how often, and whom it then wants to hear.
 
-    Parameters
-    ----------
-    node_id : int
-        The node that said so; another one under the same partition id knows nothing of it.
-    kappa : int
-        Iterations between its communications, >= 1.
-    next : int
-        The iteration of the next one, >= 0.
-    want : Sequence[int]
-        Partition ids.
+    Another node under the same partition id (``node_id``) knows nothing of it.
     """
 
     node_id: int
@@ -117,18 +108,9 @@ class State:
     ) -> Self:
         """Return the state after the event of iteration k.
 
-        Parameters
-        ----------
-        k : int
-            The iteration.
-        told : Mapping[int, tuple[int, list[int]]]
-            When nodes with valid updates communicate next, and whom they then want to hear.
-        deprived : Collection[int]
-            Who got no payload: it has missed the event, as who did not reply has.
-        errors : Mapping[int, Error]
-            What nodes replied with that made no update; one whose ClientApp raised may have lost its state.
-        lost : int
-            Events in a row that were lost.
+        ``told`` has when nodes with valid updates communicate next, and whom they then want to hear. Who is
+        ``deprived``, of any payload, has missed the event, as who did not reply has. A node whose ClientApp
+        raised (``errors``) may have lost its state. ``lost`` are the events in a row that were lost.
         """
         missed = {i for i in self.due(k) if i not in told}.union(deprived)
         renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in told.items()}
@@ -157,13 +139,7 @@ class State:
 
 
 def introduced(node: Node, content: RecordDict) -> Appointment:
-    """Return a node's answer to a hello.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``bad hello`` or ``bad next``.
-    """
+    """Return a node's answer to a hello; PayloadError with reason ``bad hello`` or ``bad next``."""
     kappa = config_in(content, "hello").get("kappa")
     if not isinstance(kappa, int) or kappa < 1:
         raise PayloadError("bad hello", f"kappa={kappa!r}, expected an integer >= 1")
@@ -171,12 +147,9 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
 
 
 def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
-    """Return the iteration and the neighbours of a node's next communication.
+    """Return the iteration, after ``after``, and the neighbours of a node's next communication.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``bad next``, unless the iteration comes after ``after``.
+    PayloadError with reason ``bad next`` if there is none.
     """
     record = config_in(content, key)
     k, want = record.get("next"), record.get("want", [])

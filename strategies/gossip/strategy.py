@@ -46,13 +46,7 @@ class GossipOptions(FederationOptions, total=False):
 
 
 def places_in(options: GossipOptions) -> int:
-    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``.
-
-    Raises
-    ------
-    ValueError
-        If it is no integer >= 1: a graph has a number of nodes.
-    """
+    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``."""
     if (places := options.get("num_clients")) is not None:
         int_at_least(1, num_clients=places)
         return places

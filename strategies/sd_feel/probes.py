@@ -38,17 +38,7 @@ CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What one client tells of its loss at u.
-
-    Parameters
-    ----------
-    gradient : NDArray
-        grad F_i(u), (M,).
-    curvature : float
-        Of its loss, an estimate of L from below, >= 0.
-    variance : float
-        Of a mini-batch gradient, an estimate of sigma^2, >= 0.
-    """
+    """What one client tells at u: grad F_i(u) (M,), and estimates of L and sigma^2 from below, >= 0."""
 
     gradient: NDArray[np.float64]
     curvature: float
@@ -57,19 +47,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class ProbeMeans:
-    """What the clients that answered show of the constants at u.
-
-    Parameters
-    ----------
-    curvature, variance : float
-        The largest of the clients', for L and sigma^2.
-    dissimilarity : float
-        The largest ||grad F_i(u) - grad F(u)||^2, for kappa^2.
-    gradient2 : float
-        ||grad F(u)||^2, what (15) bounds the mean of.
-    clients : int
-        How many answered, >= 1.
-    """
+    """What the clients that answered show of the constants at u."""
 
     curvature: float
     variance: float
@@ -91,16 +69,7 @@ class ProbeMeans:
 class Probes(Part):
     """Asks all clients that are there for their gradients at u, once before each of the first rounds.
 
-    Parameters
-    ----------
-    rounds : int
-        Before how many rounds, >= 0.
-    clusters : Clusters
-        Each client's server.
-    links : (str, str)
-        The modelled links down to a client and up from it; what travels is booked beside them.
-    others : Callable[[Federation], Mapping[str, float]]
-        Returns what a plan needs of the system beside.
+    What travels is booked beside the modelled links; ``others`` returns what a plan needs of the system.
     """
 
     name = "probes"

@@ -87,26 +87,9 @@ class SimulatedTime(Part):
     """The simulated clock, by the paper's latency model and the bits that were booked.
 
     A compressed reply takes its share of a model's time. With stragglers each server has a clock of its own:
-    it waits for its slowest client, and in gossip for its neighbours; simulated time is the last server's.
-
-    Parameters
-    ----------
-    scheme : SystemName
-        Whose latency it is.
-    system : System or None
-        Sizes and rates; None for the paper's, with the size of the model that is trained.
-    tau1, tau2 : int
-        Local iterations of a round, and rounds between two exchanges of servers.
-    gossip_steps : int
-        Sequential transfers of an exchange of servers.
-    up_link : str
-        The modelled link from clients to servers.
-    steps : StepsTold
-        Time is not known where nodes do not tell how many iterations they took.
-    stragglers : Stragglers or None (default: None)
-        Which clients are slow.
-    graph : networkx.Graph or None (default: None)
-        The servers', where there are stragglers.
+    it waits for its slowest client, and in gossip for its neighbours in ``graph``; simulated time is the last
+    server's. ``system`` None is the paper's, with the size of the model that is trained. Time is not known
+    where nodes do not tell how many iterations they took.
     """
 
     name = "simulated-time"
