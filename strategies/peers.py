@@ -95,8 +95,11 @@ class LinkTraffic:
 
     messages: int = 0
     bytes: int = 0
+    # From the first byte of each message sent until the neighbour said that it has it.
     seconds: float = 0.0
+    # Bytes that came of it and were taken.
     received: int = 0
+    # Seconds in exchanges after the neighbour had this one's message, until its own was there.
     waited: float = 0.0
 
 

@@ -254,8 +254,7 @@ class Roster:
 
     @classmethod
     def of_known(cls, grid: Grid, expected: int | None, admits: Admits | None = None) -> "Roster | None":
-        """Return the roster of a grid's nodes where it knows who they are, as hedgerow's engine does; else None.
-        """
+        """Return the roster of a grid that knows its nodes, as hedgerow's engine does; None for others."""
         known: KnownNodes | None = getattr(grid, "known_nodes", lambda: None)()
         if known is None or expected not in (None, len(known.node_ids)):
             return None
@@ -380,8 +379,7 @@ class Roster:
     def continued(
         self, names: Mapping[str, int], shapes: Shapes | None = None, admits: Admits | None = None
     ) -> "Roster":
-        """Return the roster of the same nodes in the places that a run had them at, which goes on; see ``gather``.
-        """
+        """Return the roster of the same nodes in the places that they had in the run that goes on."""
         if not self.introduced or (self.known and not (names or shapes or admits)):
             return self
         if self.known is not None:

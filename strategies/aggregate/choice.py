@@ -20,8 +20,7 @@ class Choice:
 
     @classmethod
     def of(cls, aggregation: str | Aggregation | Aggregator) -> Choice:
-        """Return what was asked for; ValueError for no rule's text, or an object without ``means`` and ``weight``.
-        """
+        """Return what was asked for; ValueError for a text that is no rule, and for no aggregator."""
         if isinstance(aggregation, Aggregation):
             return cls(aggregation)
         if callable(getattr(aggregation, "means", None)) and callable(getattr(aggregation, "weight", None)):

@@ -122,6 +122,8 @@ def parse_secure_sum(
 class SummedUpdate:
     """What the server knows of a group after its sum."""
 
+    # The survivors' weighted mean update (M,), integers of counters among it, and their mean metrics, as one
+    # node that weighs ``weight`` would tell them.
     mean: NDArray[np.float64]
     weight: float
     metrics: RecordDict

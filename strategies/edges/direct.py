@@ -80,11 +80,16 @@ class LinkReport(NamedTuple):
 class GossipReport:
     """What one exchange with the neighbours came to."""
 
+    # The servers that this one could reach, over others too, itself among them.
     members: list[int] = field(default_factory=list)
+    # Second largest eigenvalue modulus of their matrix; nan where it is alone.
     zeta: float = float("nan")
+    # Links that were left out in some step, by reason.
     lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    # Models that each neighbour took, by neighbour.
     sent: Counter[int] = field(default_factory=Counter)
+    # Of ``seconds`` what the models themselves took, without what servers agree on before and after.
     model_seconds: float = 0.0
     links: dict[int, LinkReport] = field(default_factory=dict)
 
@@ -123,8 +128,7 @@ def link_report(before: LinkTraffic, now: LinkTraffic) -> LinkReport:
 
 
 class DistanceBound:
-    """How far a neighbour's model may be from a server's own, see ``max_update_norm_ratio`` of ``DirectGossip``.
-    """
+    """How far a neighbour's model may be from a server's own; see ``DirectGossip``."""
 
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio

@@ -27,9 +27,11 @@ __all__ = ["FactorAveraging", "State"]
 class State:
     """What the server knows after a round."""
 
+    # All that is not compressed (d,); W of the compressed layers (D,), empty where there is none; F (C,).
     theta: Vector
     base: Vector
     factors: Vector
+    # nu, by which factors are drawn: how often F was merged into W; and the rounds since.
     resets: int = 0
     age: int = 0
 

@@ -49,8 +49,10 @@ class ProbeAnswer:
 class ProbeMeans:
     """What the clients that answered show of the constants at u."""
 
+    # The largest of the clients', for L and sigma^2.
     curvature: float
     variance: float
+    # The largest ||grad F_i(u) - grad F(u)||^2, for kappa^2; ||grad F(u)||^2, whose mean (15) bounds.
     dissimilarity: float
     gradient2: float
     clients: int

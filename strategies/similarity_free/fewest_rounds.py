@@ -30,8 +30,7 @@ _LEAST = 1e-12
 
 
 def bound_constant_steps(constants: Constants, V0: float, stages: list[tuple[float, float]]) -> float:
-    """Return ``theory.bound_any`` in closed form, of stages that have a step and a number of rounds, both > 0.
-    """
+    """Return ``theory.bound_any`` in closed form, of stages of a step and a number of rounds, both > 0."""
     log_p = first = second = 0.0
     for step, rounds in stages:
         growth = math.log1p(constants.b1 * step**2)
