@@ -277,19 +277,13 @@ def _tell(
     evaluate: MetricRecord | None = None,
     central: MetricRecord | None = None,
 ) -> None:
-    progress = strategy.progress()
     report = strategy.report
     end = RoundEnd(
         round=current,
         train=dict(train or {}),
         evaluate=dict(evaluate or {}),
         central=dict(central or {}),
-        iterations=progress.iterations,
-        total_iterations=progress.total_iterations,
-        bits=progress.bits,
-        payload_bytes=progress.payload_bytes,
-        by_link=progress.by_link,
-        sim_seconds=progress.sim_seconds,
+        **vars(strategy.progress()),
         wall_seconds=time.monotonic() - started,
         sent=report.sent,
         accepted=report.accepted,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -51,7 +51,6 @@ from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
 
 __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
-T = TypeVar("T")
 # Why nodes, or whole sums, do not count.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"

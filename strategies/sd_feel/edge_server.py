@@ -144,7 +144,15 @@ class EdgeServerSDFeel(ClusteredStrategy):
             self.edge,
             self.peers,
             self.graph.neighbors(self.edge),
-            run=self._settings_digest(),
+            run=run_digest(
+                self.graph,
+                tau1=self.local_steps,
+                tau2=self.tau2,
+                seed=self.settings.seed,
+                aggregation=str(self.aggregation),
+                alpha=self.alpha,
+                exact_if_complete=self.exact_if_complete,
+            ),
             layout=layout,
             largest=largest,
             credentials=self._credentials,
@@ -152,18 +160,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             answer=answer,
             comes=comes,
             lost_after=self._lost_after,
-        )
-
-    def _settings_digest(self) -> str:
-        """Return what is the same at servers that make one run."""
-        return run_digest(
-            self.graph,
-            tau1=self.local_steps,
-            tau2=self.tau2,
-            seed=self.settings.seed,
-            aggregation=str(self.aggregation),
-            alpha=self.alpha,
-            exact_if_complete=self.exact_if_complete,
         )
 
     # The run.
@@ -184,7 +180,16 @@ class EdgeServerSDFeel(ClusteredStrategy):
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
         with self._channel(layout_digest(layout), largest) as channel:
-            gossip = self._gossip = self._gossip_over(channel)
+            gossip = self._gossip = DirectGossip(
+                self.graph,
+                channel,
+                period=self.tau2,
+                steps=self.alpha,
+                rule=self.aggregation.rule,
+                exact_if_complete=self.exact_if_complete,
+                timeout=self._peer_timeout,
+                max_update_norm_ratio=self.settings.max_update_norm_ratio,
+            )
             # Of a run that goes on; else ``start`` begins with the first.
             completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
             self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
@@ -198,18 +203,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         if self._gossip is None:
             raise RuntimeError("No neighbours: start comes first.")
         return self._gossip
-
-    def _gossip_over(self, channel: PeerChannel) -> DirectGossip:
-        return DirectGossip(
-            self.graph,
-            channel,
-            period=self.tau2,
-            steps=self.alpha,
-            rule=self.aggregation.rule,
-            exact_if_complete=self.exact_if_complete,
-            timeout=self._peer_timeout,
-            max_update_norm_ratio=self.settings.max_update_norm_ratio,
-        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round, or where the others are."""

@@ -3,14 +3,15 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13), Theorem 1 (14)-(15).
 Differs: the paper prints no latency formula for the baselines; theirs follow from its rates. Downlinks
-and a cloud link shared by all senders are hypotheses of ours, switched off by default. A number out of range is a ValueError.
+and a cloud link shared by all senders are hypotheses of ours, switched off by default. A number out of range
+is a ValueError.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Required, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ __all__ = [
     "PAPER_RATES",
     "PRESETS",
     "BoundConstants",
-    "PlanGrid",
     "ProblemConstants",
     "SchedulePlan",
     "System",
@@ -34,7 +34,6 @@ __all__ = [
     "eta_max",
     "inter_seconds",
     "latency",
-    "plan",
     "plans",
     "preset",
     "round_seconds",
@@ -487,33 +486,6 @@ def plans(
     order = np.lexsort((t1, a, tau, np.round(seconds, 9)))
     columns = (column[order].tolist() for column in (t1, t2, a, blocks * tau, seconds))
     return [SchedulePlan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
-
-
-class PlanGrid(TypedDict, total=False):
-    """What ``plan`` takes by keyword, as ``plans`` does."""
-
-    eta: Required[float]
-    zeta: Required[float]
-    tau1: Iterable[int]
-    tau2: Iterable[int]
-    alpha: Iterable[int]
-
-
-def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpack[PlanGrid]) -> SchedulePlan:
-    """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or no schedule of the grid reaches the target.
-    """
-    found = plans(target, problem, system, **grid)
-    if not found:
-        raise ValueError(
-            f"target must be one that a schedule of the grid reaches, got {target!r} at eta {grid['eta']!r} "
-            f"and zeta {grid['zeta']!r}: take a larger target, a smaller eta or more gossip steps"
-        )
-    return found[0]
 
 
 def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:

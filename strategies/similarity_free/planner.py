@@ -1,7 +1,8 @@
 """What is known of a problem before or after a run, and a plan from it: steps, rounds and uplink to accuracy.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds. A number out of range is a ValueError.
+without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds. A number out of range
+is a ValueError.
 """
 
 import math

@@ -436,7 +436,7 @@ calls("strategies.sd_feel.theory", names={"name": "preset"},
     eta_max=({"smoothness": 1.0, "V3": 1.0}, {"smoothness": POSITIVE, "V3": NOT_NEGATIVE}),
     bound=({"problem": PROBLEM, "constants": CONSTANTS, "eta": 0.1, "K": 1},
         {"eta": POSITIVE, "K": COUNT}),
-    plan=(
+    plans=(
         {"target": 1.0, "problem": PROBLEM, "system": SYSTEM, "eta": 0.005, "zeta": 0.5, "tau1": [1],
             "tau2": [1], "alpha": [1]},
         {"target": Range((1.0,), real(0, opened="low").bad), "eta": Range((0.001,), POSITIVE.bad),
@@ -947,8 +947,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies.sd_feel.theory:traffic": [
         ({"K": 9, "tau1": 2, "tau2": 2}, "K must be a multiple of 4, .*got 9"),
     ],
-    "strategies.sd_feel.theory:plan": [
-        ({"target": 1e-6}, "target must be one that a schedule .*got 1e-06"),
+    "strategies.sd_feel.theory:plans": [
         ({"tau1": []}, "tau1 must not be empty"),
         ({"alpha": [0]}, "alpha must be an integer >= 1, got 0"),
     ],

@@ -22,7 +22,6 @@ from hedgerow.strategies.sd_feel.theory import (
     bound_constants,
     eta_max,
     inter_seconds,
-    plan,
     plans,
     round_seconds,
 )
@@ -353,7 +352,7 @@ GOLDEN_PLAN: dict[str, Any] = {"eta": 0.005, "zeta": C10}
 
 
 def test_the_plan_is_the_golden_one() -> None:
-    best = plan(0.1, GOLDEN_PROBLEM, PAPER, **GOLDEN_PLAN)
+    best = plans(0.1, GOLDEN_PROBLEM, PAPER, **GOLDEN_PLAN)[0]
     assert (best.tau1, best.tau2, best.alpha, best.K) == (14, 1, 8, 5012)
     assert best.seconds == pytest.approx(159.4377344, rel=1e-10)
 
@@ -393,7 +392,8 @@ def test_so_many_local_iterations_are_feasible(target: float, alpha: int, last: 
 def test_trap_9_the_planner_always_picks_inter_cluster_rounds_only() -> None:
     for target in (0.05, 0.1, 0.3, 1.0):
         for zeta in (0.0, 0.6, C10, 0.95):
-            assert plan(target, GOLDEN_PROBLEM, PAPER, eta=0.002, zeta=zeta, tau1=range(1, 91)).tau2 == 1
+            found = plans(target, GOLDEN_PROBLEM, PAPER, eta=0.002, zeta=zeta, tau1=range(1, 91))
+            assert found[0].tau2 == 1
 
 
 @settings(deadline=None, max_examples=25)
