@@ -333,7 +333,6 @@ class Roster:
                 raise RosterError(f"No node can introduce itself. {answers.causes()}")
             return cls._by_rank(node_ids, expected, registry)
         seated._without(answers, 0)
-        seated._warn_of_all()
         if len(seated.online) < needed:
             short = seated._too_few(needed, len(answers.told), answers.num_asked)
             raise RosterError(" ".join(filter(None, (short, answers.causes()))))
@@ -471,7 +470,6 @@ class Roster:
         listed = _listed(grid)
         self._take_in(self._identified(answers.told, listed), server_round)
         self._without(answers, server_round)
-        self._warn_of_all()
 
     def _rank(self, strangers: list[int]) -> None:
         vacant = [node for node in self.nodes if node.node_id not in self.online | self._kept]
@@ -483,17 +481,25 @@ class Roster:
 
     def _identified(self, told: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
         """Return those that are there, under the names that their keys have, and why each is refused."""
-        return [_held_against(node, listed[i], self._registry) for i, node in told.items() if i in listed]
+        claims: list[_Claim] = []
+        for node, (name, public_key) in ((told[i], listed[i]) for i in told if i in listed):
+            known = replace(node, name=shown(name, MAX_WORD)) if name else node
+            if self._registry is None:
+                claims.append((known, None))
+            elif (entry := self._registry.find(public_key, name)) is None:
+                claims.append((known, "not registered"))
+            else:
+                claims.append((_as_registered(known, entry), _mismatch(known, entry, self._registry)))
+        return claims
 
     def _take_in(self, told: Sequence["_Claim"], server_round: int) -> None:
         """Give nodes their places: first those that say which partition they have, then by name."""
-        for node, refused in sorted(
-            told, key=lambda claim: (claim[0].partition_id == _UNTOLD, _by_name(claim[0]))
-        ):
-            if refused is not None:
-                self._leave_out(node, refused, server_round)
-                continue
-            seat, reason = self._seat(node)
+
+        def by_name(claim: _Claim) -> str:  # Not by when their answers came.
+            return (claim[0].name or "") if claim[0].partition_id == _UNTOLD else ""
+
+        for node, refused in sorted(told, key=by_name):
+            seat, reason = (node, refused) if refused is not None else self._seat(node)
             if reason is None:
                 reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
             if reason is not None:
@@ -606,9 +612,10 @@ class Roster:
         self._warnings = []
 
     def _without(self, answers: "_Introductions", server_round: int) -> None:
-        """Note who gave no answer that can be used."""
+        """Note who gave no answer that can be used, and warn of all that are left out."""
         for node_id, reason in answers.unusable.items():
             self._leave_out(Node(_UNTOLD, node_id), reason, server_round)
+        self._warn_of_all()
 
     def _too_few(self, needed: int, answered: int, asked: int) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._refusals.items()))
@@ -620,11 +627,6 @@ class Roster:
             f"Expected partitions 0 to {needed - 1}, but no node introduced itself as {missing[:5]}"
             f"{' …' if len(missing) > 5 else ''} {told}."
         )
-
-
-def _by_name(node: Node) -> str:
-    """Return by what nodes without a partition are put in order: not by when their answers came."""
-    return (node.name or "") if node.partition_id == _UNTOLD else ""
 
 
 def _most_common(told: Sequence[Node]) -> Shapes:
@@ -643,18 +645,6 @@ _Claim = tuple[Node, str | None]
 def _listed(grid: Grid) -> dict[int, _Listing]:
     """Return who is there, by node id."""
     return {info.node_id: (info.name, info.public_key) for info in grid.get_nodes()}
-
-
-def _held_against(node: Node, listing: _Listing, registry: Registry | None) -> _Claim:
-    name, public_key = listing
-    if name:
-        node = replace(node, name=shown(name, MAX_WORD))
-    if registry is None:
-        return node, None
-    entry = registry.find(public_key, name)
-    if entry is None:
-        return node, "not registered"
-    return _as_registered(node, entry), _mismatch(node, entry, registry)
 
 
 def _as_registered(node: Node, entry: Registered) -> Node:
@@ -829,37 +819,32 @@ class _Introductions:
 def introduced(message: Message) -> Node:
     """Return who a node says that it is; its partition id is -1 where it has a name alone.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``malformed introduction``; or ``another message format``, where the node's version of
-        this suite speaks another than this one.
+    PayloadError with reason ``malformed introduction``; or ``another message format``, where the node's
+    version of this suite speaks another than this one.
     """
     try:
-        return _introduced(message)
-    except PayloadError:
-        raise
+        me = message.content.config_records["whoami"]
+        # Who introduces itself by code of its own does not say.
+        spoken = _told(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
+        if spoken == MESSAGE_FORMAT:
+            return _node(me, message.metadata.src_node_id)
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError("malformed introduction", shown(error)) from None
+    raise PayloadError(
+        "another message format",
+        f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the same "
+        "version of hedgerow on both",
+    )
 
 
-def _introduced(message: Message) -> Node:
-    me = message.content.config_records["whoami"]
-    # Who introduces itself by code of its own does not say.
-    spoken = _told(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
-    if spoken != MESSAGE_FORMAT:
-        raise PayloadError(
-            "another message format",
-            f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the "
-            "same version of hedgerow on both",
-        )
+def _node(me: ConfigRecord, node_id: int) -> Node:
     name = _word(me, "name") or None
     at = _told(me, "partition-id") if "partition-id" in me or name is None else _UNTOLD
     if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
         raise ValueError(f"name is {name!r}, which is that of a node with this partition-id")
     return Node(
         partition_id=at,
-        node_id=message.metadata.src_node_id,
+        node_id=node_id,
         num_examples=_told(me, "num-examples") if "num-examples" in me else None,
         role=_word(me, "role"),
         group=_word(me, "group"),
