@@ -28,7 +28,7 @@ from hedgerow.strategies.aggregate.sum_noise import (
 )
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import ExchangeReport, Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
@@ -334,16 +334,6 @@ class SecureSums:
             self.releases.count(members, plan.noisy_grid.rho(self._open[group].clips.size))
         return ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
 
-    def book_shares(self, server_round: int, reply: Reply) -> None:
-        """Book on the modelled link what a masked reply holds beside its array."""
-        at = reply.node.partition_id
-        carried = payload_bytes(only_record(reply.content, ConfigRecord, BAD_SHARES))
-        self.book(server_round, at, carried, down=False)
-
-    def note_left_out(self) -> None:
-        """Count who was left out in the exchange that was just opened."""
-        self.report.rejected += self._left_out
-
     # Replies.
 
     def checked(self, node: Node, content: RecordDict) -> _Masked:
@@ -383,11 +373,9 @@ class SecureSums:
                 self._lose(TOO_FEW, len(arrived[group]))
                 continue
             self._lose(DISCONNECTED, len(arrived[group]) - len(alive))
-            kept = {at: arrived[group][at][1] for at in alive}
-            words = {at: one.words for at, one in kept.items()}
-            sums[group] = Unmasking(
-                told.plan, told.about, words, {at: one.commitments for at, one in kept.items()}
-            )
+            words = {at: arrived[group][at][1].words for at in alive}
+            commitments = {at: arrived[group][at][1].commitments for at in alive}
+            sums[group] = Unmasking(told.plan, told.about, words, commitments)
         yield from self._ask_shares(server_round, sums, arrived)
         return {group: found for group, one in sums.items() if (found := self._update(group, one))}
 
@@ -407,15 +395,13 @@ class SecureSums:
                         # A member seals for all others in their order.
                         place = members.index(at) - (members.index(at) > members.index(other))
                         parts.append(arrived[group][other][1].sealed[size * place : size * (place + 1)])
-                config = ConfigRecord(
-                    {
-                        "number": one.plan.number,
-                        "survivors": list(one.survivors),
-                        "sealed": b"".join(parts),
-                        "seed": self.federation.settings.seed,
-                    }
-                )
-                contents[arrived[group][at][0]] = RecordDict({"config": config})
+                told: dict[str, Any] = {
+                    "number": one.plan.number,
+                    "survivors": list(one.survivors),
+                    "sealed": b"".join(parts),
+                    "seed": self.federation.settings.seed,
+                }
+                contents[arrived[group][at][0]] = RecordDict({"config": ConfigRecord(told)})
 
         def check(node: Node, answer: RecordDict) -> list[tuple[int, bytes]]:
             told = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
@@ -437,40 +423,29 @@ class SecureSums:
         told = self._open[group]
         if (noisy := one.plan.noisy_grid) is not None:
             count = len(one.survivors)
-            weight = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
+            metrics = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
             mean = noisy.decode(total) / count
-            return SummedUpdate(mean, float(count), RecordDict({"metrics": weight}), one.survivors)
+            return SummedUpdate(mean, float(count), RecordDict({"metrics": metrics}), one.survivors)
         values = one.plan.grid.decode(total, told.clips)
         size = values.size - one.plan.extras
         shares = values[size]
         if not shares > 0:
             self._lose(UNSOLVED, len(one.survivors))
             return None
+        weight = float(shares * one.plan.max_weight)
         metrics = MetricRecord(
-            {
-                self.federation.settings.weighted_by_key: float(shares * one.plan.max_weight),
-                "clipped": float(values[size + 1] / shares),
-            }
+            {self.federation.settings.weighted_by_key: weight, "clipped": float(values[size + 1] / shares)}
         )
         for i, name in enumerate(one.plan.metrics):
             value, there = values[size + 2 + 2 * i : size + 4 + 2 * i]
             if there > 0.5 / one.plan.grid.largest:
                 metrics[name] = float(value / there)
-        return SummedUpdate(
-            values[:size] / shares,
-            float(shares * one.plan.max_weight),
-            RecordDict({"metrics": metrics}),
-            one.survivors,
-        )
+        return SummedUpdate(values[:size] / shares, weight, RecordDict({"metrics": metrics}), one.survivors)
 
     def enough(self) -> bool:
         """Return whether a round got its minimum; one in which no group had enough nodes has none."""
         able = not any(count for reason, count in self._left_out.items() if reason != TOO_SMALL)
         return self.federation.enough() and (self.report.accepted > 0 or able)
-
-    def lose(self, update: SummedUpdate, reason: str) -> None:
-        """Count the survivors of a sum as lost after all."""
-        self._lose(reason, len(update.survivors))
 
     def _lose(self, reason: str, count: int) -> None:
         if count:
@@ -513,10 +488,11 @@ class SecureSums:
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []
         replies = yield masked
-        self.note_left_out()
+        self.report.rejected += self._left_out
         for columns in replies:
             for reply, row in zip(columns.replies, columns.rows, strict=True):
-                self.book_shares(run.round, reply)
+                shares = only_record(reply.content, ConfigRecord, BAD_SHARES)
+                self.book(run.round, reply.node.partition_id, payload_bytes(shares), down=False)
                 arrived.append((reply.node, row))
         means: dict[int, Mean] = {}
         for pool, update in sorted((yield from self.solve(run.round, arrived)).items()):
@@ -525,7 +501,7 @@ class SecureSums:
             try:
                 exchange.check(self.federation, start + change - start, start)
             except PayloadError as error:
-                self.lose(update, error.reason)
+                self._lose(error.reason, len(update.survivors))
                 continue
             means[pool] = _SumMean(update.survivors, update.weight, start, change)
             self.counted(run, pool, update)
