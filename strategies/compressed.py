@@ -206,7 +206,12 @@ class Compressed(Strategy):
             self.uplink.feedback.forget()
             self.uplink = Uplink(self.uplink.feedback)
         if server_round == 1:
-            _check_callers(self)
+            for caller in filter(is_flowers, outer_strategies(self)):
+                name = type(caller).__name__
+                raise ValueError(
+                    f"strategy of {name} must not be Compressed, whose updates are still coded when {name} "
+                    f"sees them: write Compressed({name}(...)), which decodes them first"
+                )
         # Told now what nodes are asked for, the strategy books messages as large as they will be.
         config = ConfigRecord({**config, **self.uplink.feedback.asked(server_round - 1), "acknowledged": -1})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
@@ -310,7 +315,10 @@ class Compressed(Strategy):
 
     def _decoded(self, replies: Iterable[Message]) -> Generator[Message, None, None]:
         """Yield what the wrapped strategy is to see; note which updates it takes."""
-        key = _setting(self.strategy, "weighted_by_key", "num-examples")
+        # A setting of Flower's strategies, or of this suite's.
+        owners = self.strategy, getattr(self.strategy, "settings", None)
+        keys = (getattr(owner, "weighted_by_key", None) for owner in owners)
+        key = next(filter(None, keys), "num-examples")
         for reply in replies:
             model = self.uplink.decoded(reply, key)
             if model is None:
@@ -537,23 +545,6 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
     if key not in (None, name):
         raise PayloadError(_NOT_COMPRESSED, f"the ArrayRecord is {name!r}, expected {key!r}")
     return record
-
-
-def _check_callers(compressed: Compressed) -> None:
-    """Raise ValueError if a wrapper of Flower's is around this one: it would clip what is coded."""
-    for caller in outer_strategies(compressed):
-        if is_flowers(caller):
-            name = type(caller).__name__
-            raise ValueError(
-                f"strategy of {name} must not be Compressed, whose updates are still coded when {name} sees "
-                f"them: write Compressed({name}(...)), which decodes them first"
-            )
-
-
-def _setting(strategy: Strategy, name: str, default: str) -> str:
-    """Return a setting of Flower's strategies, or of this suite's."""
-    value = getattr(strategy, name, None) or getattr(getattr(strategy, "settings", None), name, default)
-    return str(value)
 
 
 def _partition_ids(strategy: Strategy) -> dict[int, int]:

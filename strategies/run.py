@@ -285,7 +285,14 @@ class Run:
             raise RoundFailedError
 
     def _learnt(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-        columns = _columns(exchange, replies)
+        nodes = [reply.node.partition_id for reply in replies]
+        columns = Columns(
+            nodes,
+            [exchange.asked[node].pool for node in nodes],
+            [reply.value.row for reply in replies],
+            [reply.value.claimed for reply in replies],
+            replies,
+        )
         if exchange.reads is None:
             for part in self.parts:
                 part.learnt(exchange, columns, self)
@@ -342,14 +349,3 @@ def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iter
         # It has been read by now.
         if done is not None and done():
             return
-
-
-def _columns(exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-    nodes = [reply.node.partition_id for reply in replies]
-    return Columns(
-        nodes,
-        [exchange.asked[node].pool for node in nodes],
-        [reply.value.row for reply in replies],
-        [reply.value.claimed for reply in replies],
-        replies,
-    )

@@ -85,10 +85,6 @@ def _regular(D: int, rng: np.random.Generator, k: float) -> Edges:
     return edges
 
 
-def _erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
-    return [pair for pair in combinations(range(D), 2) if rng.random() < p]
-
-
 def _geometric(D: int, rng: np.random.Generator, r: float) -> Edges:
     place = rng.random((D, 2))  # (nodes, 2)
     return [(i, j) for i, j in combinations(range(D), 2) if math.dist(place[i], place[j]) <= r]
@@ -101,10 +97,6 @@ def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
     return [
         (d, int(d + other) % D) for d in range(D) for other in 1 + rng.choice(D - 1, int(k), replace=False)
     ]
-
-
-def _directed_erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
-    return [pair for pair in permutations(range(D), 2) if rng.random() < p]
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ _FAMILIES = {
     "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
-        _directed_erdos_renyi,
+        lambda D, rng, p: [pair for pair in permutations(range(D), 2) if rng.random() < p],
         "be directed-erdos-renyi(p) with 0 < p <= 1",
         _is_probability,
         ("(p)",),
@@ -183,7 +175,12 @@ _FAMILIES = {
         lambda D: [(d, (d + 1) % D) for d in range(D if D > 1 else 0)], directed=True
     ),
     "erdos-renyi": _Family(
-        _erdos_renyi, "be erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
+        lambda D, rng, p: [pair for pair in combinations(range(D), 2) if rng.random() < p],
+        "be erdos-renyi(p) with 0 < p <= 1",
+        _is_probability,
+        ("(p)",),
+        random=True,
+        size=_all,
     ),
     "fig2a": _Family(_ring, "have six nodes", _six),
     "fig2b": _Family(_ring_chords, "have six nodes", _six),

@@ -32,7 +32,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.peers import Exchanged, LinkTraffic, PeerChannel, Topic
+from hedgerow.strategies.peers import UNREADABLE, Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
@@ -42,7 +42,6 @@ from hedgerow.wire.robust_means import Aggregation
 __all__ = [
     "LARGEST_SIZE",
     "SMALLEST_SIZE",
-    "UNREADABLE",
     "DirectGossip",
     "DistanceBound",
     "GossipReport",
@@ -63,8 +62,6 @@ SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**53
 _END = 2**32
 # Exchanges that a neighbour sits out at most which is late in one after the other.
 _LONGEST_REST = 64
-# What another server's word may raise when it is read.
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class LinkReport(NamedTuple):

@@ -81,15 +81,12 @@ class UpdateBound:
         norm = norm_of(update)
         usual = median(self._usual) if self._usual else 0.0
         if norm > self.max_ratio * usual:
-            usual = max(usual, self._least(model))
+            small = (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
+            usual = max(usual, small)  # What is small is usual in any case.
             most = self.max_ratio * usual + noise * (sqrt(update.size) + 6)
             if not norm <= most:
                 raise PayloadError(TOO_LARGE, f"norm {norm:.3g}, expected at most {most:.3g}")
         self._here.append(norm)
-
-    def _least(self, model: NDArray[Any]) -> float:
-        """Return the norm that is usual in any case."""
-        return (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
 
     def _known(self) -> list[float]:
         return [*self._usual, *([median_low(self._here)] if self._here else [])][-_ROUNDS:]

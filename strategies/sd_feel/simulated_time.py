@@ -135,7 +135,10 @@ class SimulatedTime(Part):
         if not self._steps.told:
             return
         federation, tau1 = run.federation, self._tau1
-        system, uplink = self.system(federation), self._uplink(run)
+        system = self.system(federation)
+        # The share of a model's bits that the largest reply has; 1 where there is none.
+        bits = federation.ledger.largest(run.round, self._up_link)
+        uplink = bits / federation.model_bits if bits else 1.0
         mixed = run.round % self._tau2 == 0
         if self._stragglers is None:
             seconds = round_seconds(self._scheme, system, tau1=tau1, uplink=uplink)
@@ -153,11 +156,6 @@ class SimulatedTime(Part):
             for _ in range(self._gossip_steps):
                 self._seconds = [max(self._seconds[j] for j in near) + link for near in self._near]
         federation.clock.advance(max(self._seconds) - federation.clock.seconds)
-
-    def _uplink(self, run: Run) -> float:
-        """Return the share of a model's bits that the largest reply of a round has; 1 of none."""
-        bits = run.federation.ledger.largest(run.round, self._up_link)
-        return bits / run.federation.model_bits if bits else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the servers' clocks."""

@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
 from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
 from hedgerow.wire.extras import needed
 
