@@ -66,7 +66,7 @@ class FederationOptions(TypedDict, total=False):
     roster : Roster or None (default: None)
         The nodes, where they were asked before (``Roster.gather``), as for a model of their shapes.
     registry : Registry or None (default: None)
-        Who may take part as whom (``Registry.read("nodes.toml")``); None for whoever comes.
+        Who may take part as whom (``Registry.read("nodes.toml")``); None accepts any node.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -210,7 +210,7 @@ class Federation:
 
     @classmethod
     def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
-        """Return a federation of nodes that were gathered, for exchanges of no run, and of no model."""
+        """Return a federation of gathered nodes, for exchanges outside of a run."""
         federation = cls(len(roster), min_available_nodes=1)
         federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
         federation.layout = Layout((), (), ())
@@ -271,7 +271,7 @@ class Federation:
 
     @property
     def whole_report(self) -> ExchangeReport:
-        """The same, with what went beside the training exchange and is counted with it."""
+        """``report``, and what else is counted with the training exchange."""
         return self.report
 
     @property
@@ -356,7 +356,7 @@ class Federation:
         )
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Leave a node out that has a place, for a reason of some words that is counted."""
+        """Leave out a node that has a place; the reason is counted."""
         if self._roster is not None:
             self._roster.refuse(node.node_id, reason, self.completed)
 
@@ -374,7 +374,7 @@ class Federation:
         return reasons
 
     def scheduled(self, server_round: int, pool: Sequence[int], count: int) -> list[int]:
-        """Return so many of a pool's partitions, ascending, or all where they are fewer.
+        """Return ``count`` of a pool's partitions, ascending, or all where they are fewer.
 
         They are drawn uniformly without replacement, from a stream of the round's own.
         """
@@ -395,7 +395,7 @@ class Federation:
         return self._roster.nodes[client]
 
     def there(self, chosen: Chosen = None) -> tuple[list[Node], int]:
-        """Return the same of those that were there when they were last looked for."""
+        """Return the chosen nodes that were online when they were last looked for, and how many were not."""
         roster = self._roster
         assert roster is not None
         if callable(chosen):
@@ -485,11 +485,11 @@ class Federation:
         return told
 
     def valid_weights(self, told: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which of some weights that nodes tell ``checked_weight`` would take."""
+        """Return which of these weights ``checked_weight`` would accept."""
         return (told > 0) & (told <= min(MAX_EXAMPLES, self._most_claimed()))
 
     def weight_of(self, client: int) -> float:
-        """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
+        """Return what a client of known size counts: its size, up to ``max_weight_ratio`` medians."""
         here: Sequence[Node] = []
         if self._roster is not None and self.settings.registry is not None:
             here = self._roster.nodes[client : client + 1]
@@ -497,7 +497,8 @@ class Federation:
         return min(self.sizes[client], self._cap(), *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
-        """Return what each of the first clients counts (C,): as the mean one where that is not known."""
+        """Return what each of the first clients counts (C,); one of unknown size counts as the mean client.
+        """
         if isinstance(self.sizes, KnownSizes):
             return np.minimum(self.sizes.array[:clients], self._cap())
         known = {client: self.weight_of(client) for client in self.sizes}
@@ -680,7 +681,7 @@ class Federation:
         return taken
 
     def _seen(self) -> dict[str, Any]:
-        """Return what bounds go by, and who lost trust."""
+        """Return the updates' norms, the first losses, and who was refused or rests."""
         norms = {part: bound.state_dict() for part, bound in sorted(self._bounds.items())}
         seen = {
             "update-norms": norms,

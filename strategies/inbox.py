@@ -258,7 +258,7 @@ def weighted_metrics(
 def mean_metrics(
     table: Mapping[str, NDArray[Any]], weighted_by_key: str, max_weight_ratio: float = 0.0
 ) -> MetricRecord:
-    """Return the same of metrics in columns (K, ...), by name."""
+    """Return the weighted mean of metrics in columns (K, ...), by name; see ``weighted_metrics``."""
     weights = np.asarray(table[weighted_by_key], np.float64)
     if max_weight_ratio:
         weights = np.minimum(weights, max_weight_ratio * np.median(weights))

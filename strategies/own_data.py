@@ -105,7 +105,7 @@ class OwnNodes:
         earlier : Mapping[str, Any] or None (default: None)
             What ``about`` said in a run that goes on.
         registry : Registry or None (default: None)
-            Who may take part as whom; None for whoever comes.
+            Who may take part as whom; None accepts any node.
 
         Raises
         ------

@@ -302,7 +302,7 @@ class Roster:
         admits : Callable[[Node], str or None] or None (default: None)
             Returns why a node is left out, None if it is not.
         registry : Registry or None (default: None)
-            Who may take part as whom; None for whoever comes.
+            Who may take part as whom; None accepts any node.
 
         Raises
         ------

@@ -120,7 +120,7 @@ class Run:
         return exchange
 
     def prepared(self, exchange: Exchange) -> Exchange:
-        """Return the same, with what the caller has every node told."""
+        """Return what parts make of an exchange, with what the caller has every node told."""
         exchange = self.changed(exchange)
         return replace(exchange, config={**self.config, **exchange.config})
 

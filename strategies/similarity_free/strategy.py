@@ -209,7 +209,7 @@ class SimilarityFree(Algorithm):
         return _combined(metrics, lambda key: [_metric(content, key) for content in contents])
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
-        """Aggregate the same of metrics in columns."""
+        """Aggregate metrics in columns likewise."""
         return _combined(super().table_metrics(table), lambda key: table[key].tolist())
 
 
