@@ -31,7 +31,8 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from hedgerow.strategies.inbox import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import ExchangeReport, checked_metrics
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import check_options
@@ -549,7 +550,6 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
 
 def _partition_ids(strategy: Strategy) -> dict[int, int]:
     """Return partition ids by node id, where the strategy has asked its nodes."""
-    for owner in (strategy, getattr(strategy, "federation", None)):
-        if isinstance(roster := getattr(owner, "_roster", None), Roster):
-            return {node.node_id: node.partition_id for node in roster.nodes if not node.vacant}
-    return {}
+    federation = getattr(strategy, "federation", None)
+    nodes = federation.nodes if isinstance(federation, Federation) else ()
+    return {node.node_id: node.partition_id for node in nodes}
