@@ -39,14 +39,10 @@ def refused_in(content: RecordDict, senders: Iterable[int]) -> dict[str, list[in
 
 
 class Introductions:
-    """The introductions of a run.
+    """The introductions of a run, by partition id.
 
-    Attributes
-    ----------
-    of : dict[int, bytes]
-        By partition id.
-    pinning : set[int]
-        Who pins its neighbours' keys; the others trust the first that they are told.
+    Nodes that are ``pinning`` their neighbours' keys trust no others; the rest trust the first that they are
+    told.
     """
 
     def __init__(self) -> None:

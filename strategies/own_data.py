@@ -262,12 +262,7 @@ def pooled(told: Sequence[Moments]) -> tuple[Floats, Floats]:
 
     Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances": counts,
     means and squared deviations of two parts make those of the whole. A feature that is constant has the
-    deviation 1.
-
-    Parameters
-    ----------
-    told : Sequence[tuple[int, ndarray, ndarray]]
-        Of each node the count, >= 1, the means (features,) and the sums of squared deviations from them.
+    deviation 1. Each node told its count >= 1, the means (features,), and the sums of squared deviations.
     """
     count, mean, squares = told[0]
     for n, m, s in told[1:]:

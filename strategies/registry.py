@@ -39,22 +39,9 @@ class RegistryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What the registry says of one node; None for what it leaves to the node.
+    """What the registry says of one node; None for what it leaves to the node."""
 
-    Parameters
-    ----------
-    name : str or None
-        The name that its key was registered with at the SuperLink, which it goes by in the run.
-    key : bytes or None
-        Its public key, DER.
-    partition : int or None
-        Its place, >= 0.
-    role, group : str or None
-        As in its node config.
-    max_examples : int or None
-        The most examples that it counts with, >= 1.
-    """
-
+    # The name that its key was registered with at the SuperLink, which it goes by in the run; the key, DER.
     name: str | None = None
     key: bytes | None = None
     partition: int | None = None

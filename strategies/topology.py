@@ -339,17 +339,10 @@ def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) 
 
 
 def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
-    """Return the one-peer exponential graph of a communication: each node sends to one, and hears one.
+    """Return the one-peer exponential graph of a communication (>= 0): each node sends to one, and hears one.
 
     Node d sends to d + 2^h, where h goes through 0, 1, ..., floor(log2(D - 1)) from one communication to the
     next. On D = 2^q nodes q communications in a row average exactly.
-
-    Parameters
-    ----------
-    num_nodes : int
-        D >= 1.
-    communication : int
-        Its number, >= 0.
 
     Examples
     --------
@@ -497,23 +490,11 @@ class Mixing:
         return weights
 
     def gossip(self, models: npt.NDArray[np.floating[Any]], alpha: int) -> npt.NDArray[np.floating[Any]]:
-        """Return the models (D, ...) after ``alpha`` gossip steps, each from the values of the step before.
+        """Return the models (D, ...) after ``alpha`` >= 0 gossip steps, each from the values before it.
 
         Sums run over the senders in ascending order, in float64 through all steps, and are rounded once to
         the models' dtype at the end; no BLAS is called, so the bits depend on neither threads nor shapes.
         Besides the result this takes 2 D * 16,384 doubles of memory, whatever the models' size.
-
-        Parameters
-        ----------
-        models : numpy.ndarray
-            One model a server, shape (D, ...), floating.
-        alpha : int
-            Gossip steps, >= 0; 0 returns the models as they are.
-
-        Raises
-        ------
-        ValueError
-            If the shape, the dtype or ``alpha`` is not valid.
         """
         int_at_least(0, alpha=alpha)
         D = len(self.sizes)
@@ -526,14 +507,9 @@ class Mixing:
         return gossip(rows, columns(self.matrix), alpha).reshape(models.shape)
 
     def without_edge(self, i: int, j: int) -> "Mixing":
-        """Return the mixing of a step in which one edge is lost, noticed at both ends.
+        """Return the mixing of a step in which an edge of the graph is lost, noticed at both ends.
 
         Both move the lost weight to themselves: consensus and weighted mean stay as they were.
-
-        Raises
-        ------
-        ValueError
-            If the graph has no such edge.
         """
         if not self.graph.has_edge(i, j):
             raise ValueError(f"edge must be one of {sorted(self.graph.edges)}, got ({i}, {j})")

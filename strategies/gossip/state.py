@@ -40,29 +40,19 @@ class Appointment:
 
 @dataclass(frozen=True)
 class State:
-    """The appointments of all nodes that have introduced themselves, and what became of earlier ones.
-
-    Parameters
-    ----------
-    appointments : Mapping[int, Appointment]
-        By partition id.
-    iterations : int
-        k + 1 after the event of iteration k.
-    communicated, refusing : frozenset[int]
-        Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost
-        its state.
-    missed, restarted : int
-        Communications that were missed, and nodes that began anew, since the start.
-    lost : int
-        Events in a row that were lost.
-    """
+    """The appointments of all nodes that have introduced themselves, and what became of earlier ones."""
 
     appointments: Mapping[int, Appointment] = field(default_factory=dict)
+    # k + 1 after the event of iteration k.
     iterations: int = 0
+    # Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost its
+    # state.
     communicated: frozenset[int] = frozenset()
     refusing: frozenset[int] = frozenset()
+    # Communications that were missed, and nodes that began anew, since the start.
     missed: int = 0
     restarted: int = 0
+    # Events in a row that were lost.
     lost: int = 0
 
     @property

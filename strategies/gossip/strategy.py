@@ -227,12 +227,7 @@ class Gossip(Algorithm):
         """Account for the node that released most so far, at a total delta (None: that of one release).
 
         Counted is what the node was asked for, or what its ledger says where that is more. The nodes' data
-        are disjoint, so that their number does not enter.
-
-        Raises
-        ------
-        ValueError
-            If there is no noise.
+        are disjoint, so that their number does not enter. ValueError if there is no noise.
         """
         return self.exposure.report(delta)
 

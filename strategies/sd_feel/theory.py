@@ -229,23 +229,9 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
     """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all they send.
 
     SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the gossip's part is
-    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge.
-
-    Parameters
-    ----------
-    scheme : str
-        A ``SystemName`` or its value.
-    system : System
-        Sizes, compute and rates.
-    tau1, tau2 : int
-        Aggregation periods, >= 1. FEEL's rounds are tau1 iterations long.
-    alpha : int (default: 1)
-        Gossip steps, >= 0. Sequential, so each costs a transfer; how many neighbours does not matter.
-
-    Raises
-    ------
-    ValueError
-        If the scheme is unknown, a number is out of range, or a link has no rate.
+    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge. The scheme is
+    a ``SystemName`` or its value; tau1 and tau2 >= 1. The alpha >= 0 gossip steps are sequential, so each
+    costs a transfer; how many neighbours does not matter.
     """
     at_least(1, tau1=tau1, tau2=tau2)
     at_least(0, alpha=alpha)
