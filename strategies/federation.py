@@ -497,8 +497,7 @@ class Federation:
         return min(self.sizes[client], self._cap(), *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
-        """Return what each of the first clients counts (C,); one of unknown size counts as the mean client.
-        """
+        """Return what each of the first clients counts (C,); one of unknown size as the mean client."""
         if isinstance(self.sizes, KnownSizes):
             return np.minimum(self.sizes.array[:clients], self._cap())
         known = {client: self.weight_of(client) for client in self.sizes}

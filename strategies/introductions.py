@@ -18,8 +18,7 @@ __all__ = ["Introductions", "introduction_in", "refused_in"]
 
 
 def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
-    """Return the introduction in a node's answer to a hello, and whether the node pins its neighbours' keys.
-    """
+    """Return a node's introduction, of its answer to a hello, and whether it pins its neighbours' keys."""
     told = config_in(content, "hello")
     introduction = told.get("introduction")
     if not isinstance(introduction, bytes) or len(introduction) != INTRODUCTION_BYTES:

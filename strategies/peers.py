@@ -228,8 +228,7 @@ class PeerChannel:
     # The life of a channel.
 
     def __enter__(self) -> Self:
-        """Listen; OSError if the address cannot be listened on, or a file of the credentials cannot be read.
-        """
+        """Listen; OSError if the address cannot be listened on, or a credentials' file cannot be read."""
         # A sender that is ahead holds a thread until there is room for what it sends.
         threads = ThreadPoolExecutor((_AT_ONCE + 1) * len(self.neighbours) + 1, thread_name_prefix="peers")
         server = grpc.server(threads, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
@@ -428,8 +427,7 @@ class PeerChannel:
             return False
 
     def call(self, peer: int, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | None:
-        """Ask a neighbour something outside of any exchange, in JSON; None if it does not answer, or refuses.
-        """
+        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses."""
         asked = json.dumps({**self._about(), "request": dict(request)}).encode()
         ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Call")
         try:

@@ -57,8 +57,8 @@ class RoutingReport:
     readers: dict[int, list[int]] = field(default_factory=dict)
     # Requests for a node that is no neighbour: never carried.
     refused: int = 0
-    # Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived), and those
-    # of ``ExchangeReport.rejected``.
+    # Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived), and
+    # those of ``ExchangeReport.rejected``.
     lost: Counter[str] = field(default_factory=Counter)
     # Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
     withheld: int = 0

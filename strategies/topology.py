@@ -90,8 +90,6 @@ def _geometric(D: int, rng: np.random.Generator, r: float) -> Edges:
     return [(i, j) for i, j in combinations(range(D), 2) if math.dist(place[i], place[j]) <= r]
 
 
-
-
 def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
     # The others of node d are d + 1, ..., d + D - 1.
     return [
@@ -171,9 +169,7 @@ _FAMILIES = {
         size=lambda D, k: D * k,
         directed=True,
     ),
-    "directed-ring": _Family(
-        lambda D: [(d, (d + 1) % D) for d in range(D if D > 1 else 0)], directed=True
-    ),
+    "directed-ring": _Family(lambda D: [(d, (d + 1) % D) for d in range(D if D > 1 else 0)], directed=True),
     "erdos-renyi": _Family(
         lambda D, rng, p: [pair for pair in combinations(range(D), 2) if rng.random() < p],
         "be erdos-renyi(p) with 0 < p <= 1",

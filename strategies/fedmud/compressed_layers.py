@@ -203,8 +203,8 @@ class CompressedLayers(Method[S]):
             int_at_least(1, num_clients_per_round=num_clients_per_round)
             if federation.places is not None and num_clients_per_round > federation.places:
                 raise ValueError(
-                    f"num_clients_per_round must be from 1 to {federation.places}, the number of clients, got "
-                    f"{num_clients_per_round!r}"
+                    f"num_clients_per_round must be from 1 to {federation.places}, the number of clients, "
+                    f"got {num_clients_per_round!r}"
                 )
         most = num_clients_per_round or federation.places or federation.quorum
         self.aggregation.check(most, "the nodes of a round")

@@ -37,8 +37,8 @@ class Requested:
     begun: int = 0
     updates: int = 0
     earlier: int = 0
-    # Releases by its own ledger, at least those of this run; 0 where it tells none. And whether that is all of
-    # them, of the runs too that this one goes back to.
+    # Releases by its own ledger, at least those of this run; 0 where it tells none. And whether that is all
+    # of them, of the runs too that this one goes back to.
     told: int = 0
     covered: bool = False
 

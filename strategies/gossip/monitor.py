@@ -47,7 +47,7 @@ class Look:
     iteration: int
     # ||W - (mean, ..., mean)||^2 / (s m).
     consensus: float
-    # (1/m) sum_i f_i(mean), the objective of the paper's tables; and (1/m) sum_i f_i(w_i), of what a node really
+    # (1/m) sum_i f_i(mean), the objective of the tables; and (1/m) sum_i f_i(w_i), of what a node really
     # has. nan where the nodes did not tell.
     loss: float
     local_loss: float

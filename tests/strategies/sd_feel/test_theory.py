@@ -199,7 +199,9 @@ def test_the_large_preset_has_the_large_nets_seconds() -> None:
     ],
 )
 def test_the_papers_250_minutes_buy_the_tabulated_iterations(name: str, scheme: str, iterations: int) -> None:
-    within, beyond = (latency(scheme, preset(name), K=K, tau1=2, alpha=5) for K in (iterations, iterations + 1))
+    within, beyond = (
+        latency(scheme, preset(name), K=K, tau1=2, alpha=5) for K in (iterations, iterations + 1)
+    )
     assert within <= 15_000 < beyond
 
 
