@@ -4,10 +4,11 @@ Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learn
 Assumption 4 and the lemmas behind them. Settings there: W^0 = 0, one interval k_0, equal degrees, and
 sigma_i = c / t_i, so that every node has the same c.
 Differs: numbers only; and the step of CHOCO-Gossip beside them, from its own paper. At the sizes of the
-paper's experiments the least c exceeds 10^100, hence logarithms. A number out of range is a ValueError.
+paper's experiments the least c exceeds 10^100, hence logarithms.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,18 +19,42 @@ from hedgerow.wire.checks import in_range, int_at_least, not_negative, positive
 __all__ = [
     "Bound",
     "choco_step",
+    "connection_probability",
+    "contraction",
     "least_c",
     "log10_least_c",
     "log10_mixing_gap",
+    "mixing_gap",
+    "participation_matrix",
     "theorem_1",
 ]
 
 
-def log10_mixing_gap(num_nodes: int, window: int) -> float:
-    """Return log10(1 - tau), where 1 - tau = 1 - (1 - m^(-m B))^(1/B), eq. (12).
+def mixing_gap(num_nodes: int, window: int) -> float:
+    """Return 1 - tau = 1 - (1 - m^(-m B))^(1/B), eq. (12); 0 where it underflows.
 
-    m is ``num_nodes`` >= 2, and B ``window`` >= 1 of Assumption 4: the edges used in any B + 1 communications
-    in a row connect all nodes.
+    Parameters
+    ----------
+    num_nodes : int
+        m >= 2.
+    window : int
+        B >= 1 of Assumption 4: the edges used in any B + 1 communications in a row connect all nodes.
+
+    Examples
+    --------
+    >>> mixing_gap(4, 1)
+    0.00390625
+    """
+    return float(10.0 ** log10_mixing_gap(num_nodes, window))
+
+
+def log10_mixing_gap(num_nodes: int, window: int) -> float:
+    """Return log10(1 - tau); parameters as in ``mixing_gap``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
     """
     int_at_least(2, num_nodes=num_nodes)
     int_at_least(1, window=window)
@@ -43,7 +68,12 @@ def log10_mixing_gap(num_nodes: int, window: int) -> float:
 def least_c(num_nodes: int, window: int, lipschitz: float) -> float:
     """Return c_0 = (80 m sqrt(l) / (1 - tau))^2, eq. (12): Theorem 1 wants c >= c_0; inf where it overflows.
 
-    l is ``lipschitz`` > 0, the largest Lipschitz constant of the nodes' gradients.
+    Parameters
+    ----------
+    num_nodes, window
+        As in ``mixing_gap``.
+    lipschitz : float
+        l > 0, the largest Lipschitz constant of the nodes' gradients.
     """
     exponent = log10_least_c(num_nodes, window, lipschitz)
     return float(10.0**exponent) if exponent < 308 else math.inf
@@ -86,6 +116,8 @@ def theorem_1(
 
     Parameters
     ----------
+    num_nodes, window, lipschitz
+        m, B and l, as in ``least_c``.
     gap : float
         f(0) - f* >= 0, f being the sum of the nodes' objectives.
     periods : int
@@ -98,6 +130,11 @@ def theorem_1(
         e_inf >= 0, the largest squared projection residual. With noise it is finite over a finite run only.
     c : float or None (default: None)
         >= c_0; None is c_0.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
     """
     int_at_least(1, periods=periods, interval=interval)
     not_negative(gap=gap, dissimilarity=dissimilarity, residual=residual)
@@ -110,6 +147,73 @@ def theorem_1(
         heterogeneity=num_nodes**2 * (c_0 / c if math.isfinite(c) else 1.0) * dissimilarity,
         projection=16 * num_nodes * interval * residual,
     )
+
+
+def contraction(num_nodes: int, window: int, steps: int) -> float:
+    """Return 64 m tau^(2 (steps - 1)), which bounds ||A^(i -> a) (1/m - e_j)||^2 for a - i = ``steps`` >= 1.
+
+    A^(i -> a) is the product of the participation matrices of so many communications.
+    """
+    int_at_least(1, steps=steps)
+    gap = mixing_gap(num_nodes, window)
+    return 64 * num_nodes * math.exp(2 * (steps - 1) * math.log1p(-gap))
+
+
+def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) -> NDArray[np.float64]:
+    """Return A^k (m, m), A_ji = 1 / m_i^k for j in N_i^k: the means are W A, and columns sum to one.
+
+    Parameters
+    ----------
+    chosen : Mapping[int, Sequence[int]]
+        N_i^k of every node i, in which i itself must be.
+    num_nodes : int
+        m >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a node is missing, or does not use its own model.
+    """
+    int_at_least(1, num_nodes=num_nodes)
+    A = np.zeros((num_nodes, num_nodes))
+    for i in range(num_nodes):
+        if i not in chosen or i not in chosen[i]:
+            raise ValueError(
+                f"chosen of node {i} must be a set of nodes that includes {i}, got {chosen.get(i)!r}"
+            )
+        A[sorted(set(chosen[i])), i] = 1 / len(set(chosen[i]))
+    return A
+
+
+def connection_probability(num_nodes: int, window: int, participants: float) -> float:
+    """Return a lower bound on the probability of Assumption 4, prod_i [1 - (1 - (t - 1)/(m - 1))^B]^(m - 1).
+
+    It takes the graph to be complete: an indicator elsewhere.
+
+    Parameters
+    ----------
+    num_nodes : int
+        m >= 2.
+    window : int
+        B >= 1.
+    participants : float
+        t of a node, itself included, in [1, m]; r |N_i| need not be whole.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+
+    Examples
+    --------
+    >>> round(connection_probability(32, 20, 16.5), 9)
+    0.999054402
+    """
+    int_at_least(2, num_nodes=num_nodes)
+    int_at_least(1, window=window)
+    in_range("participants", participants, 1, num_nodes)
+    missed = (1 - (participants - 1) / (num_nodes - 1)) ** window
+    return math.exp(num_nodes * (num_nodes - 1) * math.log1p(-missed)) if missed < 1 else 0.0
 
 
 def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
@@ -125,6 +229,11 @@ def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
         W, symmetric, rows sum to one, of a connected graph.
     delta : float
         Quality of the compressor, in (0, 1]: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
+
+    Raises
+    ------
+    ValueError
+        If delta is out of range.
 
     Examples
     --------

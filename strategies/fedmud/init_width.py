@@ -9,10 +9,10 @@ with that pair (``step_gain``); factors of the weight itself the a with which th
 
 import math
 
-from hedgerow.wire.checks import at_least, one_of, positive
+from hedgerow.strategies.fedmud.theory import step_gain
 from hedgerow.wire.lowrank import FactoredLayer, Factorisation
 
-__all__ = ["PUBLISHED_GAIN", "init_width", "step_gain"]
+__all__ = ["PUBLISHED_GAIN", "init_width"]
 
 # eta gamma of the published pair: 0.01 * 2 * 5^2 / 3.
 PUBLISHED_GAIN = 1 / 6
@@ -21,11 +21,21 @@ _DIGITS = 4
 
 
 def init_width(plan: Factorisation, learning_rate: float) -> float:
-    """Return a, to four digits, for factors (whose own a plays no role) and the step eta > 0 of local SGD.
+    """Return a, to four digits.
 
-    For an update: eta times the mean of the layers' gains is ``PUBLISHED_GAIN``. For FedLMT and FedPara: the
-    mean of the layers' widths (of their logarithms) that give each weight He's variance. 1 where nothing is
-    compressed.
+    Parameters
+    ----------
+    plan : Factorisation
+        The factors; its own a plays no role.
+    learning_rate : float
+        The step eta of local SGD, > 0.
+
+    Returns
+    -------
+    float
+        For an update: eta times the mean of the layers' gains is ``PUBLISHED_GAIN``. For FedLMT and FedPara:
+        the mean of the layers' widths (of their logarithms) that give each weight He's variance. 1 where
+        nothing is compressed.
     """
     if not plan.layers:
         return 1.0
@@ -35,29 +45,6 @@ def init_width(plan: Factorisation, learning_rate: float) -> float:
     else:
         a = math.exp(math.fsum(math.log(_he_width(layer)) for layer in plan.layers) / len(plan.layers))
     return float(f"{a:.{_DIGITS}g}")
-
-
-def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
-    """Return gamma: the first SGD step after a reset moves the weights by -eta gamma G in expectation.
-
-    G is the gradient of the weights, the expectation that of the random factors. The matrix forms gain with
-    the rank, hence differently in each layer; the Kronecker forms do not.
-
-    Parameters
-    ----------
-    variant : str
-        ``"mud"``, ``"mud+f"``, ``"mud+aad"``, ``"mud+bkd"``, ``"mud+bkd+f"`` or ``"mud+bkd+aad"``.
-    init_a : float
-        Half width a of the factors' uniform distribution, finite, > 0.
-    rank : int (default: 1)
-        r, or r_F of the freezing variant, >= 1; without effect on the Kronecker forms.
-    """
-    known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
-    one_of("variant", variant, known)
-    positive(init_a=init_a)
-    at_least(1, rank=rank)
-    parts, variance = variant.split("+"), init_a**2 / 3
-    return variance * (1 if "bkd" in parts else rank) * (2 if "aad" in parts else 1)
 
 
 def _he_width(layer: FactoredLayer) -> float:

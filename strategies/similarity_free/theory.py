@@ -8,10 +8,6 @@ steps if L > 1; the proof of Theorem 3 bounds the largest of its stages' terms b
 statement is false in general. The printed versions are there on request. Where gradients are noisy, the
 bounds of the proximal algorithms are heuristic: gradients at a proximal point are not unbiased, as the
 paper takes them to be.
-
-Throughout, ``constants`` are those of recursion (1), V0 is V_0 = f(x^0) - f^inf >= 0 (error memories start at
-zero), ``epsilon`` > 0 is the accuracy on min W_k, the squared norm of a gradient, and ``max_step`` > 0 the
-largest admissible step. Every function raises ValueError for an unknown name or a number out of range.
 """
 
 import math
@@ -21,8 +17,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
-from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_of, positive, require
 from hedgerow.wire.extras import needed
 
 __all__ = [
@@ -33,12 +29,22 @@ __all__ = [
     "bound_any",
     "bound_diminishing",
     "bound_fixed",
+    "bound_fixed_product",
     "bound_step_decay",
+    "client_drift_bound",
+    "error_memory_bound",
+    "error_memory_radius",
+    "fedprox_similarity_margin",
+    "gradient_norms_bound",
     "max_step",
     "omega",
+    "prox_displacement_bound",
+    "robust_sgd_constants",
+    "rounds_any",
     "rounds_diminishing",
     "rounds_fixed",
     "rounds_step_decay",
+    "sgd_constants",
     "square_sum_bound",
     "step_decay_stage_bounds",
     "system_constants",
@@ -80,9 +86,12 @@ class Mode(StrEnum):
 def omega(contraction: float) -> float:
     """Return omega = (1 - alpha)(1 + 2 / alpha), how strongly an update's norm enters the error memory.
 
-    ``contraction`` is alpha of ||Q(v) - v||^2 <= (1 - alpha) ||v||^2, in (0, 1]; 1 is no compression.
+    Parameters
+    ----------
+    contraction : float
+        alpha of ||Q(v) - v||^2 <= (1 - alpha) ||v||^2, in (0, 1]; 1 is no compression.
     """
-    in_range("contraction", contraction, 0.0, 1.0, open_below=True)
+    _contraction(contraction)
     return (1 - contraction) * (1 + 2 / contraction)
 
 
@@ -99,8 +108,13 @@ def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = 
         alpha of the compressor, in (0, 1]; matters with error feedback only.
     mode : str (default: "corrected")
         A ``Mode`` or its value.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a number is out of range.
     """
-    algorithm, mode = _named(algorithm, mode)
+    algorithm, mode = _algorithm(algorithm), _mode(mode)
     positive(L=L)
     w = omega(contraction)
     if not algorithm.error_feedback:
@@ -127,6 +141,11 @@ class Constants:
         Finite, > 0.
     error_weight : float (default: 0.0)
         Finite, >= 0; 0 without error feedback.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
 
     b1: float
@@ -161,12 +180,15 @@ def system_constants(
         Delta^inf, the mean over nodes of f^inf - f_i^inf, finite, >= 0; 0 iff they share a minimiser.
     local_iters : int (default: 1)
         T, >= 1; 1 for the proximal algorithms. Only FedAvg's printed constants depend on it.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a number is out of range.
     """
-    algorithm, mode = _named(algorithm, mode)
+    algorithm, mode = _algorithm(algorithm), _mode(mode)
     not_negative(sigma2=sigma2, delta_inf=delta_inf)
-    at_least(1, local_iters=local_iters)
-    valid = f"1 for {algorithm}, whose rounds take one proximal step"
-    require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
+    _local_iters(algorithm, local_iters)
     limit = max_step(algorithm, L, contraction=contraction, mode=mode)
     if not algorithm.error_feedback:
         T = local_iters if mode is Mode.PRINTED else 1
@@ -181,15 +203,68 @@ def system_constants(
     return Constants(2 * L * C2, 1 / 4, 2 * L * C2 * delta_inf + C3 * sigma2, error_weight)
 
 
+def sgd_constants(L: float, A: float, C: float) -> Constants:
+    """Return the constants of plain SGD, Appendix E.
+
+    Parameters
+    ----------
+    L : float
+        Smoothness, finite, > 0.
+    A, C : float
+        Of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C, finite, >= 0; steps are at most 1 / (L B).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    return robust_sgd_constants(L, A, C, angle=0.0)
+
+
+def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Constants:
+    """Return the constants of Byzantine-robust SGD, Appendix E.
+
+    Parameters
+    ----------
+    L, A, C : float
+        As in ``sgd_constants``, of the robust aggregate.
+    angle : float
+        By how much the aggregate may turn away from the gradient, radians in [0, pi/2).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(L=L)
+    not_negative(A=A, C=C)
+    require("angle", angle, "a number in [0, pi/2)", is_real(angle) and 0 <= angle < math.pi / 2)
+    return Constants(L * A, (1 - math.sin(angle)) / 2, L * C / 2)
+
+
 # Bounds on min_{k < K} W_k
 
 
 def bound_any(constants: Constants, V0: float, steps: ArrayLike) -> float:
-    """Return the bound for any steps gamma_k > 0 (rounds,), the inequality inside the proof of Theorem 2.
+    """Return the bound for any positive steps, the inequality inside the proof of Theorem 2.
 
     With P_k = prod_{l <= k} (1 + b1 gamma_l^2) it is
     (V0 + b3 sum_k gamma_k^2 / P_k) / (b2 sum_k gamma_k / P_k): never larger than Theorems 1 and 2, attained
     by a constant W_k, and in need of no bound on later V_k.
+
+    Parameters
+    ----------
+    constants : Constants
+        Of recursion (1).
+    V0 : float
+        V_0, finite, >= 0; f(x^0) - f^inf, as all error memories start at zero.
+    steps : array_like
+        gamma_0, ..., gamma_{K-1} of the system, (rounds,), finite, > 0; ``schedule.values(K)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     not_negative(V0=V0)
     first, second = _discounted_sums(constants, steps)
@@ -211,9 +286,30 @@ def _discounted_sums(
 def bound_fixed(constants: Constants, V0: float, schedule: Fixed) -> float:
     """Return the bound of Theorem 1: (e^{b1 c^2} V0 / (b2 c) + b3 c / b2) / sqrt(K).
 
-    The schedule is admissible if c <= ``max_step`` sqrt(K).
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Fixed
+        c and K; admissible if c <= ``max_step`` sqrt(K).
+
+    Raises
+    ------
+    ValueError
+        If V0 is out of range.
     """
     return _fixed_numerator(constants, V0, schedule.c) / math.sqrt(schedule.num_rounds)
+
+
+def bound_fixed_product(constants: Constants, V0: float, schedule: Fixed) -> float:
+    """Return Theorem 1 before its last relaxation: (1 + b1 gamma^2)^K V0 / (K b2 gamma) + b3 gamma / b2.
+
+    Parameters and errors as in ``bound_fixed``.
+    """
+    not_negative(V0=V0)
+    gamma, K = schedule(0), schedule.num_rounds
+    start = _times_exp(V0, K * math.log1p(constants.b1 * gamma**2)) / (K * gamma)
+    return (start + constants.b3 * gamma) / constants.b2
 
 
 def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
@@ -224,7 +320,19 @@ def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
 def bound_diminishing(constants: Constants, V0: float, schedule: Diminishing, num_rounds: int) -> float:
     """Return the bound of Theorem 2: (V0 + b3 s) e^{b1 s} / (b2 c K^{1 - nu}), s of ``square_sum_bound``.
 
-    K is ``num_rounds`` >= 1. The schedule is admissible if c <= ``max_step``.
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Diminishing
+        c and nu; admissible if c <= ``max_step``.
+    num_rounds : int
+        K, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     at_least(1, num_rounds=num_rounds)
     return _diminishing_numerator(constants, V0, schedule) / _power(num_rounds, 1 - schedule.nu)
@@ -242,16 +350,25 @@ def bound_step_decay(
     """Return the bound for step-decay: the best complete stage, or Theorem 3 as the paper prints it.
 
     Theorem 3 is false in general; it follows from the corrected bound where decay_factor <= 2 or
-    K >= 2^decay_factor. The schedule is admissible if gamma0 <= ``max_step``.
+    K >= 2^decay_factor.
 
     Parameters
     ----------
+    constants : Constants
+        Of recursion (1).
     R : float
         Upper bound on every V_k, finite, >= 0. Not known before a run; ``bound_any`` needs V_0 only.
+    schedule : StepDecay
+        Admissible if gamma0 <= ``max_step``.
     num_rounds : int
         K, >= stage_len.
     printed : bool (default: False)
         Return Theorem 3, whose stage_len is ``theory_stage_len``: no other is valid.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     if not printed:
         return float(step_decay_stage_bounds(constants, R, schedule, num_rounds).min())
@@ -273,6 +390,7 @@ def step_decay_stage_bounds(
     """Return, for each complete stage m, (R / (gamma_m T_s) + (b1 R + b3) gamma_m) / b2, (stages,).
 
     Each is a bound of its own: recursion (1) summed over the T_s rounds of a stage, with 0 <= V_k <= R.
+    Parameters and errors as in ``bound_step_decay``.
     """
     not_negative(R=R)
     at_least(1, num_rounds=num_rounds)
@@ -290,8 +408,23 @@ def best_c_fixed(
 ) -> float:
     """Return the c that minimises Theorem 1's bound, clipped to ``max_step`` sqrt(K).
 
-    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2, for V0 > 0. b1 or b3 must
-    be > 0 if ``max_step`` is infinite, which does not clip. K is ``num_rounds`` >= 1.
+    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2.
+
+    Parameters
+    ----------
+    constants : Constants
+        Of recursion (1); b1 or b3 must be > 0 if ``max_step`` is infinite.
+    V0 : float
+        Finite, > 0.
+    max_step : float (default: inf)
+        The largest admissible step, > 0; the default does not clip.
+    num_rounds : int (default: 1)
+        K, >= 1; matters for clipping only.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(V0=V0)
     at_least(1, num_rounds=num_rounds)
@@ -331,7 +464,26 @@ def rounds_fixed(
 ) -> int | float:
     """Return the rounds K from which Theorem 1's bound is at most epsilon and c / sqrt(K) is admissible.
 
-    inf where K exceeds float64.
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    c : float
+        Finite, > 0; the plan is for steps c / sqrt(K).
+    epsilon : float
+        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
+    max_step : float (default: inf)
+        The largest admissible step, > 0.
+
+    Returns
+    -------
+    int | float
+        K; inf where it exceeds float64.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(c=c, epsilon=epsilon)
     require("max_step", max_step, "a number > 0", max_step > 0)
@@ -343,7 +495,10 @@ def rounds_fixed(
 def rounds_diminishing(
     constants: Constants, V0: float, schedule: Diminishing, *, epsilon: float, max_step: float = math.inf
 ) -> int | float:
-    """Return the rounds from which Theorem 2's bound is at most epsilon; ``schedule.c`` <= ``max_step``."""
+    """Return the rounds from which Theorem 2's bound is at most epsilon.
+
+    Parameters and errors as in ``rounds_fixed``; ``schedule.c`` > ``max_step`` is a ValueError too.
+    """
     positive(epsilon=epsilon)
     require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
     numerator = _diminishing_numerator(constants, V0, schedule)
@@ -361,8 +516,21 @@ def rounds_step_decay(
 ) -> int | float:
     """Return rounds K that bring the corrected step-decay bound, with theory's stage length, to epsilon.
 
-    The paper gives the order only. K is found by doubling and bisection; inf stands for 2^60 or more. R is
-    that of ``bound_step_decay``, and gamma0 at most ``max_step``.
+    The paper gives the order only. K is found by doubling and bisection; inf stands for 2^60 or more.
+
+    Parameters
+    ----------
+    constants, R
+        As in ``bound_step_decay``.
+    gamma0, decay_factor : float
+        As in ``StepDecay``; the stage length is ``theory_stage_len(K, decay_factor)``.
+    epsilon, max_step
+        As in ``rounds_fixed``; gamma0 > ``max_step`` is a ValueError.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(epsilon=epsilon)
     require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
@@ -383,16 +551,211 @@ def rounds_step_decay(
     return high
 
 
+def rounds_any(
+    constants: Constants, V0: float, schedule: Schedule, *, epsilon: float, limit: int = 1_000_000
+) -> int | float:
+    """Return the first number of rounds at which ``bound_any`` is at most epsilon; inf beyond ``limit``.
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Schedule
+        Of the system's step; its steps are taken as they are, whatever K a ``Fixed`` was made for.
+    epsilon : float
+        Accuracy on min W_k, finite, > 0.
+    limit : int (default: 1,000,000)
+        Rounds to look at, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(epsilon=epsilon)
+    not_negative(V0=V0)
+    first, second = _discounted_sums(constants, schedule.values(limit))
+    reached = V0 + constants.b3 * second <= epsilon * constants.b2 * first
+    return int(reached.argmax()) + 1 if reached.any() else math.inf
+
+
 def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: int) -> int | float:
-    """Return the bits that ``num_nodes`` nodes send up in some rounds (>= 0), one message each a round."""
+    """Return rounds x nodes x bits of a message, what all nodes send up; inf for infinitely many rounds.
+
+    Parameters
+    ----------
+    rounds : int | float
+        Of a ``rounds_...`` function, >= 0.
+    num_nodes : int
+        n, >= 1; all of them take part in every round.
+    message_bits : int
+        Bits of one node's message, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
     at_least(1, num_nodes=num_nodes, message_bits=message_bits)
     require("rounds", rounds, "a number >= 0", rounds >= 0)
     return rounds * (num_nodes * message_bits)
 
 
+# Lemmas 1-4 and the other inequalities that a run can be checked against
+
+
 def square_sum_bound(schedule: Diminishing) -> float:
     """Return 2 nu c^2 / (2 nu - 1), which the squares of a diminishing schedule never exceed (Lemma 2)."""
     return 2 * schedule.nu * schedule.c**2 / (2 * schedule.nu - 1)
+
+
+def client_drift_bound(
+    local_step: float, local_iters: int, *, L: float, grad_norm2: float, sigma2: float = 0.0
+) -> float:
+    """Return the bound of Lemma 3 on sum_{l < T} E||x^k - x_i^{k,l}||^2.
+
+    6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2).
+
+    Parameters
+    ----------
+    local_step : float
+        gamma^k, in (0, 1 / (sqrt(6) T L)].
+    local_iters : int
+        T, >= 1.
+    L : float
+        Smoothness, finite, > 0.
+    grad_norm2 : float
+        ||grad f_i(x^k)||^2, finite, >= 0.
+    sigma2 : float (default: 0.0)
+        Variance bound, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    at_least(1, local_iters=local_iters)
+    positive(local_step=local_step, L=L)
+    not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
+    limit = 1 / (_SQRT6 * local_iters * L)
+    valid = f"a number in (0, 1 / (sqrt(6) T L)], which is {limit!r}"
+    require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
+    return 6 * local_step**2 * local_iters**3 * (grad_norm2 + sigma2)
+
+
+def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2: float = 0.0) -> float:
+    """Return the bound of Lemma 4 on E||x^k - p_i^k||^2: 6 gamma^2 (||grad f_i(x^k)||^2 + sigma^2).
+
+    Parameters and errors as in ``client_drift_bound`` with T = 1; ``step`` is the prox parameter.
+    """
+    return client_drift_bound(step, 1, L=L, grad_norm2=grad_norm2, sigma2=sigma2)
+
+
+def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
+    """Return 2 L (f(x) - f^inf) + 2 L Delta^inf, a bound on the mean of ||grad f_i(x)||^2 over nodes.
+
+    Parameters
+    ----------
+    L : float
+        Smoothness, finite, > 0.
+    gap, delta_inf : float
+        f(x) - f^inf and Delta^inf, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(L=L)
+    not_negative(gap=gap, delta_inf=delta_inf)
+    return 2 * L * (gap + delta_inf)
+
+
+def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: float) -> float:
+    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2.
+
+    Parameters
+    ----------
+    contraction : float
+        alpha, in (0, 1].
+    memory_norm2, drift_norm2 : float
+        The two squared norms, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
+    return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
+
+
+def error_memory_radius(contraction: float, drift_norm: float) -> float:
+    """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G: no error memory grows longer.
+
+    Parameters
+    ----------
+    contraction : float
+        alpha, in (0, 1].
+    drift_norm : float
+        G, a bound on every ||x_i^k - x^k||, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _contraction(contraction)
+    not_negative(drift_norm=drift_norm)
+    kept = math.sqrt(1 - contraction)
+    return kept * (1 + kept) / contraction * drift_norm
+
+
+def fedprox_similarity_margin(
+    *,
+    mu: float,
+    inexactness: float,
+    mu_bar: float,
+    num_sampled: int,
+    L: float,
+    dissimilarity: float,
+    form: str = "as-quoted",
+) -> float:
+    """Return rho of the similarity-based condition that the paper argues against; it demands rho > 0.
+
+    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice.
+
+    Parameters
+    ----------
+    mu, mu_bar : float
+        Proximal weight, and strong convexity of the proximal objective, finite, > 0.
+    inexactness : float
+        gamma, that of the local solve, in [0, 1].
+    num_sampled : int
+        K, the devices of a round, >= 1.
+    L : float
+        Smoothness, finite, > 0.
+    dissimilarity : float
+        B of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2, finite, >= 0.
+    form : str (default: "as-quoted")
+        ``"as-quoted"`` in the paper, or ``"original"``: Theorem 4 of the cited work by Li et al.
+
+    Raises
+    ------
+    ValueError
+        If the form is unknown or a number is out of range.
+    """
+    one_of("form", form, ("as-quoted", "original"))
+    positive(mu=mu, mu_bar=mu_bar, L=L)
+    not_negative(dissimilarity=dissimilarity)
+    in_range("inexactness", inexactness, 0.0, 1.0)
+    at_least(1, num_sampled=num_sampled)
+    quoted, gamma, B, K = form == "as-quoted", inexactness, dissimilarity, num_sampled
+    C1 = math.sqrt(2) / (mu_bar * math.sqrt(K)) + L / (mu_bar * mu)
+    C2 = L / ((2 * mu_bar) ** 2 if quoted else 2 * mu_bar**2)
+    C2 += L * (2 * math.sqrt(2 * K) + 2) / (K * mu_bar**2)
+    last = 1 + gamma**2 if quoted else (1 + gamma) ** 2
+    return (1 - gamma * B) / mu - (1 + gamma) * C1 * B - last * C2 * B**2
 
 
 def _times_exp(value: float, exponent: float) -> float:
@@ -410,7 +773,21 @@ def _round_up(rounds: float) -> int | float:
     return math.ceil(rounds) if math.isfinite(rounds) else math.inf
 
 
-def _named(algorithm: str, mode: str) -> tuple[AlgorithmName, Mode]:
-    one_of("algorithm", algorithm, AlgorithmName)
-    one_of("mode", mode, Mode)
-    return AlgorithmName(algorithm), Mode(mode)
+def _algorithm(name: str) -> AlgorithmName:
+    one_of("algorithm", name, AlgorithmName)
+    return AlgorithmName(name)
+
+
+def _mode(name: str) -> Mode:
+    one_of("mode", name, Mode)
+    return Mode(name)
+
+
+def _local_iters(algorithm: AlgorithmName, local_iters: int) -> None:
+    at_least(1, local_iters=local_iters)
+    valid = f"1 for {algorithm}, whose rounds take one proximal step"
+    require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
+
+
+def _contraction(contraction: float) -> None:
+    in_range("contraction", contraction, 0.0, 1.0, open_below=True)

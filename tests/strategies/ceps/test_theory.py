@@ -1,10 +1,24 @@
-"""The theory's numbers against goldens."""
+"""The theory's numbers against goldens, and the lemmas where they can be measured."""
 
 import math
 
+import networkx as nx
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hedgerow.strategies.ceps.theory import least_c, log10_least_c, log10_mixing_gap, theorem_1
+from hedgerow.strategies.ceps.strategy import participants
+from hedgerow.strategies.ceps.theory import (
+    connection_probability,
+    contraction,
+    least_c,
+    log10_least_c,
+    log10_mixing_gap,
+    mixing_gap,
+    participation_matrix,
+    theorem_1,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +35,7 @@ from hedgerow.strategies.ceps.theory import least_c, log10_least_c, log10_mixing
 def test_golden_mixing_gap_and_least_c(
     num_nodes: int, window: int, lipschitz: float, gap: float, c_0: float
 ) -> None:
-    assert 10 ** log10_mixing_gap(num_nodes, window) == pytest.approx(gap, rel=1e-9)
+    assert mixing_gap(num_nodes, window) == pytest.approx(gap, rel=1e-9)
     assert least_c(num_nodes, window, lipschitz) == pytest.approx(c_0, rel=1e-7)
 
 
@@ -52,3 +66,51 @@ def test_the_projection_term_falls_with_neither_time_nor_c() -> None:
     assert far.projection == near.projection
     assert far.heterogeneity < near.heterogeneity
     assert far.optimisation < near.optimisation
+
+
+@pytest.mark.parametrize(
+    ("window", "participants_", "probability"),
+    [(20, 16.5, 0.999054402), (10, 16.5, 0.379377575), (20, 8, 0.002595564)],
+)
+def test_golden_connection_probabilities(window: int, participants_: float, probability: float) -> None:
+    assert connection_probability(32, window, participants_) == pytest.approx(probability, abs=1e-9)
+
+
+def test_the_probability_runs_from_never_to_always() -> None:
+    assert connection_probability(8, 3, 1) == 0.0
+    assert connection_probability(8, 3, 8) == 1.0
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(2, 5))
+def test_products_of_participation_matrices_contract_at_least_as_fast_as_the_lemma_says(
+    seed: int, size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    d = np.full(size, 1 / size) - np.eye(size)[0]
+    for steps in range(1, 12):
+        # Everybody uses the next node: the edges of every communication connect all.
+        chosen = {i: sorted({i, int(rng.integers(size)), (i + 1) % size}) for i in range(size)}
+        d = participation_matrix(chosen, size) @ d
+        assert d @ d <= contraction(size, 1, steps)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_participation_matrices_are_column_stochastic_and_doubly_so_in_expectation(share: float) -> None:
+    rng = np.random.default_rng(0)
+    graph = nx.random_regular_graph(4, 10, seed=1)
+    total = np.zeros((10, 10))
+    for _ in range(1500):
+        chosen = {
+            i: [i, *rng.choice(sorted(graph.neighbors(i)), participants(share, 4), replace=False).tolist()]
+            for i in graph
+        }
+        A = participation_matrix(chosen, 10)
+        np.testing.assert_allclose(A.sum(axis=0), 1, rtol=1e-12)
+        total += A / 1500
+    np.testing.assert_allclose(total.sum(axis=1), 1, atol=0.04)
+
+
+def test_a_node_must_use_its_own_model() -> None:
+    with pytest.raises(ValueError, match="chosen of node 1 must be"):
+        participation_matrix({0: [0, 1], 1: [0]}, 2)

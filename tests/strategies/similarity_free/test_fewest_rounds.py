@@ -17,6 +17,7 @@ from hedgerow.strategies.similarity_free.theory import (
     Constants,
     bound_any,
     max_step,
+    rounds_any,
     system_constants,
 )
 
@@ -55,13 +56,10 @@ def test_fewer_rounds_are_promised_than_by_the_theorems() -> None:
 
 def test_falling_steps_in_blocks_are_those_round_by_round() -> None:
     rounds, c = fewest_diminishing(CONSTANTS, V0, nu=0.75, epsilon=2.0, max_step=LIMIT)
-
-    def bound(first: float, rounds: float) -> float:
-        return bound_any(CONSTANTS, V0, Diminishing(first, 0.75).values(int(rounds)))
-
-    assert bound(c, 1.01 * rounds) <= 2.0 < bound(c, 0.99 * rounds)
+    exact = rounds_any(CONSTANTS, V0, Diminishing(c, 0.75), epsilon=2.0)
+    assert rounds == pytest.approx(exact, rel=0.01)
     for other in (0.8 * c, min(1.2 * c, LIMIT)):
-        assert bound(other, 0.99 * rounds) > 2.0
+        assert rounds_any(CONSTANTS, V0, Diminishing(other, 0.75), epsilon=2.0) >= exact
 
 
 def test_cut_steps_reach_epsilon_in_these_rounds() -> None:
