@@ -3,15 +3,14 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13), Theorem 1 (14)-(15).
 Differs: the paper prints no latency formula for the baselines; theirs follow from its rates. Downlinks
-and a cloud link shared by all senders are hypotheses of ours, switched off by default. A number out of range
-is a ValueError.
+and a cloud link shared by all senders are hypotheses of ours, switched off by default.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ __all__ = [
     "PAPER_RATES",
     "PRESETS",
     "BoundConstants",
+    "PlanGrid",
     "ProblemConstants",
     "SchedulePlan",
     "System",
@@ -33,7 +33,9 @@ __all__ = [
     "bound_constants",
     "eta_max",
     "inter_seconds",
+    "iterations_within",
     "latency",
+    "plan",
     "plans",
     "preset",
     "round_seconds",
@@ -229,9 +231,23 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
     """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all they send.
 
     SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the gossip's part is
-    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge. The scheme is
-    a ``SystemName`` or its value; tau1 and tau2 >= 1. The alpha >= 0 gossip steps are sequential, so each
-    costs a transfer; how many neighbours does not matter.
+    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge.
+
+    Parameters
+    ----------
+    scheme : str
+        A ``SystemName`` or its value.
+    system : System
+        Sizes, compute and rates.
+    tau1, tau2 : int
+        Aggregation periods, >= 1. FEEL's rounds are tau1 iterations long.
+    alpha : int (default: 1)
+        Gossip steps, >= 0. Sequential, so each costs a transfer; how many neighbours does not matter.
+
+    Raises
+    ------
+    ValueError
+        If the scheme is unknown, a number is out of range, or a link has no rate.
     """
     at_least(1, tau1=tau1, tau2=tau2)
     at_least(0, alpha=alpha)
@@ -246,6 +262,18 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
     at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return -(-K // _block_iterations(SystemName(scheme), tau1, tau2)) * seconds
+
+
+def iterations_within(
+    scheme: str, system: System, seconds: float, *, tau1: int, tau2: int = 1, alpha: int = 1
+) -> int:
+    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks.
+
+    Other parameters and errors as in ``block_seconds``.
+    """
+    not_negative(seconds=seconds)
+    blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
+    return int(blocks) * _block_iterations(SystemName(scheme), tau1, tau2)
 
 
 def traffic(
@@ -321,6 +349,11 @@ class ProblemConstants:
         Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
     sum_m2 : float
         Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
+
+    Raises
+    ------
+    ValueError
+        If a constant is out of range.
     """
 
     delta: float
@@ -343,7 +376,16 @@ class BoundConstants:
     They know tau1 and tau2 only by their product, and the graph and alpha only by q = zeta^alpha: they
     cannot say that intra-cluster averaging between inter-cluster rounds helps.
 
-    ``kernel`` is Lambda and ``V1_prime`` V_1', the numerator of V_1.
+    Parameters
+    ----------
+    q : float
+        zeta^alpha, in [0, 1).
+    kernel : float
+        Lambda.
+    V1_prime : float
+        V_1', the numerator of V_1.
+    V3 : float
+        V_3.
     """
 
     q: float
@@ -360,7 +402,20 @@ def _constants(tau: Number, q: Number) -> tuple[Number, Number, Number]:
 
 
 def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConstants:
-    """Return Lambda, V_1' and V_3 of Lemma 2 for zeta in [0, 1) of the mixing matrix and integers >= 1."""
+    """Return Lambda, V_1' and V_3 of Lemma 2.
+
+    Parameters
+    ----------
+    tau1, tau2, alpha : int
+        Aggregation periods and gossip steps, >= 1.
+    zeta : float
+        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
     in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     q = float(zeta) ** alpha
@@ -372,7 +427,18 @@ def eta_max(smoothness: float, V3: float) -> float:
 
     With x = eta L and V_2 eliminated, (14) is g(x) = 1 - x - 24 V_3 x^2 + 16 V_3 x^3 >= 0 together with
     x < 1 / (4 sqrt(V_3)); g falls from 1 on (0, 1) and is -1/2 at the latter end.
-    L is ``smoothness`` > 0, and V_3 >= 0.
+
+    Parameters
+    ----------
+    smoothness : float
+        L, > 0.
+    V3 : float
+        V_3, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(smoothness=smoothness)
     not_negative(V3=V3)
@@ -404,7 +470,23 @@ def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K
     """Return the right side of (15), a bound on the mean squared gradient norm over K iterations.
 
     It is +inf where (14) fails, that is where eta > ``eta_max``. Training may well work there: the
-    paper's own experiments lie outside. eta > 0 is the step size, K >= 1 the local iterations.
+    paper's own experiments lie outside.
+
+    Parameters
+    ----------
+    problem : ProblemConstants
+        The constants of Assumption 1.
+    constants : BoundConstants
+        Of the periods and the graph.
+    eta : float
+        Step size, > 0.
+    K : int
+        Local iterations, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(eta=eta)
     at_least(1, K=K)
@@ -447,12 +529,21 @@ def plans(
     ----------
     target : float
         Mean squared gradient norm to reach, > 0.
+    problem : ProblemConstants
+        The constants of Assumption 1.
+    system : System
+        The system whose seconds count.
     eta : float
         Step size, > 0.
     zeta : float
         Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
     tau1, tau2, alpha : Iterable[int]
         The grid, all >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}
@@ -472,6 +563,33 @@ def plans(
     order = np.lexsort((t1, a, tau, np.round(seconds, 9)))
     columns = (column[order].tolist() for column in (t1, t2, a, blocks * tau, seconds))
     return [SchedulePlan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
+
+
+class PlanGrid(TypedDict, total=False):
+    """What ``plan`` takes by keyword, as ``plans`` does."""
+
+    eta: Required[float]
+    zeta: Required[float]
+    tau1: Iterable[int]
+    tau2: Iterable[int]
+    alpha: Iterable[int]
+
+
+def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpack[PlanGrid]) -> SchedulePlan:
+    """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or no schedule of the grid reaches the target.
+    """
+    found = plans(target, problem, system, **grid)
+    if not found:
+        raise ValueError(
+            f"target must be one that a schedule of the grid reaches, got {target!r} at eta {grid['eta']!r} "
+            f"and zeta {grid['zeta']!r}: take a larger target, a smaller eta or more gossip steps"
+        )
+    return found[0]
 
 
 def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Fede
 without Data Similarity": the inequality inside the proof of Theorem 2, before it is bounded from above.
 Its sums, sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k with P_k = prod_{l <= k} (1 + b1 gamma_l^2), are taken
 without a term for each round: of equal steps in closed form, of falling ones in short blocks, each by its
-middle. A number out of range is a ValueError.
+middle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ _LEAST = 1e-12
 
 
 def bound_constant_steps(constants: Constants, V0: float, stages: list[tuple[float, float]]) -> float:
-    """Return ``theory.bound_any`` in closed form, of stages of a step and a number of rounds, both > 0."""
+    """Return ``theory.bound_any`` of steps that are equal over stages, in closed form.
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``theory.bound_any``.
+    stages : list of tuple of float
+        Each stage's step and its number of rounds, both > 0.
+    """
     log_p = first = second = 0.0
     for step, rounds in stages:
         growth = math.log1p(constants.b1 * step**2)
@@ -49,8 +57,21 @@ def fewest_fixed(
     """Return the fewest rounds of one step to ``epsilon``, and that step; inf rounds beyond float64.
 
     With S = V0 / (gamma (b2 epsilon - b3 gamma)) it takes K = -ln(1 - b1 gamma^2 S) / ln(1 + b1 gamma^2)
-    rounds, where gamma < b2 epsilon / (b3 + b1 V0). V0, ``epsilon`` and ``max_step``, as in ``theory``, are
-    finite and > 0.
+    rounds, where gamma < b2 epsilon / (b3 + b1 V0).
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``theory.bound_any``; V0 > 0.
+    epsilon : float
+        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
+    max_step : float
+        The largest admissible step, > 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     b1, b2, b3 = constants.b1, constants.b2, constants.b3
@@ -74,7 +95,17 @@ def fewest_diminishing(
 ) -> tuple[int | float, float]:
     """Return the fewest rounds of steps c / (k + 1)^nu to ``epsilon``, to a part in a hundred, and c.
 
-    inf stands for more than 10^21 rounds.
+    Parameters
+    ----------
+    constants, V0, epsilon, max_step
+        As in ``fewest_fixed``; inf stands for more than 10^21 rounds.
+    nu : float
+        In (1/2, 1).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     blocks = int(math.log(_LAST / _FIRST) / math.log1p(_BLOCK))
@@ -101,7 +132,17 @@ def fewest_step_decay(
 ) -> tuple[int | float, float]:
     """Return the fewest rounds of steps that are cut after each of Theorem 3's stages, and the first step.
 
-    inf stands for 2^60 rounds or more.
+    Parameters
+    ----------
+    constants, V0, epsilon, max_step
+        As in ``fewest_fixed``; inf stands for 2^60 or more.
+    decay_factor : float
+        As in ``StepDecay``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
 

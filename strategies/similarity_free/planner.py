@@ -1,8 +1,7 @@
 """What is known of a problem before or after a run, and a plan from it: steps, rounds and uplink to accuracy.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds. A number out of range
-is a ValueError.
+without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds.
 """
 
 import math
@@ -65,7 +64,17 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An input of a plan, where it comes from, and how it was measured or by which rule it was assumed."""
+    """An input of a plan and where it comes from.
+
+    Parameters
+    ----------
+    value : float
+        The number.
+    source : Source
+        Given, measured in a run, or assumed.
+    rule : str (default: "")
+        How it was measured, or by which rule it was assumed.
+    """
 
     value: float
     source: Source
@@ -88,6 +97,11 @@ class ProblemEstimates:
         f(x^0) - f^inf, > 0.
     R : Estimate
         Upper bound on every V_k, >= V0; the step-decay bound alone needs it.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
 
     L: Estimate
@@ -129,6 +143,11 @@ def estimates(
         that.
     delta_inf, V0, R : float | None (default: None)
         As in ``ProblemEstimates``; None is assumed. R is then V0, which no theorem promises.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     positive(initial_loss=initial_loss)
     gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
@@ -219,22 +238,41 @@ def _probed(what: str, values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is guaranteed for one algorithm and one schedule."""
+    """What is guaranteed for one algorithm and one schedule.
+
+    Parameters
+    ----------
+    algorithm : AlgorithmName
+        Which of the four.
+    schedule : Schedule
+        The system's step: divide by T for the local step of the FedAvg family.
+    max_step, max_local_step : float
+        The largest admissible step of the system, and of a local iteration.
+    constants : Constants
+        Of recursion (1).
+    bound : float
+        ``bound_any`` after the planned rounds.
+    theorem : float
+        The bound of the schedule's own theorem.
+    rounds : int | float
+        To epsilon; inf if the formulas do not reach it.
+    first_step : float
+        With which these rounds begin, at most ``max_step``; of the system, as ``schedule``.
+    uplink_bits : int | float | None
+        All nodes' uplink to epsilon; None where the bits of a message are not known.
+    estimates : ProblemEstimates
+        The inputs, each with its source: ``estimates.assumed()`` says what was assumed.
+    """
 
     algorithm: AlgorithmName
-    # The system's step: divide by T for the local step of the FedAvg family.
     schedule: Schedule
-    # The largest admissible step of the system, and of a local iteration.
     max_step: float
     max_local_step: float
     constants: Constants
-    # ``bound_any`` after the planned rounds, and the bound of the schedule's own theorem.
     bound: float
     theorem: float
-    # To epsilon; inf if the formulas do not reach it. They begin with ``first_step`` of the system.
     rounds: int | float
     first_step: float
-    # All nodes' uplink to epsilon; None where the bits of a message are not known.
     uplink_bits: int | float | None
     estimates: ProblemEstimates
 
@@ -287,6 +325,11 @@ def plan(
         Bits of one compressed message, >= 1.
     mode : str (default: "corrected")
         A ``Mode`` or its value: of the constants and of Theorem 3.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
     """
     at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
     require("num_rounds", num_rounds, f"an integer up to {_MOST_ROUNDS}", num_rounds <= _MOST_ROUNDS)

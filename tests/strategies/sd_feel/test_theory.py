@@ -22,6 +22,8 @@ from hedgerow.strategies.sd_feel.theory import (
     bound_constants,
     eta_max,
     inter_seconds,
+    iterations_within,
+    plan,
     plans,
     round_seconds,
 )
@@ -199,10 +201,7 @@ def test_the_large_preset_has_the_large_nets_seconds() -> None:
     ],
 )
 def test_the_papers_250_minutes_buy_the_tabulated_iterations(name: str, scheme: str, iterations: int) -> None:
-    within, beyond = (
-        latency(scheme, preset(name), K=K, tau1=2, alpha=5) for K in (iterations, iterations + 1)
-    )
-    assert within <= 15_000 < beyond
+    assert iterations_within(scheme, preset(name), 15_000, tau1=2, alpha=5) == iterations
 
 
 # Traffic
@@ -354,7 +353,7 @@ GOLDEN_PLAN: dict[str, Any] = {"eta": 0.005, "zeta": C10}
 
 
 def test_the_plan_is_the_golden_one() -> None:
-    best = plans(0.1, GOLDEN_PROBLEM, PAPER, **GOLDEN_PLAN)[0]
+    best = plan(0.1, GOLDEN_PROBLEM, PAPER, **GOLDEN_PLAN)
     assert (best.tau1, best.tau2, best.alpha, best.K) == (14, 1, 8, 5012)
     assert best.seconds == pytest.approx(159.4377344, rel=1e-10)
 
@@ -394,8 +393,7 @@ def test_so_many_local_iterations_are_feasible(target: float, alpha: int, last: 
 def test_trap_9_the_planner_always_picks_inter_cluster_rounds_only() -> None:
     for target in (0.05, 0.1, 0.3, 1.0):
         for zeta in (0.0, 0.6, C10, 0.95):
-            found = plans(target, GOLDEN_PROBLEM, PAPER, eta=0.002, zeta=zeta, tau1=range(1, 91))
-            assert found[0].tau2 == 1
+            assert plan(target, GOLDEN_PROBLEM, PAPER, eta=0.002, zeta=zeta, tau1=range(1, 91)).tau2 == 1
 
 
 @settings(deadline=None, max_examples=25)
@@ -641,8 +639,7 @@ def aggregation_matrices(system: dict[str, Any], alpha: int) -> tuple[np.ndarray
     n = np.array(system["sizes"], float)
     B = np.array([[i in cluster for i in range(len(n))] for cluster in system["clusters"]], float)
     V = (B * n / (B @ n)[:, None]).T
-    power = np.linalg.matrix_power(network_of(system).matrix, alpha)
-    return V, B, n / n.sum(), V @ B, V @ power @ B
+    return V, B, n / n.sum(), V @ B, V @ network_of(system).power(alpha) @ B
 
 
 @settings(deadline=None)
