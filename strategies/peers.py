@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
@@ -101,6 +101,11 @@ class LinkTraffic:
     received: int = 0
     # Seconds in exchanges after the neighbour had this one's message, until its own was there.
     waited: float = 0.0
+
+    def since(self, before: LinkTraffic) -> LinkTraffic:
+        """Return what was measured after another moment."""
+        names = (one.name for one in fields(self))
+        return LinkTraffic(*(getattr(self, name) - getattr(before, name) for name in names))
 
 
 class Exchanged(NamedTuple):
