@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, int_between, positive
 
-__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "PeerMessage", "Topic"]
+__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Topic"]
 
 # What reading a message that another orchestrator wrote may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -102,6 +102,11 @@ class LinkTraffic:
     # Seconds in exchanges after the neighbour had this one's message, until its own was there.
     waited: float = 0.0
 
+    def since(self, before: LinkTraffic) -> LinkTraffic:
+        """Return what was measured after another moment."""
+        names = (one.name for one in fields(self))
+        return LinkTraffic(*(getattr(self, name) - getattr(before, name) for name in names))
+
 
 class Exchanged(NamedTuple):
     """What came of each neighbour in an exchange, ascending, and who said that it has what it was sent."""
@@ -113,13 +118,6 @@ class Exchanged(NamedTuple):
     def both_ways(self) -> set[int]:
         """The neighbours with which it worked both ways."""
         return self.taken & self.received.keys()
-
-
-class PeerMessage(NamedTuple):
-    """A message of a neighbour that was not asked for."""
-
-    topic: Topic
-    payload: bytes | bytearray
 
 
 class _RefusedError(Exception):
@@ -325,28 +323,6 @@ class PeerChannel:
                 box.passed = max(box.passed, topic)
             self._changed.notify_all()
             return Exchanged(received, set(taken))
-
-    # What is told to who does not answer, or needs not.
-
-    def tell(self, peer: int, topic: Topic, payload: bytes | memoryview, timeout: float) -> bool:
-        """Send a neighbour or listener something, and return whether it has it within ``timeout`` seconds."""
-        return self._send(peer, topic, payload, time.monotonic() + timeout)
-
-    def take(self, timeout: float) -> dict[int, PeerMessage]:
-        """Return what neighbours told, of each the earliest, by neighbour; waits for one of them at most.
-
-        What is taken is over: a topic of before is refused then.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: any(box.messages for box in self._boxes.values()), timeout)
-            found = {}
-            for peer, box in self._boxes.items():
-                if box.messages:
-                    topic = min(box.messages)
-                    found[peer] = PeerMessage(topic, box.messages.pop(topic).payload)
-                    box.passed = max(box.passed, topic)
-            self._changed.notify_all()
-            return found
 
     def leave_out(self, peer: int, until: Topic) -> None:
         """Take nothing of a neighbour up to a topic, and let it know when it sends or asks."""

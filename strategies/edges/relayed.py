@@ -9,7 +9,6 @@ in a round sits the round's gossip out, which the paper leaves open; edge server
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
-from hedgerow.strategies.aggregate import Mean
+from hedgerow.strategies.aggregate.mean import Mean, Taken
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
@@ -208,8 +207,7 @@ class EdgeNodes:
             raise RoundFailedError
         federation.held |= dict.fromkeys(answers, federation.token)
         return {
-            d: _Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model)
-            for d, model in answers.items()
+            d: Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model) for d, model in answers.items()
         }
 
     # As a mixer.
@@ -382,18 +380,6 @@ def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
             f"it leaves no Byzantine model out of the {models} models that an edge server of this topology "
             "has in gossip"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Taken:
-    """What an edge server took of its clients' models."""
-
-    nodes: Sequence[int]
-    weight: float
-    taken: Vector
-
-    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        return self.taken
 
 
 def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.aggregate import Aggregator, Mean
+from hedgerow.strategies.aggregate.mean import Aggregator, Mean, Taken
 from hedgerow.strategies.exchange import Exchange, Row, Steps, Vector
 from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.vectors import joined, split
@@ -180,22 +180,5 @@ class Reconstructing:
             if self.measures:
                 bias = np.abs(wanted - factors.update(row))
                 run.told["aggregation-bias"] = float(bias.max(initial=0.0))
-            found[pool] = _Factored(mean, row)
+            found[pool] = Taken(mean.nodes, mean.weight, row)
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Factored:
-    mean: Mean
-    row: NDArray[np.float64]
-
-    @property
-    def nodes(self) -> Any:
-        return self.mean.nodes
-
-    @property
-    def weight(self) -> float:
-        return self.mean.weight
-
-    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        return self.row

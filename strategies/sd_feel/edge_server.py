@@ -289,8 +289,8 @@ class _Neighbours(Alone):
             servers, run.layout, lambda models: gossip.exchanged(run.round, models[0], size)[None]
         )
         for peer, link in gossip.report.links.items():
-            if link.sent:
-                ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.sent)
+            if link.bytes:
+                ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.bytes)
         for step in range(self.steps):
             told = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
             for peer in sorted(self._server.graph.neighbors(edge)):
