@@ -265,7 +265,7 @@ class _Batches:
         rows = self.index[step, :active, : self.widths[step]]
         # A tenth of the time of ``self.x[rows]`` for small samples.
         x, y = (values.index_select(0, rows.flatten()) for values in (self.x, self.y))
-        return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
+        return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
 
     def mean(self, each: Tensor, step: int) -> Tensor:
         """Return each node's mean over its real samples, (active,), of losses (active, batch)."""
