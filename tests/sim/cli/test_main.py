@@ -71,7 +71,7 @@ def test_what_a_run_changed_is_listed(tmp_path: Path) -> None:
     result = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path))
     assert result.stdout.splitlines() == [
         "tau1 = 2", "    intra-cluster period", "    default: 5",
-        "seed = 3", "    keys everything that is drawn", "    default: 0",
+        "seed = 3", "    seed of all random draws", "    default: 0",
     ]  # fmt: skip
     (tmp_path / "config.json").write_text('{"run": {"tau1": 5}}')
     assert (
