@@ -44,7 +44,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
     TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
 
     method: Literal["sd-feel", "hierfavg", "feel", "fedavg"] = setting(
-        "sd-feel", "SD-FEEL or a baseline", first=True
+        "sd-feel", "SD-FEEL, or a baseline", first=True
     )
     iterations: int = setting(300, "local iterations K, a multiple of tau1 tau2")
     num_clients: Nodes = setting(20, "number of clients C")
