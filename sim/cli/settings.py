@@ -1,4 +1,4 @@
-"""``hedgerow settings``: what an app can be told."""
+"""``hedgerow settings``: the settings of an app."""
 
 from __future__ import annotations
 
