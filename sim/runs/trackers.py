@@ -394,7 +394,7 @@ class Tracking:
                 tracker.end(status)
         if self.failures:
             lost = ", ".join(f"{name}: {count}" for name, count in self.failures.items())
-            log(INFO, "Calls that trackers did not take: %s", lost)
+            log(INFO, "Failed calls to trackers: %s", lost)
             self._write()
 
     @contextmanager
@@ -406,7 +406,7 @@ class Tracking:
             self._in_a_row[name] += 1
             if self.failures[name] == 1:
                 reason = shown(f"{type(error).__name__}: {error}", 300)
-                log(WARNING, "The run is not, or not wholly, in %s (%s). It goes on.", name, reason)
+                log(WARNING, "%s does not have all of the run (%s). The run continues.", name, reason)
 
     def _known(self) -> dict[str, dict[str, Any]]:
         if self._folder is None:
