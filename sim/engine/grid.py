@@ -184,7 +184,7 @@ class InProcessGrid(Grid):
         self._extras = list(node_configs) if node_configs and any(node_configs) else None
         self._num_nodes = num_nodes
         self._take_ids(draw_node_ids(num_nodes, seed))
-        # What a checkpoint holds of each node, by partition id, and whose entry is to be made anew.
+        # Each node's entry in a checkpoint, by partition id, and the nodes whose entry is out of date.
         self._packed: dict[str, dict[str, Any]] = {}
         self._changed: dict[int, SimulatedNode] = {}
         lend_identity(self, self._run.run_id)

@@ -61,7 +61,7 @@ def node_of(job: NodeJob) -> SimulatedNode:
 
 
 class _Kept(QueueHandler):
-    """Keeps what is logged, for the parent to tell."""
+    """Keeps log records for the parent to handle."""
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class Shard:
             logger.handlers = [self._kept]
 
     def reply(self, at: Address, parcel: Received) -> tuple[int, Address, Parcel]:
-        """Return what a request comes to: its kind, and where in which parcel it lies."""
+        """Return the reply to a request: its kind, and its address in a parcel."""
         out = Parcel()
         kind = ANSWERS
         try:

@@ -81,7 +81,7 @@ class WorkersLostError(RuntimeError):
 
 
 def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
-    """Raise ValueError where a number of workers, or the address of a Ray cluster, is none."""
+    """Raise ValueError if a number of workers, or the address of a Ray cluster, is invalid."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS:
         raise ValueError(
             f"workers: {workers!r} is not an integer from 0 to {MOST_WORKERS} (0: as many as the machine has "

@@ -166,7 +166,7 @@ class IterationSettings(AppSettings):
         if type(rounds) is not int or rounds < 1:
             raise SettingsError(f"num-rounds must be an integer >= 1, got {quoted(rounds)}")
         values = cls.checked_alone(run_config)[0]
-        # Where a value is not valid, that is what is told.
+        # An invalid value is the error to report.
         return rounds * (values.round_iterations if values else 1)
 
 
