@@ -83,7 +83,7 @@ def flat(block: torch.nn.Module) -> Tensor:
 def main(
     data_dir: Annotated[Path | None, typer.Option(help="where ecg5000 and sepsis2019 are")] = None,
 ) -> None:
-    print("| data | party | parameters trained | a step, MFLOP | an exchange, MFLOP | memory, MB |")
+    print("| data | party | parameters trained | MFLOP per step | MFLOP per exchange | memory, MB |")
     print("|---|---|---:|---:|---:|---:|")
     for name, kind in MODELS.items():
         try:

@@ -80,13 +80,17 @@ class Measured:
         who = self.contender
         threads = {"OMP_NUM_THREADS": str(who.threads)} if who.threads else {}
         command = [who.python, *who.launcher, str(HERE / f"with_{who.library}.py"), *command_line]
-        finished = subprocess.run(
-            [*command, "--mode", who.mode],
-            env={**os.environ, **threads, **who.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # Two processes of pfl sometimes end with an abort: that is tried once more.
+        for _ in range(2):
+            finished = subprocess.run(
+                [*command, "--mode", who.mode],
+                env={**os.environ, **threads, **who.environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if finished.returncode == 0:
+                break
         if finished.returncode != 0:
             self.trouble = f"does not run: {_error(finished.stderr)}"
             print(f"{who}:\n{finished.stderr[-4000:]}", file=sys.stderr, flush=True)

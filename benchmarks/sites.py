@@ -15,12 +15,15 @@ from processes import free_addresses, links_of, run_together
 APP = Path(__file__).resolve().parent.parent / "flower_apps" / "ceps"
 SITES = 4
 SETTINGS = "iterations=40 samples-low=50 samples-high=100 monitor=false quiet=true workers=1"
-CODECS = {"the model (`dense64`)": "dense64", "one bit a measurement": "1bcs"}
+CODECS = {"the model (`dense64`)": "dense64", "one bit per measurement": "1bcs"}
 
 
 def main() -> None:
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(APP), "-c"]
-    print("| what travels | one hub, bytes | busiest site, bytes with its nodes | sent to other sites |")
+    print(
+        "| message | one hub: bytes to and from nodes "
+        "| busiest site: bytes to and from its nodes | busiest site: bytes to other sites |"
+    )
     print("|---|---:|---:|---:|")
     for what, codec in CODECS.items():
         settings = f"{SETTINGS} codec='{codec}'"

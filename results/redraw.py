@@ -1,9 +1,9 @@
-"""Redraw every table and picture of the apps' READMEs from the files beside this one.
+"""Redraw every table and figure in the apps' READMEs from the files beside this one.
 
-    python results/redraw.py            # writes what differs; `make results`
-    python results/redraw.py --check    # exits with 1 where a table differs, and writes nothing
+    python results/redraw.py            # rewrites what differs; `make results`
+    python results/redraw.py --check    # exits with 1 if a table differs; writes nothing
 
-A README says what it wants between two comments, whose first holds one of
+A README marks each place with two comments; the first one holds one of
 
     results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
     results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
@@ -14,7 +14,7 @@ A README says what it wants between two comments, whose first holds one of
     results: file hsgd/work
 
 ``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote;
-``hsgd/work`` is the table ``results/hsgd/work.md``, of a benchmark.
+``hsgd/work`` is the table ``results/hsgd/work.md``, which a benchmark printed.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     names = test["left"], test.get("right", test["left"])
     left, right = (_variant(variants, name) for name in names)
     if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
-        return Finding(f"no run of {', '.join(missing)} ended by itself", "not decidable")
+        return Finding(f"no run of {', '.join(missing)} finished", "not decidable")
     # What is left is no sample of all.
     if failed := [
         f"{found.asked(label) - len(runs)} of {found.asked(label)} runs of {name}"
@@ -267,7 +267,7 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         end = paired_values(left, right, x, y)[-1][0]
         begin = (1 - test["over"]) * end
         values = [_by_seed(runs, lambda run: _mean(run, x, y, begin, end)) for runs in (left, right)]
-        what = f"mean {y} of {x} {begin:.4g} to {end:.4g}"
+        what = f"mean {y} over {x} {begin:.4g} to {end:.4g}"
     else:
         at, *values = paired_values(left, right, x, y)[-1]
         what = f"{y} at {x} {at:.4g}"
@@ -279,7 +279,10 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         cost = fmean(next(filter(None, values)).values())
         cheaper = "lower" if values[0] else "higher"
         verdict = {cheaper: "shown", "level": "not shown"}.get(test["expect"], "reversed")
-        return Finding(f"{what}: {reached} {cost:.4g}, {other} not for as much, {len(left)} seeds", verdict)
+        return Finding(
+            f"{what}: {reached} {cost:.4g}, {other} never, though it spent as much, {len(left)} seeds",
+            verdict,
+        )
     if missed:
         return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
     if "published" in test:
@@ -364,7 +367,7 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
     Its ``say`` puts words in the place of labels, its ``size`` says of figures how large their runs are.
     """
     said = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
-    lines = ["| | the paper's claim | here | what was found | from |", "|---|---|---|---|---|"]
+    lines = ["| | the paper's claim | verdict | what was found | source |", "|---|---|---|---|---|"]
     for claim in said["claim"]:
         if only and claim["id"] not in only:
             continue

@@ -69,7 +69,7 @@ class FederatedData:
 
     def to(self, device: torch.device | str) -> "FederatedData":
         """Return the same data on a device; it is copied there once and stays resident."""
-        # An empty tensor tells which device "cuda" is at this moment: "cuda:0" for example.
+        # An empty tensor shows which device "cuda" is at this moment: "cuda:0" for example.
         target = torch.empty(0, device=device).device
         # One dictionary for all copies, the first included, so that there and back copies nothing.
         self._resident.setdefault(self.x.device, self)

@@ -87,7 +87,7 @@ class FileData:
     features : tuple of str (default: none)
         The columns of a table.
     num_classes : int or None (default: None)
-        The number of classes, where the file tells.
+        The number of classes, if the file has it.
     """
 
     x: Floats
@@ -282,7 +282,7 @@ def _place(rows: Sequence[int], column: str, i: int) -> str:
 
 
 def _numbers(cells: _Cells) -> NDArray[Any]:
-    """Return the cells of a column as numbers, NaN where one is none."""
+    """Return the cells of a column as numbers, NaN for a cell that is not a number."""
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
         return cells
     try:
@@ -349,7 +349,7 @@ def read_constants(path: Path, features: Sequence[str]) -> tuple[list[float], li
         A feature is missing, or a value is not finite, or a deviation not > 0.
     """
     found: dict[str, tuple[float, float]] = {}
-    # Without the folder, which a server would be told.
+    # Without the folder, which would reach the server.
     with named(f"constants {path.name}"), path.open(newline="", encoding="utf-8-sig") as file:
         header, rows = _csv_rows(file)
         if not {"feature", "mean", "std"} <= {*header}:

@@ -330,5 +330,5 @@ def _rate_counts(totals: Indices, M: int, K: int, concentration: float, rng: np.
         while (lack := K - counts[m].sum()) < 0:
             counts[m, (counts[m] - least).argmax()] -= 1
         left = left - counts[m]
-    # The last groups got what the others left: shuffled, a group's number tells nothing.
+    # The last groups got what the others left: shuffled, a group's number has no meaning.
     return rng.permutation(counts)

@@ -231,7 +231,7 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
 
 
 def normalised_utility(payoffs: NDArray[np.float64], told: NDArray[np.integer[Any]]) -> float:
-    """Return what these classes told were worth: 0 is to tell class 0 of everyone, 1 the best there is.
+    """Return the worth of these predictions: 0 is that of predicting class 0 for all, 1 the best possible.
 
     The utility score of the PhysioNet/CinC Challenge 2019, (U - U_none) / (U_best - U_none), each U the sum
     of the samples' payoffs; below 0 where telling does more harm than silence.
@@ -239,14 +239,14 @@ def normalised_utility(payoffs: NDArray[np.float64], told: NDArray[np.integer[An
     Parameters
     ----------
     payoffs : ndarray of float64, (N, classes)
-        What it is worth to tell each class of a sample.
+        The worth of predicting each class for a sample.
     told : ndarray of int, (N,)
-        The class told of each.
+        The predicted class of each.
 
     Raises
     ------
     ValueError
-        The two differ in number, or nothing is better than to tell class 0 of everyone.
+        The two differ in number, or nothing is better than predicting class 0 for all.
     """
     if payoffs.ndim != 2 or told.shape != payoffs.shape[:1]:
         raise ValueError(

@@ -78,9 +78,9 @@ class OwnData:
 
     @property
     def dtype(self) -> str:
-        """The type of a sample, as nodes tell it: of a table its columns belong to it, as a short digest.
+        """The type of a sample, as nodes report it; for a table it includes a short digest of its columns.
 
-        The names themselves stay at the node; nodes whose columns differ, or differ in order, are told apart.
+        The names themselves stay at the node; nodes whose columns or their order differ are detected.
         """
         if not self.features:
             return str(self.x.dtype)
@@ -94,7 +94,7 @@ class Classes:
     Parameters
     ----------
     number : int or None
-        How many, at least 2; None where each node's file tells.
+        How many, at least 2; None if each node's file says so.
     names : tuple of str
         The name of each class, as the files' labels have it; empty where labels are 0, 1, …
     """
@@ -257,7 +257,7 @@ def _by_feature(x: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Moments:
-    """What a node tells of its features.
+    """What a node reports of its features.
 
     Parameters
     ----------

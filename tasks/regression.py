@@ -1,4 +1,4 @@
-"""Sparse regression problems, dealt to nodes: a synthetic linear one, and pairs of classes to tell apart.
+"""Sparse regression problems, dealt to nodes: a synthetic linear one, and pairs of classes to separate.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Section V, Examples 1
 and 2. Ours: node i's samples of Example 1 are a function of (seed, i), so that a device makes its own; and

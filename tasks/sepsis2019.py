@@ -148,7 +148,7 @@ def read_sepsis2019(folder: Path) -> Table:
 
 
 def read_sepsis2019_windows(folder: Path) -> Table:
-    """Read the challenge's own task: is a sepsis to be told at this hour, from what was measured so far.
+    """Read the challenge's own task: whether to predict a sepsis at this hour, from what was measured so far.
 
     A sample is a patient at an hour t, with the owners' label of that hour: 1 from six hours before a sepsis
     begins. Every eighth hour of every stay is a sample, from a first one that is drawn for each patient from
@@ -357,7 +357,7 @@ def _cache_folder() -> Path:
 
 
 def _kept(place: Path) -> _Stays | None:
-    """Return what a file holds, or None where there is none or it is damaged."""
+    """Return the contents of a file; None if it is missing or damaged."""
     try:
         with np.load(place) as file:
             stays = _Stays(file["values"], file["lengths"], file["names"], tuple(file["columns"].tolist()))

@@ -356,7 +356,7 @@ def find(name: str, data_dir: Path | None) -> Path:
 
 
 def imported(path: str, data_dir: Path | None, kind: type[T]) -> T:
-    """Return what a user's function makes of the data folder; ValueError unless it is of this kind."""
+    """Return the result of a user's function on the data folder; ValueError unless it is of this kind."""
     dataset = call_imported("dataset", path, data_dir)
     if not isinstance(dataset, kind):
         raise ValueError(f"dataset = {path!r} must return a {kind.__name__}, got a {type(dataset).__name__}")

@@ -134,7 +134,7 @@ class Table:
     flags : frozenset of str (default: empty)
         Features of 0 and 1, which are not scaled.
     masks : bool (default: False)
-        Whether a series is to be filled forward, with masks beside it that tell what was measured.
+        Whether a series is filled forward, with masks of what was measured.
     clip : float or None (default: None)
         Deviations from the mean at which scaled features are cut, > 0; None: nowhere.
     """

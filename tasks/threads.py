@@ -29,9 +29,10 @@ def map_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int)
         At least 1.
     """
     before = torch.get_num_threads()
-    if before == 1 and threads == 1:
-        return [function(item) for item in items]
     try:
+        if threads == 1:
+            torch.set_num_threads(1)
+            return [function(item) for item in items]
         # The setting is a thread's own, and the default of threads that are new to torch: the pool's
         # threads take 1 before their first operation, and the default is put back below.
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:

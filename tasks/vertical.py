@@ -321,7 +321,7 @@ def _from_images(
     cut: ImageCut,
 ) -> VerticalDataset:
     hospital, device = cut.masks(*x_train.shape[-2:])
-    # MedMNIST's scaling, which needs no statistics: neither party tells the other about its pixels.
+    # MedMNIST's scaling, which needs no statistics: neither party sends the other anything about its pixels.
     train, test = 2 * x_train - 1, 2 * x_test - 1
     return VerticalDataset(
         name,

@@ -150,7 +150,7 @@ def test_means_over_the_last_share_are_compared(find: Callable[..., redraw.Findi
     ours = {seed: [9.0, 9.0, 1.0, None, 3.0 + seed / 10] for seed in range(3)}
     theirs = {seed: [0.0, 0.0, 4.0, 4.0, 2.5, 0.0] for seed in range(3)}
     found = find({"ours": ours, "theirs": theirs}, x="rounds", over=0.5)
-    assert found.text.startswith("mean loss of rounds 2 to 4: ours 2.05, theirs 3.5 ")
+    assert found.text.startswith("mean loss over rounds 2 to 4: ours 2.05, theirs 3.5 ")
     assert found.verdict == "shown"
 
 

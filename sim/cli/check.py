@@ -25,7 +25,7 @@ def check(
     run_config: RunConfig = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=NODES, help="Number of nodes that the app needs. Default: what it says, else 2."),
+        typer.Option(min=NODES, help="Number of nodes. Default: the app's own, else 2."),
     ] = None,
     node_config: Annotated[
         list[str] | None,

@@ -40,10 +40,10 @@ class Level(StrEnum):
 def deploy_local(
     app_path: AppPath,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: what the app says, else 2.")
+        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: the app's own, else 2.")
     ] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt, and let in only SuperNodes whose key is registered.")
+        bool, typer.Option("--tls", help="Encrypt, and admit only SuperNodes whose key is registered.")
     ] = False,
     level: Annotated[
         Level | None,
@@ -68,14 +68,14 @@ def deploy_local(
     one_user: Annotated[
         bool,
         typer.Option(
-            "--one-user", help="With --own-data, as root: SuperNodes run as you, not as users of their own."
+            "--one-user", help="With --own-data, as root: run all SuperNodes as you, not as separate users."
         ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
     ] = None,
     keep_logs: Annotated[
-        bool, typer.Option("--keep-logs", help="Leave the programs' logs beside the run folder.")
+        bool, typer.Option("--keep-logs", help="Keep the programs' logs beside the run folder.")
     ] = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes started here for it, and stop them.
@@ -192,13 +192,13 @@ def _deploy_edges(
 
 
 def deploy_keys(
-    folder: Annotated[Path, typer.Argument(help="Where they are written.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder.")],
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes, up to 10000.")],
     host: Annotated[
         list[str] | None,
         typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long the certificates are valid, up to 3650.")] = 365,
+    days: Annotated[int, typer.Option(help="Days for which the certificates are valid, up to 3650.")] = 365,
     edges: Annotated[
         int | None,
         typer.Option(
@@ -249,25 +249,27 @@ def deploy_split(
     dataset: Annotated[
         str, typer.Argument(help="A data set that `hedgerow data` lists, or 'module:function'.")
     ],
-    folder: Annotated[Path, typer.Argument(help="Where the files go; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; created if missing.")],
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="One file of samples a node, of so many nodes.")
+        int | None, typer.Option(min=1, help="A file of samples per node, for this many nodes.")
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(min=1, help="One file a party, of so many hospitals and their devices.")
+        int | None, typer.Option(min=1, help="A file per party, for this many hospitals and their devices.")
     ] = None,
-    partition: Annotated[str, typer.Option(help="How samples or people are dealt: the app's key.")] = "iid",
+    partition: Annotated[
+        str, typer.Option(help="How to partition samples or people: the app's key.")
+    ] = "iid",
     layout: Annotated[
         str | None,
-        typer.Option(help="With --groups: edges, a gateway a group (default), or devices, one each."),
+        typer.Option(help="With --groups: edges (default), a gateway per group, or devices."),
     ] = None,
     people: Annotated[
-        int | None, typer.Option(min=1, help="With --groups: people of a group at most. Default: all.")
+        int | None, typer.Option(min=1, help="With --groups: most people per group. Default: all.")
     ] = None,
     scaling: Annotated[
         str | None, typer.Option(help="With --nodes: how pixels are scaled, standard (default) or unit.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Keys the partition, as a run's seed does.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, as in a run.")] = 0,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of the data set. Default: the variable HEDGEROW_DATA_DIR.")
     ] = None,

@@ -15,17 +15,15 @@ __all__ = ["export"]
 def export(
     paths: Paths,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Every measured value as a row.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="One row for every measured value.")
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="All runs in one small file, which `plot` and `table` read."
-        ),
+        typer.Option("--json", metavar="FILE", help="All runs in one file that `plot` and `table` read."),
     ] = None,
     tensorboard: Annotated[
         Path | None,
-        typer.Option("--tensorboard", metavar="FOLDER", help="A TensorBoard log a run (an optional extra)."),
+        typer.Option("--tensorboard", metavar="FOLDER", help="A TensorBoard log per run (an extra)."),
     ] = None,
 ) -> None:
     """Write runs for other tools: a CSV file, one JSON file, or TensorBoard logs."""

@@ -40,7 +40,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """Commands, with the one place where what they raise is told."""
+    """Commands, and the one place where their errors are printed."""
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help, as a command's."""

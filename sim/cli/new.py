@@ -47,7 +47,7 @@ def new(
     method: Annotated[str, typer.Argument(metavar="METHOD", help=f"{', '.join(shipped_apps())}.")],
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="Where; its name is the app's. Default: my-METHOD."),
+        typer.Argument(metavar="[FOLDER]", help="Folder, which names the app. Default: my-METHOD."),
     ] = None,
 ) -> None:
     """Write an app of a method that runs as it is, with one module for your model and your data."""

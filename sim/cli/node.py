@@ -12,11 +12,11 @@ __all__ = ["node"]
 def node(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="What flower-supernode takes: --superlink, --node-config, …", metavar="..."),
+        typer.Argument(help="Arguments of flower-supernode: --superlink, --node-config, …", metavar="..."),
     ] = None,
     preload: Annotated[
         list[str] | None,
-        typer.Option(help="A module to import once beside Flower, torch and the suite. Repeatable."),
+        typer.Option(help="A module to import in advance, like Flower, torch and the suite. Repeatable."),
     ] = None,
 ) -> None:
     """Run flower-supernode; each message is handled by a fork of a process that has imported what it needs.

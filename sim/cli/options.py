@@ -55,7 +55,7 @@ RunConfig = Annotated[
 NodeConfig = Annotated[
     list[str] | None,
     typer.Option(
-        help="'key=value ...' for every node, '0-3: key=value' for some; {partition-id} is each one's own: "
+        help="'key=value ...' for every node, '0-3: key=value' for some; {partition-id} stands for its own: "
         "'0-9: data=node-{partition-id}.npz'. Repeatable."
     ),
 ]
@@ -63,13 +63,13 @@ OwnData = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="From `hedgerow deploy split`: each node learns from its own file there, no other.",
+        help="A folder from `hedgerow deploy split`: each node trains on its own file there.",
     ),
 ]
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", help="mlflow, tensorboard or wandb: follow the run there, live. Each an extra. Repeatable."
+        "--track", help="Log the run live to mlflow, tensorboard or wandb. Each is an extra. Repeatable."
     ),
 ]
 
@@ -94,7 +94,7 @@ Costs = Annotated[
     typer.Option(
         "--x",
         help="rounds, iterations, sim-seconds, bits, payload-bytes, gradients, communications or "
-        "wall-seconds; 'bits client->server' is one link's. Repeatable. "
+        "wall-seconds; 'bits client->server' for one link. Repeatable. "
         "Default: what the sweep says, else rounds.",
     ),
 ]
@@ -102,7 +102,7 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--y",
-        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ...; of a list one number, as "
+        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ...; one number of a list as "
         "'f1[0]'. Repeatable. "
         "Default: what the sweep says, else loss.",
     ),

@@ -20,19 +20,19 @@ def plot(
         Path | None,
         typer.Option(
             help="FILE.png, FILE.svg or FILE.pdf; without a suffix all three. Default: in the folder of "
-            "the run or sweep; of several, here."
+            "the run or sweep; for several, here."
         ),
     ] = None,
     log_x: Annotated[bool, typer.Option("--log-x", help="Draw x on a logarithmic scale.")] = False,
     log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
     by: Annotated[
-        str | None, typer.Option(metavar="KEY", help="A column of panels for each value of this setting.")
+        str | None, typer.Option(metavar="KEY", help="One column of panels for each value of this setting.")
     ] = None,
     differences: Annotated[
         bool | None,
         typer.Option(
             "--differences/--no-differences",
-            help="Panels of paired differences from the first variant, too. Default: what the sweep says.",
+            help="Also plot paired differences from the first variant. Default: the sweep's setting.",
         ),
     ] = None,
 ) -> None:

@@ -20,15 +20,14 @@ def report(
             "--out",
             "-o",
             metavar="FILE.html",
-            help="Where the page goes. Default: report.html in the folder of the run or sweep; of several, "
-            "here.",
+            help="Output file. Default: report.html in the folder of the run or sweep; for several, here.",
         ),
     ] = None,
     x: Costs = None,
     y: Metrics = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(metavar="Y=VALUE", help="Compare what it cost to reach this, too. Repeatable."),
+        typer.Option(metavar="Y=VALUE", help="Also compare the cost of reaching this. Repeatable."),
     ] = None,
 ) -> None:
     """Write one page of runs: curves, tables, what crossed each link, lost replies, settings."""

@@ -43,7 +43,7 @@ def run(
     run_config: RunConfig = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of nodes. Default: what the app says, else 2."),
+        typer.Option(min=1, help="Number of nodes. Default: the app's own, else 2."),
     ] = None,
     node_config: NodeConfig = None,
     own_data: OwnData = None,
@@ -51,26 +51,26 @@ def run(
         str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="inprocess: here, without Ray. flower: through 'flwr run'.")
+        Engine, typer.Option(help="inprocess: in this process, without Ray. flower: through 'flwr run'.")
     ] = Engine.INPROCESS,
     resume: Annotated[
         str | None,
-        typer.Option(help="Folder of a run that was stopped: its settings, from its last checkpoint on."),
+        typer.Option(help="Folder of an interrupted run, to continue with its settings."),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="The app's run-config key 'seed'. Of an app without one: node ids, faults, and the global "
+            help="The app's run-config key 'seed'. For an app without one: node ids, faults, and the global "
             "generators of Python, NumPy and torch.",
         ),
     ] = None,
     output_dir: Annotated[
-        str | None, typer.Option(help="Where the run's folder goes. Default: what the app says, else runs.")
+        str | None, typer.Option(help="Folder for the run folder. Default: the app's own, else runs.")
     ] = None,
     track: Track = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no log below warnings.")
+        bool, typer.Option("--quiet", "-q", help="Log only warnings, and show no progress.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
@@ -78,23 +78,23 @@ def run(
     real_time: Annotated[
         bool,
         typer.Option(
-            "--real-time", help="Handlers' real seconds count: a slow node's reply is late (inprocess)."
+            "--real-time", help="Count handlers' real seconds: a slow node's reply is late (inprocess)."
         ),
     ] = False,
     workers: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Processes that the nodes are dealt to, each on one thread (inprocess). 1: none beside this "
-            "one. Default: physical cores, where the work is worth it.",
+            help="Worker processes for the nodes, each on one thread (inprocess). 1: only this "
+            "one. Default: one per physical core where the work is large enough.",
         ),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A Ray cluster whose actors the nodes are dealt to, HOST:PORT or auto (inprocess). "
-            "--workers says how many. Default: one for each free CPU.",
+            help="Run the nodes on actors of this Ray cluster, HOST:PORT or auto (inprocess). "
+            "--workers sets their number. Default: one for each free CPU.",
         ),
     ] = None,
     client_cpus: Annotated[

@@ -1,4 +1,4 @@
-"""``hedgerow settings``: what an app can be told."""
+"""``hedgerow settings``: the settings of an app."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def settings(
     app_path: AppPath,
     changed: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="What a run folder's settings have other than the defaults."),
+        typer.Option(metavar="RUN", help="The settings of a run folder that differ from the defaults."),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Bring the app's pyproject.toml and README.md up to date instead.")
+        bool, typer.Option("--write", help="Update the app's pyproject.toml and README.md instead.")
     ] = False,
 ) -> None:
     """List an app's run-config keys by groups: each with its default, what it means and what is valid."""

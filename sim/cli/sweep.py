@@ -22,7 +22,7 @@ def sweep(
         Path,
         typer.Argument(
             metavar="FILE.toml|APP",
-            help="What to run: a sweep file (see hedgerow.sim.runs.sweep_file), or an app's folder as it is.",
+            help="A sweep file (see hedgerow.sim.runs.sweep_file), or an app's folder.",
         ),
     ],
     run_config: Annotated[
@@ -30,17 +30,17 @@ def sweep(
         typer.Option("--run-config", "-c", help="Changes for every run, as in 'run'. Repeatable."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds such as 0,1,2. Default: what the file says, else 0.")
+        str | None, typer.Option(help="Seeds, for example 0,1,2. Default: the file's, else 0.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of nodes. Default: what the file or the app says, else 2."),
+        typer.Option(min=1, help="Number of nodes. Default: the file's or the app's own, else 2."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE or APP>.")
     ] = None,
     track: Track = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once. Default: one for each core.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs. Default: one per core.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
 ) -> None:
     """Run variants x seeds of a sweep file, each in its own folder; finished ones are kept.

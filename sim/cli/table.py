@@ -18,19 +18,19 @@ def table(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="X=VALUE", help="Compare at this cost. Default: the largest that all runs spent."
+            metavar="X=VALUE", help="Compare at this cost. Default: the largest that all runs reached."
         ),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="What else to show at that cost: a cost or a metric, 'payload-bytes client->server' for one "
-            "link. Repeatable. Default: what the sweep says."
+            help="Another column: a cost or a metric at that cost, 'payload-bytes client->server' for one "
+            "link. Repeatable. Default: the sweep's."
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="Y=VALUE", help="Compare what it cost to reach this."),
+        typer.Option(metavar="Y=VALUE", help="Compare the cost of reaching this."),
     ] = None,
 ) -> None:
     """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""

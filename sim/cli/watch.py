@@ -17,14 +17,14 @@ def watch(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN|FOLDER]...",
-            help="A run's folder, running or not, or a folder of runs. Of several the newest is followed. "
+            help="A run's folder, running or not, or a folder of runs, of which the newest is shown. "
             "Default: runs.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen. Anything but loopback shows the run to who can connect.")
+        str, typer.Option(help="Address to listen on. Anybody who can connect to it sees the run.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
     x: Costs = None,
     y: Metrics = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,

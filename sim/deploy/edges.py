@@ -187,7 +187,7 @@ class EdgeDeployment:
     def close(self) -> None:
         """End everything that was started here; a second signal does not stop it."""
         with uninterrupted():
-            # All at once: what is told to go one after the other takes as many times as long.
+            # All at once: stopping one after the other takes that many times as long.
             stop_all([node for server in self.servers for node in server.nodes], 8.0)
             self._open.close()
 

@@ -201,7 +201,7 @@ class FlowerRun:
     def _end(self) -> RunEnd:
         """Ask until the run has ended: its logs may break off before, and Flower may be slow to answer.
 
-        Where Flower does not answer, the run's own folder on this machine may tell.
+        If Flower does not answer, the run's folder on this machine may have the status.
         """
         unanswered = 0
         while not (found := self.status()).status.startswith("finished"):
@@ -218,7 +218,7 @@ class FlowerRun:
         summary = self.folder / "summary.json"
         try:
             completed = json.loads(summary.read_bytes())["status"] == "completed"
-            # A resumed run's folder may hold the summary of before, until it goes on.
+            # A resumed run's folder may hold the earlier summary until the run continues.
             of_this_run = summary.stat().st_mtime >= self._began
         except (OSError, ValueError, LookupError, TypeError):
             return None

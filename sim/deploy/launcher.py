@@ -185,7 +185,7 @@ class Deployment:
                     steps.callback(shutil.copyfile, written, wanted)
             if hasattr(self, "superlink"):
                 steps.callback(self.superlink.stop)
-            # A node that was told to go has nothing to save; a ServerApp has its checkpoint.
+            # A node that is stopped has nothing to save; a ServerApp has its checkpoint.
             steps.callback(stop_all, self.nodes, 8.0)
             for run in self._runs:
                 steps.callback(run.close)

@@ -37,7 +37,7 @@ def deploy_local(
     tls, node_config
         As for ``Deployment``.
     own_data : bool (default: False)
-        Nodes have files of their own: no program is told of a common data folder.
+        Nodes have files of their own: no program gets a common data folder.
     own_users : bool (default: False)
         As for ``Deployment``: each node is a user of its own, where that can be done.
     keep_logs : bool (default: False)

@@ -20,7 +20,7 @@ __all__ = ["check_node_arguments", "misspelt_keys"]
 
 
 def check_node_arguments(arguments: Sequence[str]) -> None:
-    """Raise ValueError if a file that a node is given is missing or no certificate, or its config is none."""
+    """Raise ValueError if a node's file is missing or not a certificate, or its config is invalid."""
     for option in ("--root-certificates", "--auth-supernode-private-key"):
         for name in _values(arguments, option):
             file = Path(name).expanduser()

@@ -280,7 +280,7 @@ class _Process:
 
 def _processes() -> dict[int, _Process]:
     """Return all processes of the machine; their names, and their commands' words without folders."""
-    # A fork goes by a name of its own, and by its parent's command.
+    # A fork has its own name, and its parent's command.
     columns = "pid=,ppid=,pgid=,stat=,comm=,args="
     # Else lines may be cut at 80 columns, or at those of COLUMNS.
     shown = subprocess.run(["ps", "-eww", "-o", columns], capture_output=True, text=True, check=True).stdout

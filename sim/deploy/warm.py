@@ -153,7 +153,7 @@ def _become(program: Callable[[], object], arguments: list[str], *, quiet: bool)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-    # A new process draws NumPy's global numbers from the system; Python's own are seeded anew by the fork.
+    # A new process seeds NumPy's global generator from the system; the fork reseeds Python's own.
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     sys.argv = arguments

@@ -44,12 +44,10 @@ from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
-from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import AnswersColumns, InColumns, KnownNodes, TellsSizes, Told
 from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
-from hedgerow.wire.simulated import simulated
 
 __all__ = ["InProcessGrid"]
 
@@ -186,7 +184,7 @@ class InProcessGrid(Grid):
         self._extras = list(node_configs) if node_configs and any(node_configs) else None
         self._num_nodes = num_nodes
         self._take_ids(draw_node_ids(num_nodes, seed))
-        # What a checkpoint holds of each node, by partition id, and whose entry is to be made anew.
+        # Each node's entry in a checkpoint, by partition id, and the nodes whose entry is out of date.
         self._packed: dict[str, dict[str, Any]] = {}
         self._changed: dict[int, SimulatedNode] = {}
         lend_identity(self, self._run.run_id)
@@ -280,7 +278,6 @@ class InProcessGrid(Grid):
         self._ascending = node_ids[self._by_id]
         self._made: dict[int, SimulatedNode] = {}
         self._all_made = False
-        self._contexts: dict[int, Context] = {}
 
     @property
     def _nodes(self) -> dict[int, SimulatedNode]:
@@ -410,8 +407,8 @@ class InProcessGrid(Grid):
         """Answer an exchange without messages: contents, and the partitions that are sent each.
 
         The replies are what the same messages would get, bit for bit. None where messages must go: where they
-        are serialised, lost, delayed, timed or dealt to workers, where something stands around the handler,
-        where the app answers none in columns, and where a node fails.
+        are serialised, lost, delayed or timed, where something stands around the handler, where the app
+        answers none in columns, and where a node fails or a worker dies.
         """
         plain = self._faults is None and not self._strict and not self.real_time and self._extras is None
         if not plain or type(self) is not InProcessGrid or not isinstance(self._app, AnswersColumns):
@@ -425,43 +422,33 @@ class InProcessGrid(Grid):
             return None
         if self._queue or self._max_in_flight is not None:
             return None
-        if self._workers is not None and not self._dealt.keeps(message_type, count, size):
-            return None
-        nodes = [self._at(i) for _, partitions in asked for i in partitions]
-        contexts = [self._seen(node) for node in nodes]
-        told, at = [], 0
-        for content, partitions in asked:
-            told.append(Told(content, contexts[at : at + len(partitions)]))
-            at += len(partitions)
+        groups = [(content, [self._at(i) for i in partitions]) for content, partitions in asked]
+        stays = self._workers is None or self._dealt.keeps(message_type, count, size)
         try:
-            with simulated(), one_blas_thread():
-                found = handler(told)
+            if self._workers is None or stays:
+                told = [
+                    Told(content, [self._handlers.seen(node, self._run.run_id) for node in members])
+                    for content, members in groups
+                ]
+                found = self._handlers.columns(message_type, told)
+            else:
+                found = self._workers.columns(message_type, groups, self._run.run_id)
         except Exception as error:
             reason = shown(f"{type(error).__name__}: {error}", 300)
             log(WARNING, "%s of %d nodes at once failed (%s): messages instead", message_type, count, reason)
             return None
-        for node in nodes:
-            node.received += 1
-            self._changed[node.partition_id] = node
+        if not stays:
+            self._dealt.count(size)
+        for _, members in groups:
+            for node in members:
+                node.received += 1
+                self._changed[node.partition_id] = node
         return found
 
     def _at(self, partition_id: int) -> SimulatedNode:
         node = self._node(int(self._ids[partition_id]))
         assert node is not None
         return node
-
-    def _seen(self, node: SimulatedNode) -> Context:
-        """Return what a column handler sees of a node, made once."""
-        known = self._contexts.get(node.partition_id)
-        if known is None or known.state is not node.state:
-            known = self._contexts[node.partition_id] = Context(
-                run_id=self._run.run_id,
-                node_id=node.node_id,
-                node_config=node.config,
-                state=node.state,
-                run_config=self._run_config,
-            )
-        return known
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and return their replies; the virtual clock runs until all came or time is up.

@@ -20,7 +20,16 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
-from hedgerow.wire.calls import Batched, BatchHandler, Call, LocalDataError
+from hedgerow.wire.blas import one_blas_thread
+from hedgerow.wire.calls import (
+    AnswersColumns,
+    Batched,
+    BatchHandler,
+    Call,
+    InColumns,
+    LocalDataError,
+    Told,
+)
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
@@ -81,6 +90,7 @@ class Handlers:
         self._run_config = dict(run_config)
         self._strict = strict
         self._seconds = 0.0
+        self._contexts: dict[int, Context] = {}
 
     @property
     def run_config(self) -> UserConfig:
@@ -106,6 +116,28 @@ class Handlers:
                 yield job, _exception(job, answer)
             else:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
+
+    def columns(self, message_type: str, told: Sequence[Told]) -> InColumns:
+        """Return what an app that ``AnswersColumns`` answers for all nodes at once; raise what it raises."""
+        assert isinstance(self._app, AnswersColumns)
+        handler = self._app.column_handler(message_type)
+        assert handler is not None
+        with simulated(), one_blas_thread():
+            return handler(told)
+
+    def seen(self, node: SimulatedNode, run_id: int) -> Context:
+        """Return what a column handler sees of a node, made once."""
+        known = self._contexts.get(node.partition_id)
+        is_same = known is not None and (known.run_id, known.node_id) == (run_id, node.node_id)
+        if known is None or not is_same or known.state is not node.state:
+            known = self._contexts[node.partition_id] = Context(
+                run_id=run_id,
+                node_id=node.node_id,
+                node_config=node.config,
+                state=node.state,
+                run_config=self._run_config,
+            )
+        return known
 
     def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
         """Return a node's answer and the real seconds that its handler worked, alone."""

@@ -79,7 +79,7 @@ class Cluster:
 
 
 def check_address(address: str) -> None:
-    """Raise ValueError where an address is none of a Ray cluster, or Ray is not installed."""
+    """Raise ValueError if an address is not one of a Ray cluster, or Ray is not installed."""
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or (found[2] is not None and not 0 < int(found[2]) < 2**16):
         raise ValueError(
@@ -161,7 +161,7 @@ def open_cluster(
 def _knock(address: str) -> None:
     """Raise ClusterError where nobody listens: Ray itself would go on trying for minutes."""
     if address == "auto":
-        # Where Ray looks; of a cluster that was killed the file still tells.
+        # Where Ray looks. The file of a cluster that was killed remains.
         with suppress(OSError):
             address = os.environ.get("RAY_ADDRESS") or _CURRENT.read_text().strip()
         found = _ADDRESS.fullmatch(address)
@@ -374,7 +374,7 @@ class _Actor:
 
     def load(self, handlers: bytes, key: int, here: Mapping[str, Any]) -> str:
         """Load the app; returns what is wrong with it, or nothing."""
-        # As in every worker, whatever Ray makes of the CPUs that it reserved.
+        # As in every worker, whatever number of CPUs Ray reserved.
         os.environ.update(here["environment"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
         # After what Ray has put there: a package that travelled is the one that is meant.
         sys.path += [path for path in here["paths"] if path not in sys.path and Path(path).exists()]
@@ -390,7 +390,7 @@ class _Actor:
     def reply(
         self, at: Any, own: NDArray[np.uint8], common: NDArray[np.uint8] | None
     ) -> tuple[int, Any, NDArray[np.uint8]]:
-        """Return what a request comes to."""
+        """Return the reply to a request."""
         parcel = Received(_aligned(own), None if common is None else _aligned(common))
         kind, address, out = self._shard.reply(at, parcel)
         return kind, address, out.joined()

@@ -73,7 +73,7 @@ class RemoteState:
             if "partition-id" in about:
                 answers[str(about["partition-id"])] = node_id, content
         if len(answers) < len(asked):
-            log(WARNING, "%d of %d nodes did not tell their state.", len(asked) - len(answers), len(asked))
+            log(WARNING, "%d of %d nodes did not send their state.", len(asked) - len(answers), len(asked))
         return answers
 
     def _ask(self, contents: Mapping[int, RecordDict], query: str) -> dict[int, RecordDict]:

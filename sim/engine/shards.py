@@ -21,31 +21,35 @@ from threadpoolctl import threadpool_limits
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
 from hedgerow.sim.engine.handlers import Handlers, NodeJob, SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
+from hedgerow.wire.calls import InColumns, Told
 from hedgerow.wire.records import LazyArray, lazy_array
 
-__all__ = ["ANSWERS", "RAISED", "Answer", "Request", "Shard", "ShardReply", "node_of"]
+__all__ = ["ANSWERS", "RAISED", "Answer", "Asked", "Request", "Shard", "ShardReply", "node_of"]
 
 # What a reply's stream is: a Reply, or the name and the text of what was raised.
 ANSWERS, RAISED = 0, 1
 
 Answer = RecordDict | Error
-Answers = list[tuple[int, Answer]]
+# Nodes by partition id: messages by their type, or of an exchange in columns its type, contents and nodes.
+Messages = list[tuple[str, list[tuple[int, Message]]]]
+Asked = Messages | tuple[str, list[tuple[RecordDict, list[int]]]]
 
 
 @dataclass(slots=True)
 class Request:
-    """What a worker is asked: where the states of nodes are that it has not, and its jobs by message type."""
+    """What a worker is asked, and where the states of nodes are that it has not."""
 
     run_id: int
     nodes: Address
-    groups: list[tuple[str, list[tuple[int, Message]]]]
+    asked: Asked
 
 
 @dataclass(slots=True)
 class ShardReply:
-    """What a worker says: its jobs' answers by message type, where changed states lie, what was logged."""
+    """What a worker says: answers in the messages' order, or columns; changed states; what was logged."""
 
-    answers: list[Answers]
+    answers: list[Answer]
+    columns: InColumns | None
     states: Address
     logged: list[logging.LogRecord]
 
@@ -57,7 +61,7 @@ def node_of(job: NodeJob) -> SimulatedNode:
 
 
 class _Kept(QueueHandler):
-    """Keeps what is logged, for the parent to tell."""
+    """Keeps log records for the parent to handle."""
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]
@@ -89,7 +93,7 @@ class Shard:
             logger.handlers = [self._kept]
 
     def reply(self, at: Address, parcel: Received) -> tuple[int, Address, Parcel]:
-        """Return what a request comes to: its kind, and where in which parcel it lies."""
+        """Return the reply to a request: its kind, and its address in a parcel."""
         out = Parcel()
         kind = ANSWERS
         try:
@@ -105,17 +109,20 @@ class Shard:
     def _answer(self, request: Request, parcel: Received, out: Parcel) -> Address:
         for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
             self._nodes[partition_id] = SimulatedNode(node_id, partition_id, config, state)
+        if isinstance(request.asked, tuple):
+            kind, groups = request.asked
+            told = [
+                Told(content, [self._handlers.seen(self._nodes[i], request.run_id) for i in members])
+                for content, members in groups
+            ]
+            found = self._handlers.columns(kind, told)
+            return out.add(ShardReply([], found, out.add({}), self._logged()))
         before: dict[int, RecordDict] = {}
-        answers: list[Answers] = []
-        for message_type, asked in request.groups:
+        answers: list[Answer] = []
+        for message_type, asked in request.asked:
             jobs = [NodeJob(message, self._nodes[i], 0.0, inf, runs=True) for i, message in asked]
             before |= {node_of(job).partition_id: node_of(job).state for job in jobs}
-            answers.append(
-                [
-                    (node_of(job).partition_id, answer)
-                    for job, answer in self._handlers.answers(message_type, jobs, request.run_id)
-                ]
-            )
+            answers += [answer for _, answer in self._handlers.answers(message_type, jobs, request.run_id)]
         states = {
             partition_id: _owned(self._nodes[partition_id].state, parcel)
             for partition_id, state in before.items()
@@ -129,13 +136,15 @@ class Shard:
             for key, array in record.items()
         }
         at = out.add(states, (lambda thing: known.get(id(thing))) if known else lambda _: None)
-        logged, self._kept.records = self._kept.records, []
+        logged = self._logged()
         try:
-            return out.add(ShardReply(answers, at, logged))
+            return out.add(ShardReply(answers, None, at, logged))
         except Exception:
-            return out.add(
-                ShardReply([[(i, _sendable(a)) for i, a in group] for group in answers], at, logged)
-            )
+            return out.add(ShardReply(list(map(_sendable, answers)), None, at, logged))
+
+    def _logged(self) -> list[logging.LogRecord]:
+        logged, self._kept.records = self._kept.records, []
+        return logged
 
 
 def _same(old: RecordDict, new: RecordDict) -> bool:

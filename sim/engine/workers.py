@@ -33,11 +33,12 @@ from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from flwr.app import ArrayRecord, Error, RecordDict
 from flwr.common import log
 
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
+from hedgerow.sim.engine.handlers import App, Handlers, NodeJob, SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
 from hedgerow.sim.engine.ray_cluster import (
     KEY,
@@ -48,8 +49,17 @@ from hedgerow.sim.engine.ray_cluster import (
     check_address,
     open_cluster,
 )
-from hedgerow.sim.engine.shards import ANSWERS, RAISED, Answer, Request, Shard, ShardReply, node_of
-from hedgerow.wire.calls import Batched
+from hedgerow.sim.engine.shards import (
+    ANSWERS,
+    RAISED,
+    Answer,
+    Asked,
+    Request,
+    Shard,
+    ShardReply,
+    node_of,
+)
+from hedgerow.wire.calls import Batched, InColumns
 from hedgerow.wire.records import LazyArray
 
 __all__ = ["MOST_WORKERS", "Dealt", "Workers", "WorkersLostError", "check_workers", "default_workers"]
@@ -71,7 +81,7 @@ class WorkersLostError(RuntimeError):
 
 
 def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
-    """Raise ValueError where a number of workers, or the address of a Ray cluster, is none."""
+    """Raise ValueError if a number of workers, or the address of a Ray cluster, is invalid."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS:
         raise ValueError(
             f"workers: {workers!r} is not an integer from 0 to {MOST_WORKERS} (0: as many as the machine has "
@@ -151,6 +161,11 @@ class Dealt:
         self.bytes += size if counts else 0
         return True
 
+    def count(self, size: int) -> None:
+        """Count a call that was dealt without messages."""
+        if not self.always:
+            self.bytes += size
+
     def _counts(self, message_type: str, nodes: int, size: int) -> bool:
         return nodes >= 2 and size >= _LEAST_CALL and message_type.partition(".")[0] != "query"
 
@@ -168,6 +183,16 @@ class _Worker:
             _hang_up(self.link)
         self.link = None
         self.states.clear()
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """What one worker is asked: its nodes, the contents that they are sent, and these for it to read."""
+
+    worker: _Worker
+    nodes: list[SimulatedNode]
+    contents: list[RecordDict]
+    asked: Asked
 
 
 class Workers:
@@ -228,21 +253,80 @@ class Workers:
         ValueError
             What ``Handlers.answers`` raises in strict mode.
         """
+        self._revive()
+        shares, dealt = [], []
+        for worker, mine in self._deal(groups):
+            jobs = [job for group in mine.values() for job in group]
+            asked: Asked = [
+                (kind, [(node_of(job).partition_id, job.message) for job in group])
+                for kind, group in mine.items()
+            ]
+            shares.append(
+                _Share(worker, list(map(node_of, jobs)), [job.message.content for job in jobs], asked)
+            )
+            dealt.append(jobs)
+        answers: dict[int, Answer] = {}
+        for jobs, reply in zip(dealt, self._exchange(shares, run_id), strict=True):
+            if reply is None:
+                log(
+                    ERROR,
+                    "A worker process died: the replies of its %d nodes are lost. Another one takes its "
+                    "place, with what they kept before.",
+                    len(jobs),
+                )
+                lost = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process of this node died")
+                answers |= {id(job): lost for job in jobs}
+            else:
+                answers |= {id(job): answer for job, answer in zip(jobs, reply.answers, strict=True)}
+        return [(job, answers[id(job)]) for jobs in groups.values() for job in jobs]
+
+    def columns(
+        self, message_type: str, asked: Sequence[tuple[RecordDict, Sequence[SimulatedNode]]], run_id: int
+    ) -> InColumns:
+        """Answer an exchange without messages, as ``InProcessGrid.columns`` does; no state changes.
+
+        Raises
+        ------
+        Exception
+            If a node fails, a worker dies, or none can be started: then messages must go.
+        """
+        self._revive()
+        nodes = [(group, node) for group, (_, members) in enumerate(asked) for node in members]
+        shares, places = [], []
+        for worker, lot in self._lots([node.partition_id for _, node in nodes]):
+            by_group: dict[int, list[int]] = {}
+            for at in lot:
+                by_group.setdefault(nodes[at][0], []).append(at)
+            own = [asked[group][0] for group in by_group]
+            members = [[nodes[at][1].partition_id for at in ats] for ats in by_group.values()]
+            places.append([at for ats in by_group.values() for at in ats])
+            told = list(zip(own, members, strict=True))
+            shares.append(_Share(worker, [nodes[at][1] for at in places[-1]], own, (message_type, told)))
+        found = []
+        for reply in self._exchange(shares, run_id):
+            if reply is None:
+                raise RuntimeError("a worker process died")
+            found.append(reply.columns)
+        first = found[0]
+        assert first is not None
+        rows = np.empty((len(nodes), first.rows.shape[1]), first.rows.dtype)
+        metrics = {key: np.empty(len(nodes), values.dtype) for key, values in first.metrics.items()}
+        for lot, part in zip(places, found, strict=True):
+            assert part is not None
+            if part.rows.dtype != rows.dtype or part.metrics.keys() != metrics.keys():
+                raise ValueError("nodes reply in different types, or with different metrics")
+            rows[lot] = part.rows
+            for key, values in part.metrics.items():
+                metrics[key] = metrics[key].astype(np.result_type(metrics[key], values), copy=False)
+                metrics[key][lot] = values
+        return InColumns(rows, metrics)
+
+    def _revive(self) -> None:
+        """Start those workers again that died with nothing to do: nothing is lost."""
         for worker in self._workers:
             if worker.link is not None and _is_gone(worker.link):
-                worker.end()  # It died with nothing to do: nothing is lost.
-        self._fill()
-        shares = self._deal(groups)
-        try:
-            answers = self._exchange(shares, run_id)
-            if self._cluster is not None and all(worker.link is None for worker, _ in shares):
-                self._fill()  # Is it they that died, or the cluster?
-        except BaseException:
-            # Answers may be under way that nobody waits for any more.
-            for worker, _ in shares:
                 worker.end()
-            raise
-        return [(job, answers[id(job)]) for jobs in groups.values() for job in jobs]
+        self._fill()
 
     def _fill(self) -> None:
         """Start the workers that are not there; do without those that a cluster has no room for any more."""
@@ -288,38 +372,51 @@ class Workers:
     def _deal(
         self, groups: Mapping[str, Sequence[NodeJob]]
     ) -> list[tuple[_Worker, dict[str, list[NodeJob]]]]:
-        """Give each worker its share of each group: a node always to the same one, unless that has enough."""
-        count = len(self._workers)
-        shares: list[dict[str, list[NodeJob]]] = [{} for _ in range(count)]
+        """Give each worker its share of each group."""
+        shares: dict[_Worker, dict[str, list[NodeJob]]] = {}
         for message_type, jobs in groups.items():
-            most = -(-len(jobs) // count)
-            lots: list[list[NodeJob]] = [[] for _ in range(count)]
-            rest: list[NodeJob] = []
-            for job in jobs:
-                lot = lots[node_of(job).partition_id % count]
-                (lot if len(lot) < most else rest).append(job)
-            for job in rest:
-                min(lots, key=len).append(job)
-            for share, lot in zip(shares, lots, strict=True):
-                if lot:
-                    share[message_type] = lot
-        return [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
+            for worker, lot in self._lots([node_of(job).partition_id for job in jobs]):
+                shares.setdefault(worker, {})[message_type] = [jobs[at] for at in lot]
+        return list(shares.items())
 
-    def _exchange(
-        self, shares: Sequence[tuple[_Worker, dict[str, list[NodeJob]]]], run_id: int
-    ) -> dict[int, Answer]:
-        """Return the answers by the identity of the jobs."""
+    def _lots(self, partitions: Sequence[int]) -> list[tuple[_Worker, list[int]]]:
+        """Deal nodes, by position: one always to the same worker, unless that has enough."""
+        count = len(self._workers)
+        most = -(-len(partitions) // count)
+        lots: list[list[int]] = [[] for _ in range(count)]
+        rest: list[int] = []
+        for at, partition_id in enumerate(partitions):
+            lot = lots[partition_id % count]
+            (lot if len(lot) < most else rest).append(at)
+        for at in rest:
+            min(lots, key=len).append(at)
+        return [(worker, lot) for worker, lot in zip(self._workers, lots, strict=True) if lot]
+
+    def _exchange(self, shares: Sequence[_Share], run_id: int) -> list[ShardReply | None]:
+        """Return what each worker says; None of one that died."""
+        try:
+            replies = self._replies(shares, run_id)
+            if self._cluster is not None and all(share.worker.link is None for share in shares):
+                self._fill()  # Is it they that died, or the cluster?
+        except BaseException:
+            # Answers may be under way that nobody waits for any more.
+            for share in shares:
+                share.worker.end()
+            raise
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+    def _replies(self, shares: Sequence[_Share], run_id: int) -> list[ShardReply | Exception | None]:
         common = Parcel()
         own = [common] * len(shares)
         if self._cluster is not None:
             # A machine fetches what several workers are sent, once, and what its own are, not the others'.
             shared = _sent_to_several(shares)
             own = [Parcel(common, shared) for _ in shares]
-        addresses = [
-            _request(parcel, worker, share, run_id)
-            for parcel, (worker, share) in zip(own, shares, strict=True)
-        ]
-        out: dict[int, Answer] = {}
+        addresses = [_request(parcel, share, run_id) for parcel, share in zip(own, shares, strict=True)]
+        out: dict[int, ShardReply | Exception | None] = {}
         with selectors.DefaultSelector() as waiting:
             with ExitStack() as stack:
                 files = {}
@@ -327,29 +424,33 @@ class Workers:
                     if parcel.size and id(parcel) not in files:
                         files[id(parcel)] = file = parcel.close(), parcel.size
                         stack.callback(os.close, file[0])
-                for (worker, share), parcel, at in zip(shares, own, addresses, strict=True):
-                    assert worker.link is not None
+                for at, (share, parcel, address) in enumerate(zip(shares, own, addresses, strict=True)):
+                    assert share.worker.link is not None
                     needed = dict.fromkeys((id(parcel), id(common)))
                     try:
-                        send(worker.link, ANSWERS, at, *(files[key] for key in needed if key in files))
+                        send(
+                            share.worker.link,
+                            ANSWERS,
+                            address,
+                            *(files[key] for key in needed if key in files),
+                        )
                     except OSError:
-                        out |= _lost(worker, share)
+                        share.worker.end()
                     else:
-                        waiting.register(worker.link, selectors.EVENT_READ, (worker, share))
+                        waiting.register(share.worker.link, selectors.EVENT_READ, at)
             while waiting.get_map():
                 for key, _ in waiting.select():
                     waiting.unregister(key.fileobj)
-                    out |= _take(*key.data)
-        return out
+                    out[key.data] = _take(shares[key.data])
+        return [out.get(at) for at in range(len(shares))]
 
 
-def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[NodeJob]]]]) -> set[int]:
+def _sent_to_several(shares: Sequence[_Share]) -> set[int]:
     """Return the ids of the arrays that more than one worker is sent."""
     seen: set[int] = set()
     several: set[int] = set()
-    for _, share in shares:
-        contents = {id(job.message.content): job.message.content for jobs in share.values() for job in jobs}
-        records = {id(record): record for content in contents.values() for record in content.values()}
+    for share in shares:
+        records = {id(record): record for content in share.contents for record in content.values()}
         here = {
             id(array._frozen)
             for record in records.values()
@@ -362,34 +463,31 @@ def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[NodeJob]]]])
     return several
 
 
-def _request(parcel: Parcel, worker: _Worker, share: Mapping[str, Sequence[NodeJob]], run_id: int) -> Address:
-    new = []
-    for jobs in share.values():
-        for node in map(node_of, jobs):
-            if worker.states.get(node.partition_id) is not node.state:
-                new.append((node.partition_id, node.node_id, node.config, node.state))
-                worker.states[node.partition_id] = node.state
-    groups = [
-        (message_type, [(node_of(job).partition_id, job.message) for job in jobs])
-        for message_type, jobs in share.items()
-    ]
-    return parcel.add(Request(run_id, parcel.add(new), groups))
+def _request(parcel: Parcel, share: _Share, run_id: int) -> Address:
+    new, states = [], share.worker.states
+    for node in share.nodes:
+        if states.get(node.partition_id) is not node.state:
+            new.append((node.partition_id, node.node_id, node.config, node.state))
+            states[node.partition_id] = node.state
+    return parcel.add(Request(run_id, parcel.add(new), share.asked))
 
 
-def _take(worker: _Worker, share: Mapping[str, Sequence[NodeJob]]) -> dict[int, Answer]:
-    """Return what a worker answered, once it did, and keep its nodes' states."""
+def _take(share: _Share) -> ShardReply | Exception | None:
+    """Return what a worker says, once it does, and keep its nodes' states; None if it died."""
+    worker = share.worker
     assert worker.link is not None
     received = receive(worker.link)
     if received is None:
-        return _lost(worker, share)
+        worker.end()
+        return None
     kind, at, parcel = received
     if kind == RAISED:
         name, text = parcel.read(at)
-        raise ValueError(text) if name == "ValueError" else RuntimeError(f"{name}: {text}")
+        return ValueError(text) if name == "ValueError" else RuntimeError(f"{name}: {text}")
     reply: ShardReply = parcel.read(at)
     for record in reply.logged:
         logging.getLogger(record.name).handle(record)
-    nodes = {node.partition_id: node for jobs in share.values() for node in map(node_of, jobs)}
+    nodes = {node.partition_id: node for node in share.nodes}
 
     def find(name: tuple[int, str, str]) -> object:
         partition_id, record, key = name
@@ -397,24 +495,7 @@ def _take(worker: _Worker, share: Mapping[str, Sequence[NodeJob]]) -> dict[int, 
 
     for partition_id, state in parcel.read(reply.states, copy=True, find=find).items():
         nodes[partition_id].state = worker.states[partition_id] = state
-    return {
-        id(job): answer
-        for jobs, answers in zip(share.values(), reply.answers, strict=True)
-        for job, (_, answer) in zip(jobs, answers, strict=True)
-    }
-
-
-def _lost(worker: _Worker, share: Mapping[str, Sequence[NodeJob]]) -> dict[int, Answer]:
-    worker.end()
-    count = sum(map(len, share.values()))
-    log(
-        ERROR,
-        "A worker process died: the replies of its %d nodes are lost. Another one takes its place, with what "
-        "they kept before.",
-        count,
-    )
-    lost = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process of this node died")
-    return {id(job): lost for jobs in share.values() for job in jobs}
+    return reply
 
 
 def _is_gone(link: socket.socket) -> bool:

@@ -113,7 +113,7 @@ def find_app(path_or_module: str | Path) -> AppSpec:
     """
     folder = Path(path_or_module).expanduser().resolve()
     if not folder.exists():
-        # Flower's own command line takes no app whose name has an underscore; folders of before had them.
+        # Flower's own command line refuses app names with an underscore, which earlier folders had.
         folder = folder.with_name(folder.name.replace("_", "-"))
     if not folder.exists():
         folder = shipped_apps().get(str(path_or_module), folder)

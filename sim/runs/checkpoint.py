@@ -1,4 +1,4 @@
-"""A run's state on disk: one safetensors file that can tell whether it is whole.
+"""A run's state on disk: one safetensors file that contains its own checksum.
 
 The file's metadata are ``format``, ``tree``: the state as JSON with ``{"__array__": name}`` in place of each
 array, ``about``: what the writer said of the run, as JSON, and ``sha256`` of all of it and of the arrays.

@@ -65,47 +65,49 @@ class RunSettings(AppSettings):
     # How many replies a round has at most.
     SENDERS: ClassVar[str] = "num-clients"
 
-    num_clients: Nodes = setting(2, "nodes", "method", first=True)
+    num_clients: Nodes = setting(2, "number of nodes", "method", first=True)
     holdout: Annotated[float, in_range(0.0, 0.9)] = setting(
         0.2,
-        "of `own`, in simulations: the share of its samples that each node keeps aside to measure on. "
-        "A device's own `holdout` is in its node config",
+        "own data, in simulations: fraction of each node's samples held out for evaluation. On "
+        "devices, set `holdout` in the node config",
         "data",
     )
     min_available_nodes: NodesOr0 = setting(
-        0, "nodes that must be there when the run starts; others may come later (0: all)", "deployment"
+        0, "nodes that must be connected when the run starts; others may join later (0: all)", "deployment"
     )
     registry: str = setting(
         "",
-        "the server's file that binds nodes' keys to places (docs/nodes.md); empty: accept any node",
+        "the server's file that binds the nodes' keys to partitions and roles (docs/nodes.md); empty: "
+        "accept any node",
         "deployment",
         role=Role.IRRELEVANT,
     )
     seed: Annotated[int, whole(0, MAX_INT64)] = setting(
-        0, "keys everything that is drawn", role=Role.REPETITION, first=True
+        0, "seed of all random draws", role=Role.REPETITION, first=True
     )
     evaluate_every: Rounds = setting(5, "rounds between evaluations")
     train_loss_samples: SamplesOr0 = setting(
-        0, "training samples that the loss is taken over, the same each time (0: all)"
+        0, "number of training samples used to compute the loss, the same ones each time (0: all)"
     )
     round_timeout: Annotated[float, _SECONDS] = setting(
-        600.0, "seconds until a reply is too late", "deployment", role=Role.RESUME
+        600.0, "seconds to wait for a reply", "deployment", role=Role.RESUME
     )
-    min_replies: NodesOr0 = setting(1, "fewest valid replies of a round", "robustness")
+    min_replies: NodesOr0 = setting(1, "minimum number of valid replies per round", "robustness")
     stop_after: Annotated[
         str, text("iterations=N, sim-seconds=S, bits=B or payload-bytes=B, each > 0, or empty", Budget.parse)
     ] = setting(
-        "", "the run ends after the round that spent so much, if it has not ended before", role=Role.RESUME
+        "", "stop after the round that reaches this budget, unless the run ends earlier", role=Role.RESUME
     )
     engine: Literal["flower", "inprocess"] = setting(
         "flower",
-        "`inprocess`: the ServerApp runs the nodes itself, also under `flwr run`",
+        "`inprocess`: the ServerApp runs the nodes itself, even under `flwr run`",
         "deployment",
         role=Role.REPETITION,
     )
     workers: Annotated[int, whole(0, MOST_WORKERS)] = setting(
         0,
-        "of `inprocess`: processes that the nodes are dealt to (0: physical cores where that pays; 1: none)",
+        "`inprocess` only: number of processes that run the nodes (0: the number of physical cores "
+        "where that is faster; 1: no extra processes)",
         "deployment",
         role=Role.IRRELEVANT,
     )
@@ -113,23 +115,24 @@ class RunSettings(AppSettings):
         str, text("the address of a Ray cluster, `HOST:PORT` or `auto`, or empty", _check_cluster)
     ] = setting(
         "",
-        "of `inprocess`: a Ray cluster that the nodes are dealt to (`workers` = 0: its CPUs)",
+        "`inprocess` only: address of a Ray cluster that runs the nodes (`workers` = 0: one worker "
+        "per CPU of the cluster)",
         "deployment",
         role=Role.IRRELEVANT,
     )
     output_dir: Annotated[str, folder("a folder", writable=True)] = setting(
-        "runs", "where run folders go", role=Role.IRRELEVANT
+        "runs", "parent folder of the run folders", role=Role.IRRELEVANT
     )
     checkpoint_every: Rounds = setting(10, "rounds between checkpoints", role=Role.IRRELEVANT)
     checkpoint_nodes: Literal["auto", "always", "never"] = setting(
         "auto",
-        "whether a checkpoint holds what nodes keep; `auto`: in simulation, not from devices",
+        "whether checkpoints include the nodes' state; `auto`: in simulations, but not from devices",
         role=Role.IRRELEVANT,
     )
     resume: Annotated[str, folder("the folder of an earlier run, or empty")] = setting(
-        "", "a run folder to go on with", role=Role.IRRELEVANT
+        "", "run folder to resume from", role=Role.IRRELEVANT
     )
-    quiet: bool = setting(False, "no progress", role=Role.IRRELEVANT)
+    quiet: bool = setting(False, "hide progress output", role=Role.IRRELEVANT)
 
     def rules(self) -> Rules:
         """Yield what must hold between values that are each valid."""
@@ -144,7 +147,7 @@ class IterationSettings(AppSettings):
     Commands take ``num-rounds`` too, in communication rounds; it goes before ``iterations``.
     """
 
-    iterations: Rounds = setting(100, "iterations", role=Role.RESUME, first=True)
+    iterations: Rounds = setting(100, "number of iterations", role=Role.RESUME, first=True)
 
     @property
     def round_iterations(self) -> int:
@@ -163,7 +166,7 @@ class IterationSettings(AppSettings):
         if type(rounds) is not int or rounds < 1:
             raise SettingsError(f"num-rounds must be an integer >= 1, got {quoted(rounds)}")
         values = cls.checked_alone(run_config)[0]
-        # Where a value is not valid, that is what is told.
+        # An invalid value is the error to report.
         return rounds * (values.round_iterations if values else 1)
 
 
@@ -174,7 +177,7 @@ class MonitorSettings(AppSettings):
 
     monitor: bool = setting(
         True,
-        "record metrics of all models (simulation only; given up once where most nodes refuse)",
+        "record metrics of all nodes' models (simulation only; turned off if most nodes refuse)",
         role=Role.RESUME,
     )
 
@@ -184,19 +187,20 @@ class TaskSettings(AppSettings):
 
     GROUP = "data"
 
-    dataset: str = setting("mnist-5k", "a name of `hedgerow data`, or `module:function`", first=True)
-    data_dir: Annotated[str, folder("a folder, or empty")] = setting("", "where its files are")
+    dataset: str = setting("mnist-5k", "a name from `hedgerow data`, or `module:function`", first=True)
+    data_dir: Annotated[str, folder("a folder, or empty")] = setting("", "folder with the data set's files")
     partition: str = setting(
-        "iid", "how the data are dealt to nodes; `own`: each node has data of its own", first=True
+        "iid", "how the data are split across nodes; `own`: each node uses its own data", first=True
     )
     classes: str = setting(
-        "", "of `own`: a number, or the labels in the order of their classes, `benign,malignant`"
+        "", "own data: number of classes, or the labels in class order, such as `benign,malignant`"
     )
     standardise: str = setting(
         "federated",
-        "of `own`: by what all nodes hold together (`federated`), by a mean and a deviation, or `none`",
+        "own data: standardise with statistics over all nodes (`federated`), with a given mean and "
+        "standard deviation, or not at all (`none`)",
     )
-    model: str = setting("lenet", "what is trained", "training", first=True)
+    model: str = setting("lenet", "model to train", "training", first=True)
 
 
 class ImageSettings(TaskSettings):
@@ -204,8 +208,11 @@ class ImageSettings(TaskSettings):
 
     GROUP = "data"
 
-    scaling: str = setting("standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]")
-    device: str = setting("cpu", "where nodes train", "training", role=Role.REPETITION)
+    scaling: str = setting(
+        "standard",
+        "`standard`: pixels with mean 0 and standard deviation 1 per channel; `unit`: pixels in [0, 1]",
+    )
+    device: str = setting("cpu", "device that nodes train on", "training", role=Role.REPETITION)
 
 
 class BoundSettings(AppSettings):
@@ -214,16 +221,17 @@ class BoundSettings(AppSettings):
     GROUP = "robustness"
 
     max_update_norm_ratio: Ratio = setting(
-        100.0, "a larger update, in norms usual in the rounds before, is refused (0: no bound)"
+        100.0,
+        "reject an update whose norm exceeds this multiple of the usual norm in earlier rounds (0: no bound)",
     )
     quarantine_after: RoundsOr0 = setting(
-        3, "refused replies running after which a node rests for a while (0: never)"
+        3, "number of consecutive rejected replies after which a node is paused for a while (0: never)"
     )
     max_loss_ratio: Ratio = setting(
-        1e6, "a run ends with an error at a larger loss, in losses of the start (0: it goes on)"
+        1e6, "stop with an error when the loss exceeds this multiple of the initial loss (0: never)"
     )
     aggregation: Annotated[str, text(AGGREGATIONS, parse_aggregation)] = setting(
-        "mean", "how updates become one: their mean, or a Byzantine-robust rule"
+        "mean", "how updates are aggregated: their mean, or a Byzantine-robust rule"
     )
 
 
@@ -233,15 +241,17 @@ class SumSettings(AppSettings):
     GROUP = "privacy"
 
     secure_sum: bool = setting(
-        False, "the server sees the nodes' weighted mean and nothing of one of them (docs/privacy.md)"
+        False,
+        "the server sees only the nodes' weighted mean, never the value of a single node (docs/privacy.md)",
     )
     sum_clip: Annotated[float, number("a number from 1e-06 to 1e+06", 1e-6, 1e6)] = setting(
-        8.0, "R of `secure-sum`: each number of an update is clipped to [-R, R] and rounded to n R / 2^31"
+        8.0,
+        "clip R of `secure-sum`: each number of an update is clipped to [-R, R] and rounded to n R / 2^31",
     )
     sum_threshold: Annotated[float, in_range(0.67, 1.0, open_above=True)] = setting(
-        0.67, "a sum that at most this share of the nodes survive is none"
+        0.67, "discard a sum if at most this fraction of its nodes survive"
     )
-    sum_min_nodes: Annotated[int, whole(3, MAX_MEMBERS)] = setting(3, "nodes without which there is no sum")
+    sum_min_nodes: Annotated[int, whole(3, MAX_MEMBERS)] = setting(3, "minimum number of nodes in a sum")
 
 
 class NoiseSettings(AppSettings):
@@ -252,7 +262,8 @@ class NoiseSettings(AppSettings):
     noise_delta: Delta = setting(1e-5, "delta at which epsilon is reported")
     noise_source: Literal["entropy", "seed"] = setting(
         "entropy",
-        "`entropy`: from the operating system; `seed`: for simulations that must repeat, no protection",
+        "`entropy`: the operating system; `seed`: for simulations that must be repeatable, gives no "
+        "protection",
     )
 
 
@@ -262,14 +273,19 @@ class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
     GROUP = "privacy"
 
     upload_clip: Annotated[float, number("0, or a number up to 1e+30", 0, 1e30)] = setting(
-        0.0, "with `secure-sum`: largest norm of a node's update; with its noise both > 0, or both 0 for none"
+        0.0,
+        "with `secure-sum`: maximum norm of a node's update. Set both this and "
+        "`upload-noise-multiplier`, or leave both 0",
     )
     upload_noise_multiplier: Annotated[
         float, number("0, or a number from 0.001 to 1e+06", 1e-3, 1e6, zero=True)
-    ] = setting(0.0, "the deviation of the noise on a sum of updates over that norm (docs/privacy.md)")
+    ] = setting(
+        0.0, "standard deviation of the noise on a sum of updates, divided by `upload-clip` (docs/privacy.md)"
+    )
     max_weight_ratio: Ratio = setting(
         10.0,
-        "a node counts at most so many times the median of the examples that nodes claim (0: no bound)",
+        "maximum weight of a node, as a multiple of the median number of examples that nodes report "
+        "(0: no bound)",
         "robustness",
     )
 
@@ -307,17 +323,21 @@ class StackSettings(AppSettings):
 
     training_mode: Literal["auto", "loop", "stack"] = setting(
         "auto",
-        "`loop`: one node after the other, which gives bits (docs/bits.md); `stack`: many at once",
+        "`loop`: train one node after the other, for bit-identical results (docs/bits.md); `stack`: "
+        "train many at once",
         role=Role.REPETITION,
     )
-    stack_nodes: NodesOr0 = setting(0, "the most nodes in a stack (0: as memory and caches hold)")
+    stack_nodes: NodesOr0 = setting(
+        0, "maximum number of nodes in a stack (0: as many as memory and caches hold)"
+    )
     precision: Literal["float32", "bf16"] = setting(
         "float32",
-        "`bf16`: products of local training in bfloat16, parameters and sums in float32 (docs/precision.md)",
+        "`bf16`: local training computes products in bfloat16; parameters and sums stay in float32 "
+        "(docs/precision.md)",
     )
     compile: bool = setting(
         False,
-        "`torch.compile` for local training, where it finds a compiler (docs/precision.md)",
+        "use `torch.compile` for local training where a compiler is available (docs/precision.md)",
         role=Role.REPETITION,
     )
 
@@ -338,28 +358,30 @@ class PeerSettings(AppSettings):
     GROUP = "deployment"
 
     peers: Annotated[str, text("host:port,host:port,…, or empty")] = setting(
-        "", "where each server listens for the others", role=Role.IRRELEVANT
+        "", "host:port at which each server listens for the others", role=Role.IRRELEVANT
     )
     peer_listen: Annotated[str, text("host:port, or empty")] = setting(
-        "", "where this server listens, if not at its own address in `peers`", role=Role.IRRELEVANT
+        "",
+        "host:port at which this server listens, if it differs from its address in `peers`",
+        role=Role.IRRELEVANT,
     )
     peer_timeout: Annotated[float, above(0.0)] = setting(
         600.0,
-        "seconds that another server which is late is waited for; half of that at the start",
+        "seconds to wait for another server that is late; half of that at the start",
         role=Role.IRRELEVANT,
     )
     peer_ca: Annotated[str, text("a file like the ca.crt of `hedgerow deploy keys --edges`, or empty")] = (
         setting(
             "",
-            "the certificate that servers' are signed with; empty: no TLS, on one machine alone",
+            "certificate of the CA that signed the servers' certificates; empty: no TLS, on one machine only",
             role=Role.IRRELEVANT,
         )
     )
     peer_certificate: Annotated[str, text("a file like its peer.pem, or empty")] = setting(
-        "", "with which this server proves who it is", role=Role.IRRELEVANT
+        "", "certificate with which this server authenticates itself", role=Role.IRRELEVANT
     )
     peer_key: Annotated[str, text("a file like its peer.key, or empty")] = setting(
-        "", "the private key of that", role=Role.IRRELEVANT
+        "", "private key of `peer-certificate`", role=Role.IRRELEVANT
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Who tells whom, and how much: links and networks as small drawings.
+"""Links and networks as small drawings: which nodes send to which, and how much.
 
 Links come from records, which name them ``from->to`` and what they are for (``node->node set-up``). Nothing
 here knows a method: a network's own graph is handed over by who does.
@@ -62,13 +62,13 @@ class DrawnNetwork:
     num_nodes : int
         How many, >= 1.
     edges : sequence of (int, int)
-        Who tells whom; nodes from 0.
+        Senders and receivers; nodes from 0.
     leaf : str (default: "")
         What hangs at the nodes: ``"client"``; empty for nothing.
     leaves : sequence of int (default: none)
         How many of them at each node.
     directed : bool (default: False)
-        Whether the first of an edge tells the second and is not told, or both tell each other.
+        Whether only the first node of an edge sends to the second, or both send to each other.
     """
 
     kind: str
@@ -100,7 +100,7 @@ def size(value: float, unit: str = "B") -> str:
 
 
 def draw_links(crossed: Mapping[str, Crossed]) -> Drawing | None:
-    """Return the kinds of nodes one above another, with what each told the other; None without links.
+    """Return the kinds of nodes one above another, with the traffic between them; None without links.
 
     A link whose name is not ``from->to`` is left out.
     """
@@ -118,7 +118,7 @@ def draw_links(crossed: Mapping[str, Crossed]) -> Drawing | None:
     figure, ax = _empty(0.5 + 1.1 * len(order))
     for (low, high), told in beside.items():
         width = 1.5 + 4.5 * (max(one.payload_bytes for _, one in told) / most if most else 0.0)
-        # What passes a kind by is bent around it, and told on the left.
+        # A link that skips a kind is bent around it, with its label on the left.
         bent = 0.35 * (high > low + 1)
         if high > low:
             style = f"arc3,rad={bent}"

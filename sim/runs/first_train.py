@@ -48,7 +48,7 @@ class FirstTrain:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The initial model: what the strategy was given, else the message's; empty where there is none."""
+        """The initial model: the strategy's, else the message's; empty if there is none."""
         initial = self.started.get("initial_arrays")
         if isinstance(initial, ArrayRecord):
             return initial
@@ -56,7 +56,7 @@ class FirstTrain:
 
     @property
     def config(self) -> ConfigRecord:
-        """The message's one ConfigRecord; empty where there is none, or more."""
+        """The message's only ConfigRecord; empty if there is none or more than one."""
         found = list(self.message.content.config_records.values())
         return ConfigRecord(dict(found[0])) if len(found) == 1 else ConfigRecord()
 

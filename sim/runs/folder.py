@@ -140,7 +140,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     RunFolderError
-        If there is none that can be read, or a newer version wrote it.
+        If there is no readable one, or a newer version wrote it.
     """
     file = Path(folder) / CONFIG
     try:
@@ -192,7 +192,7 @@ def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises
     ------
     RunFolderError
-        If there are none that can be read, or one stands there twice.
+        If there are no readable ones, or one appears twice.
     """
     file = Path(folder) / ROUNDS
     with refused(file.parent):

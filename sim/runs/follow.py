@@ -1,4 +1,4 @@
-"""A run followed in the browser: the page of ``report.py``, made anew while the run is written.
+"""A run followed in the browser: the page of ``report.py``, rendered again while the run is written.
 
 A small server reads the run's folder and writes nothing. It serves this page and no file. What it shows is
 public to whoever may connect, on loopback by default. A page of another site learns nothing of it: requests
@@ -41,7 +41,7 @@ from hedgerow.wire.printable import shown
 
 __all__ = ["FollowServer", "FollowedRun", "check_followed", "newest_run"]
 
-# A page is made anew no sooner than this many real seconds after the last one, and no sooner than this many
+# A page is rendered again no sooner than so many real seconds after the last one, and no sooner than so many
 # times the seconds that the last one took: the processor is the run's.
 _EVERY, _SHARE = 1.0, 10.0
 # The rounds whose real seconds say how fast the run is now.
@@ -84,7 +84,7 @@ def check_followed(folder: str | Path) -> Path:
 
 
 def newest_run(places: Sequence[str | Path]) -> Path:
-    """Return the run's folder that was written to last, of these and of the runs in those that are none.
+    """Return the run folder that was written to last, among these and the runs inside the others.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class FollowedRun:
     Parameters
     ----------
     folder : Path
-        The run's. It may be empty yet, lose rounds when the run goes on from a checkpoint, and begin anew.
+        The run's. It may still be empty, lose rounds when the run is resumed, and start over.
     xs, ys : sequence of str
         As ``report_html`` takes them.
     network : Callable[[RecordedRun], DrawnNetwork or None]
@@ -135,11 +135,11 @@ class FollowedRun:
         self._lock = threading.Lock()
 
     def page(self) -> str:
-        """Return the page; that of before, where nothing was written since or it is not long ago."""
+        """Return the page; the previous one if nothing was written since, or it is recent."""
         with self._lock:
             state, begun = self._state(), time.monotonic()
             now = (state, *map(_stamp, (self.folder / name for name in (CONFIG, ROUNDS))))
-            # How a run ended is told at once.
+            # The end of a run is shown at once.
             if now != self._of and (begun >= self._due or self._of[:1] != (state,)):
                 self._page, self._of = self._made(state), now
                 self._due = time.monotonic() + max(_EVERY, _SHARE * (time.monotonic() - begun))

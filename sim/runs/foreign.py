@@ -98,7 +98,7 @@ class Records:
     quiet : bool (default: False)
         Show no progress.
     defaults : Mapping[str, Any] (default: none)
-        The app's run config where the user says nothing, for a run of before it had some of its keys.
+        The app's default run config, for a run that is older than some of its keys.
     """
 
     output_dir: Path | None = None
@@ -245,7 +245,7 @@ def _run(
     recorder: RunRecorder | None,
     config: Mapping[str, Any] | None,
 ) -> Watched:
-    """Run what records itself (``config`` is None) or is to be recorded, and tell of it."""
+    """Run an app that records itself (``config`` is None) or is recorded here, and report the result."""
     live = LiveProgress(1, records.quiet)
     rounds: list[dict[str, Any]] = []
 
@@ -317,7 +317,7 @@ def _record(recorder: RunRecorder, end: Any) -> None:
 
 
 def _model(arrays: ArrayRecord | None) -> dict[str, NDArray[np.generic]] | None:
-    """Return the global model's arrays; None where there are none, or none that NumPy reads."""
+    """Return the global model's arrays; None if there are none, or NumPy cannot read them."""
     try:
         return None if not arrays else {key: view(array) for key, array in arrays.items()}
     except PayloadError as error:

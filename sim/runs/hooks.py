@@ -1,4 +1,4 @@
-"""What an app tells Hedgerow's commands about its method. The commands know no method themselves.
+"""What an app registers with Hedgerow's commands about its method; the commands know no method themselves.
 
 An app names its hooks in its pyproject.toml:
 

@@ -100,7 +100,7 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder
     Raises
     ------
     ValueError
-        If two folders are the same server's, of runs that cannot be told apart.
+        If two folders belong to the same server, in runs that cannot be distinguished.
     """
     groups: dict[str, list[OrchestratorFolder]] = {}
     single = []
@@ -257,7 +257,7 @@ def _summed(
 
 
 def _events(sites: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
-    """Return the events of all sites; of one that a resumed site tells again the last record counts."""
+    """Return the events of all sites; if a resumed site repeats one, its last record counts."""
     told = [{record["iterations"]: record for record in part.rounds} for part in sites]
     known: dict[int, Mapping[str, Any]] = {}
     out = []
@@ -270,7 +270,7 @@ def _events(sites: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
 
 
 def _of_nodes(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what sites tell of their nodes in an event: sums of counts, and means."""
+    """Return what sites report of their nodes in an event: sums of counts, and means."""
     counts = {key: sum(one.get(key, 0) for one in told) for key in _COUNTS if any(key in one for one in told)}
     heard = [one for one in told if one.get("receivers")]
     means = {

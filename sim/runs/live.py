@@ -21,7 +21,7 @@ __all__ = ["LiveProgress", "RoundProgress", "duration"]
 
 
 class RoundProgress(Protocol):
-    """What is told of a round: an object with these fields at least.
+    """The record of a round: an object with at least these fields.
 
     Where it has ``total_iterations`` that is not None, it has ``iterations`` too.
     """

@@ -98,7 +98,7 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         If the disk takes no more.
     """
     if not arrays:
-        # Those of before, in a run that went on.
+        # Those of an earlier part of a resumed run.
         remove(folder / NPZ)
         remove(folder / SAFETENSORS)
         return
@@ -109,7 +109,7 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         packed = save({name: plain_array(array) for name, array in arrays.items()})
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         log(WARNING, "No %s: %s: %s", SAFETENSORS, type(error).__name__, error)
-        # One of before, in a run that went on.
+        # One of an earlier part of a resumed run.
         remove(folder / SAFETENSORS)
         return
     write_file(folder / SAFETENSORS, lambda file: file.write(packed))

@@ -186,7 +186,7 @@ def _dealt(workers: int | None, ray: str | None) -> UserConfig:
 def _size_errors(
     spec: AppSpec, run_config: UserConfig, changes: UserConfig, num_nodes: int | None
 ) -> list[str]:
-    """Return what is wrong with the number of nodes, as clients and as nodes that are none."""
+    """Return what is wrong with the numbers of clients and of other nodes."""
     clients = changes.get("num-clients")
     # An app whose own default is 0 leaves the number to the federation.
     if isinstance(clients, int) and clients < min(1, int(spec.config.get("num-clients", 1))):

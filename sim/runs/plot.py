@@ -175,7 +175,7 @@ def save(figure: Figure, out: str | Path) -> list[Path]:
 
 
 def _numbered(svg: str) -> str:
-    """Return a picture with numbers for ids: Matplotlib's tell last bits, which are the processor's."""
+    """Return a figure with numbers as ids: Matplotlib's ids depend on last bits, and so on the processor."""
     names = dict.fromkeys(re.findall(f'id="({_ID})"', svg))
     numbers = {name: f"n{number}" for number, name in enumerate(names)}
     return re.sub(f'(?<=["#]){_ID}(?=[")])', lambda found: numbers.get(found[0], found[0]), svg)

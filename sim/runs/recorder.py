@@ -56,7 +56,7 @@ _logger = logging.getLogger("flwr")
 
 
 class RoundLike(Protocol):
-    """What a strategy tells a callback at the end of a round: a dataclass with these fields at least."""
+    """What a strategy passes to a callback at the end of a round: a dataclass with at least these fields."""
 
     round: int
     central: dict[str, Any]

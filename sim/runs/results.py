@@ -1,4 +1,4 @@
-"""Runs and sweeps read back: labelled by what tells them apart, as series.
+"""Runs and sweeps as labelled series.
 
 A run is a folder of ``recorder.RunRecorder``; a sweep is a folder with a ``sweep.json``. A series is what
 a run measured (loss, accuracy, ...) over what that had cost so far (rounds, iterations, simulated seconds,
@@ -55,7 +55,7 @@ _UNOBSERVED = {
     SITES + "disagreement": "{}: nobody saw the models of all sites, so no loss was measured; "
     f"'{SITES}disagreement' is the mean of what sites say of their own nodes",
 }
-# The most characters that are told of why a run failed.
+# The most characters shown of why a run failed.
 _LONGEST = 300
 # Where a metric is looked for, in this order.
 SOURCES = ("central", "evaluate", "train")
@@ -121,7 +121,7 @@ def spent(record: Mapping[str, Any], cost: Cost) -> float | None:
     value = (record.get(source, {}) if source else record).get(name)
     if isinstance(value, int | float):
         return value
-    # Before the first round no training has told anything.
+    # Before the first round nothing was reported.
     return 0.0 if source and record.get("round") == 0 else None
 
 
@@ -142,7 +142,7 @@ class RecordedRun:
     folder : Path
         Where it lies.
     label : str
-        What tells it from the other runs, seed aside; runs with one label are repetitions.
+        What distinguishes it from the other runs, except the seed; runs with one label are repetitions.
     seed : int
         The run config's ``seed``, 0 where there is none.
     config : dict
@@ -184,7 +184,7 @@ class RecordedRun:
             return self._link_costs(x, x.partition(" ")[2], cost.key)
         try:
             values = [float(spent(record, cost)) for record in self.rounds]  # type: ignore[arg-type]
-        except (KeyError, TypeError):  # None where the nodes did not tell what it takes to know it.
+        except (KeyError, TypeError):  # None if the nodes did not report it.
             raise ValueError(f"x = {x!r}: {self.folder} does not record {cost.key!r}") from None
         return values if cost.cumulative else list(accumulate(values))
 

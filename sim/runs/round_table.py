@@ -88,7 +88,7 @@ def _metric_to_plot(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _hub_bytes(record: dict[str, Any]) -> int:
-    # Runs of before have no traffic by link.
+    # Earlier versions recorded no traffic by link.
     links = record.get("by_link", {})
     return sum(links[leg]["payload_bytes"] for leg in (HUB_TO_NODE, NODE_TO_HUB) if leg in links)
 

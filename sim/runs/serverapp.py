@@ -84,7 +84,7 @@ class Experiment:
     title, realism : str
         The title of the table at the end, and what is emulated and what is real.
     strategy : Callable[..., Strategy]
-        Makes the strategy, given ``on_round_end``: whom to tell of each round.
+        Makes the strategy, given ``on_round_end``: callbacks after each round.
     initial_arrays : ArrayRecord
         The initial model.
     num_rounds : int
@@ -128,7 +128,7 @@ class LearntExperiment:
     features : Callable[[tuple[int, ...]], int]
         Returns how many features samples of a shape have that are standardised by themselves.
     make : Callable[[OwnNodes], Experiment]
-        Makes the experiment of what the nodes told.
+        Makes the experiment from what the nodes reported.
     num_nodes : int or None (default: None)
         The nodes of the federation, where they are more than ``num-clients``.
     quorum : int or None (default: None)

@@ -297,7 +297,7 @@ def _problem(key: str, value: UserConfigValue, kind: Kind) -> str:
 
 
 def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
-    """Raise one SettingsError with all problems; return where there are none."""
+    """Raise one SettingsError with all problems, if there are any."""
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise SettingsError(f"Bad settings:\n{lines}") from cause
@@ -336,7 +336,7 @@ def meant_key(key: str, known: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, value: object, settings: Mapping[str, object]) -> str:
-    """Return what to say of a key that is none of the settings."""
+    """Return the error for an unknown key."""
     meant = meant_key(key, settings)
     return (
         f"{shown(key)} = {quoted(value)} is not a setting of this app{f' ({meant})' if meant else ''}; "

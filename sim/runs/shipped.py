@@ -24,7 +24,7 @@ def shipped_apps() -> dict[str, Path]:
 
 
 def shipped_app(name: str) -> str | None:
-    """Return the name of the suite's app that is meant, as ``my-app`` by ``MY_APP``; None if it is none."""
+    """Return the suite's app that a name means, as ``my-app`` for ``MY_APP``; None if there is none."""
     from hedgerow.wire.checks import plain_name  # noqa: PLC0415  # It imports NumPy, which no help needs.
 
     return next((app for app in shipped_apps() if plain_name(app) == plain_name(name)), None)
@@ -36,7 +36,7 @@ def descriptions() -> dict[str, str]:
 
 
 def hedgerow_table(folder: Path) -> dict[str, Any]:
-    """Return ``[tool.hedgerow]`` of an app's pyproject.toml: what Hedgerow's commands are told about it."""
+    """Return ``[tool.hedgerow]`` of an app's pyproject.toml: its settings for Hedgerow's commands."""
     table = _pyproject(folder).get("tool", {}).get("hedgerow", {})
     return table if isinstance(table, dict) else {}
 

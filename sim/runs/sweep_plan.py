@@ -48,7 +48,7 @@ class Job:
     kept : bool
         Whether it is finished already. One that shall go further than it went is not: it goes on.
     options : tuple of str (default: none)
-        What ``hedgerow run`` is told beside the settings.
+        Options of ``hedgerow run`` other than settings.
     """
 
     variant: Variant
@@ -138,7 +138,7 @@ def _plan(spec: AppSpec, asked: UserConfig, nodes: int | None, seed: int) -> Pla
 
 
 def _options(plan: Plan, nodes: int | None, track: Sequence[str]) -> tuple[str, ...]:
-    """Return what ``hedgerow run`` must be told that is no setting."""
+    """Return the options of ``hedgerow run`` that are not settings."""
     seed = [] if plan.seed is None else ["--seed", str(plan.seed)]
     size = [] if nodes is None else ["--nodes", str(nodes)]
     return (*seed, *size, *(word for name in track for word in ("--track", name)))

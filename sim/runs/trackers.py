@@ -48,7 +48,7 @@ _PATIENCE = 3
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is told of a run before its first round.
+    """What a tracker gets about a run before its first round.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """One run in an experiment tracker. Whatever it raises is told by ``Tracking``."""
+    """One run in an experiment tracker. ``Tracking`` reports its errors."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ class TensorBoardLog:
     folder : Path
         Where the log goes.
     purge_from : int or None (default: None)
-        The first step that is written anew: what an earlier log there has of it and later is hidden.
+        The first step that is written again: an earlier log's entries from this step on are hidden.
     """
 
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
@@ -307,7 +307,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-# What a suite's app, which records itself, is told without a word of it in its settings.
+# For the suite's apps, which record themselves: not a setting.
 _asked: ContextVar[tuple[str, ...]] = ContextVar("trackers", default=())
 
 
@@ -394,7 +394,7 @@ class Tracking:
                 tracker.end(status)
         if self.failures:
             lost = ", ".join(f"{name}: {count}" for name, count in self.failures.items())
-            log(INFO, "Calls that trackers did not take: %s", lost)
+            log(INFO, "Failed calls to trackers: %s", lost)
             self._write()
 
     @contextmanager
@@ -406,7 +406,7 @@ class Tracking:
             self._in_a_row[name] += 1
             if self.failures[name] == 1:
                 reason = shown(f"{type(error).__name__}: {error}", 300)
-                log(WARNING, "The run is not, or not wholly, in %s (%s). It goes on.", name, reason)
+                log(WARNING, "%s does not have all of the run (%s). The run continues.", name, reason)
 
     def _known(self) -> dict[str, dict[str, Any]]:
         if self._folder is None:

@@ -1,9 +1,9 @@
-"""A run seen from outside: what crosses the grid and what a strategy comes to, a round at a time.
+"""A run observed from outside: the traffic on the grid and the results of a strategy, round by round.
 
-Any ServerApp can be watched, and knows nothing of it: the grid that it is given counts messages, and a
-``Strategy`` that is started on that grid is followed through its configure and aggregate methods. So is one
-of Flower's legacy API (``flwr.server.strategy``), in its own loop or in a workflow. An app with a loop of its
-own may say what its rounds are (``record_round``).
+Any ServerApp can be observed without a change: its grid counts messages, and a ``Strategy`` that is
+started on that grid is followed through its configure and aggregate methods. So is one of Flower's legacy
+API (``flwr.server.strategy``), in its own loop or in a workflow. An app with a loop of its own may mark its
+rounds (``record_round``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FOLLOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggreg
 
 @dataclass(frozen=True)
 class RoundSeen:
-    """What was seen of a round.
+    """What was observed in a round.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class RoundSeen:
     kind : str
         ``"round"`` of a strategy, or ``"exchange"`` of messages without one.
     train, evaluate, central : dict
-        What the strategy made of the nodes' metrics in training and in federated evaluation, and what
-        ``evaluate_fn`` returned; empty where there is none.
+        The strategy's aggregates of the nodes' metrics in training and in federated evaluation, and the
+        result of ``evaluate_fn``; empty if there is none.
     bits, payload_bytes : int
-        What the records of all messages came to since the start, the hub's two legs together: serialised
-        bytes, and eight times as many bits.
+        The size of the records of all messages since the start, in both directions: serialised bytes, and
+        eight times as many bits.
     by_link : dict[str, Traffic]
         The same by leg, instructions on ``hub->node`` and replies on ``node->hub``.
     by_type : dict[str, dict[str, Traffic]]
@@ -67,8 +67,7 @@ class RoundSeen:
     rejected : dict[str, int]
         Replies lost in this round: ``error <code>`` or ``no reply``.
     resumed : bool
-        Whether the run was stopped before this round and went on from a checkpoint, without what the strategy
-        had kept itself.
+        Whether the run was resumed from a checkpoint before this round, without the strategy's own state.
     """
 
     round: int
@@ -90,7 +89,7 @@ class RoundSeen:
 
 @dataclass
 class _Meter:
-    """Messages and payload bytes by message type and leg since the start; and what a round lost."""
+    """Messages and payload bytes by message type and leg since the start; replies lost in a round."""
 
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -150,7 +149,7 @@ def _size(content: RecordDict, sizes: dict[int, int]) -> int:
 
 
 class _WatchedGrid(Grid):
-    """Another grid, whose traffic is counted; whatever else that grid can do, it does."""
+    """Counts the traffic of another grid, and delegates everything else to it."""
 
     def __init__(self, grid: Grid, watch: Watch) -> None:
         self._grid, self.watch = grid, watch
@@ -204,7 +203,7 @@ class _WatchedGrid(Grid):
 
 @dataclass
 class RoundMetrics:
-    """What is known of a round under way.
+    """The metrics of the current round.
 
     Parameters
     ----------
@@ -227,33 +226,33 @@ class RoundMetrics:
 class Watch:
     """Follows one run of a ServerApp; give it ``grid`` inside ``with watch:``.
 
-    A round is what a strategy does from one ``configure_train`` with a new round number to the next. A
-    strategy that tells of its rounds itself (``on_round_end``, as Hedgerow's do) is listened to instead.
-    Messages sent without a strategy are a round an exchange: a ``send_and_receive``, or what follows a
-    ``push_messages`` until the next one; one exchange just before a strategy starts, or before the first
-    ``record_round``, belongs to its first round. Rounds of a second strategy are counted on from the first's.
+    A round lasts from one ``configure_train`` with a new round number to the next. A strategy that reports
+    its rounds itself (``on_round_end``, as Hedgerow's do) is listened to instead. Without a strategy each
+    exchange is a round: a ``send_and_receive``, or a ``push_messages`` and everything until the next one. An
+    exchange just before a strategy starts, or before the first ``record_round``, belongs to its first round.
+    Rounds of a second strategy continue the numbers of the first.
 
     Parameters
     ----------
     grid : Grid
-        What the ServerApp would be given.
+        The grid of the ServerApp.
     on_start : Callable[[int or None], None]
-        Told, before the first round of a strategy, after how many rounds it will end, where that is known.
+        Called before the first round of a strategy with its number of rounds, if known.
     on_round_end : Sequence[Callable[[RoundSeen], None]]
-        Told of every round, by a strategy's own record where it has one.
+        Called after every round, with the strategy's own record if it has one.
     count : bool (default: True)
-        Count what crosses the grid. False: ``grid`` is the one given, for an app that must know its class.
+        Count the traffic on the grid. False: ``grid`` is the given one, for an app that depends on its class.
 
     Attributes
     ----------
     grid : Grid
-        What the ServerApp is to be given.
+        The grid to pass to the ServerApp.
     result : Result or None
         What the last ``Strategy.start`` returned.
     arrays : ArrayRecord or None
         The newest global model; None before a strategy has one.
     started : Mapping[str, Any]
-        What the last ``Strategy.start`` was given, with the strategy as ``self``; empty before the first.
+        The arguments of the last ``Strategy.start``, with the strategy as ``self``; empty before the first.
     """
 
     def __init__(
@@ -271,11 +270,11 @@ class Watch:
         self._on_start, self._on_round_end = on_start, tuple(on_round_end)
         self._meter = _Meter()
         self._starts = 0
-        # The last round told, and how many were told before the first of the strategy at work.
+        # The last reported round, and the number of rounds reported before the current strategy's first.
         self._last, self._base = -1, 0
         self._strategy: Any = None
         self._round: RoundMetrics | None = None
-        # Whether rounds are told by a strategy of the legacy API, or by the app's own loop.
+        # Whether a strategy of the legacy API, or the app's own loop, reports the rounds.
         self._told_otherwise = False
         self._exchanging = self._resumed = False
         self._restored: dict[str, Any] | None = None
@@ -299,13 +298,13 @@ class Watch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the strategy at work is the first, and could go on by itself or in Flower's own loop."""
+        """Whether the current strategy is the first, and it or Flower's own loop could resume it."""
         own = _goes_on_itself(self._strategy)
         first = self._strategy is not None and self._starts == 1
         return first and (own or type(self._strategy).start is Strategy.start)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later run needs to go on: the rounds done, the global model, the traffic so far."""
+        """Return what a later run needs to resume: the rounds done, the global model, the traffic so far."""
         own = _goes_on_itself(self._strategy)
         model = None if own or self.arrays is None else pack_records(RecordDict({"arrays": self.arrays}))
         return {
@@ -318,12 +317,12 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the first strategy that is started go on from a state.
+        """Resume the first strategy that is started from a state.
 
         Raises
         ------
         CheckpointError
-            If it is of an app's second strategy, before which there would be a first one to repeat.
+            If the state belongs to an app's second strategy: the first would have to be repeated.
         """
         if state["starts"] != 1:
             raise CheckpointError(
@@ -342,7 +341,7 @@ class Watch:
             self._exchanging = True
 
     def _end_exchange(self) -> None:
-        # An app that goes on repeats what it asks before its strategy starts, which the record has already.
+        # A resumed app repeats the exchanges before its strategy starts, which are recorded already.
         if self._exchanging and self._restored is None:
             self._tell("exchange", RoundMetrics(max(0, self._last) + 1))
         self._exchanging = False
@@ -350,7 +349,7 @@ class Watch:
     # A loop of the app's own
 
     def _rounds_are_told(self) -> None:
-        """Count no exchange as a round from now on."""
+        """From now on, count no exchange as a round."""
         if not self._told_otherwise:
             self._told_otherwise, self._exchanging = True, False
             self._on_start(None)
@@ -372,7 +371,7 @@ class Watch:
     def _legacy_call(
         self, name: str, method: _Method, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Call a method of a legacy strategy, whose first argument is the round, and note what it returns."""
+        """Call a method of a legacy strategy, whose first argument is the round, and note its result."""
         if name == "initialize_parameters":
             self._end_round()
             self._rounds_are_told()
@@ -399,7 +398,7 @@ class Watch:
     # A strategy
 
     def _start(self, start: _Start, strategy: Any, bound: inspect.BoundArguments) -> Result:
-        """Run a strategy's ``start`` under watch."""
+        """Run a strategy's ``start`` and observe it."""
         self._end_round()
         self._exchanging = self._told_otherwise = False
         self._starts += 1
@@ -426,7 +425,7 @@ class Watch:
         return result
 
     def _go_on(self, strategy: Any, arguments: dict[str, Any]) -> int:
-        """Put a strategy where its checkpoint was; return the rounds done that it cannot know of."""
+        """Restore a strategy from its checkpoint; return how many earlier rounds it does not know."""
         if self._restored is None:
             self._base = max(0, self._last)
             return 0
@@ -453,7 +452,7 @@ class Watch:
 
     @contextmanager
     def _listening(self, strategy: Any) -> Iterator[None]:
-        """Hear what a strategy tells of its rounds itself."""
+        """Listen to the rounds that a strategy reports itself."""
         before = strategy.on_round_end
         strategy.on_round_end = (*before, self._told)
         try:
@@ -467,7 +466,7 @@ class Watch:
 
     @contextmanager
     def _following(self, strategy: Any, done: int) -> Iterator[None]:
-        """Follow a strategy through its methods, which are told rounds that are ``done`` higher."""
+        """Follow a strategy through its methods, which get round numbers increased by ``done``."""
 
         def follow(name: str, seen: Callable[[int, Any], None], *, before: bool = False) -> None:
             method = getattr(strategy, name)
@@ -533,7 +532,7 @@ class Watch:
             seen, self._round = self._round, None
             self._tell("round", replace(seen, number=self._base + seen.number))
 
-    # What is told
+    # Reporting
 
     def _tell(self, kind: str, seen: RoundMetrics) -> None:
         now, meter = time.monotonic(), self._meter
@@ -577,12 +576,12 @@ def _tells(strategy: Any) -> bool:
 
 
 def _goes_on_itself(strategy: Any) -> bool:
-    """Tell whether a strategy's ``start`` goes on after the rounds of a state that it was given."""
+    """Return whether a strategy's ``start`` continues after the rounds of a state that it loaded."""
     return all(hasattr(strategy, name) for name in ("state_dict", "load_state_dict", "completed_rounds"))
 
 
 def _legacy_arrays(parameters: Any) -> ArrayRecord | None:
-    """Return the arrays of a legacy strategy's parameters; None of bytes that are none, as XGBoost's."""
+    """Return the arrays of a legacy strategy's parameters; None if they are other bytes, as XGBoost's."""
     try:
         return ArrayRecord(parameters_to_ndarrays(parameters))
     except (OSError, ValueError):
@@ -600,27 +599,27 @@ def _shift_rounds(result: Result, done: int) -> None:
 
 @contextmanager
 def record_round(grid: Grid, number: int) -> Iterator[RoundMetrics]:
-    """Make what happens in a ``with`` block one round of the record, in an app with a loop of its own.
+    """Record a ``with`` block as one round, in an app with a loop of its own.
 
-    Where nobody records the run, in Flower's own simulation or on devices, nothing is recorded. A block that
-    raises an error is no round.
+    Has no effect if the run is not recorded: in Flower's own simulation and on devices. A block that raises
+    an error is not a round.
 
     Parameters
     ----------
     grid : Grid
-        What the ServerApp was given.
+        The grid of the ServerApp.
     number : int
-        The round, above that of the block before; 0 is the state before training.
+        The round, larger than that of the previous block; 0 is the state before training.
 
     Yields
     ------
     RoundMetrics
-        To be filled with the round's metrics and model.
+        Fill it with the round's metrics and model.
 
     Raises
     ------
     ValueError
-        If the round is not above the last.
+        If the round is not larger than the last.
 
     Examples
     --------
@@ -637,8 +636,8 @@ def record_round(grid: Grid, number: int) -> Iterator[RoundMetrics]:
         yield metrics
 
 
-# While anybody watches, methods of strategies ask who does: by the grid that they are given, or in the legacy
-# API, whose methods are given none, by the thread that runs the app.
+# While a run is observed, strategies' methods look up its Watch: by their grid or, in the legacy API, whose
+# methods have no grid, by the thread that runs the app.
 
 _watching: dict[Grid, Watch] = {}
 _in_thread: dict[int, list[Watch]] = {}
@@ -697,7 +696,7 @@ def _asking(start: _Start) -> _Start:
         bound = inspect.signature(start).bind(strategy, *args, **kwargs)
         bound.apply_defaults()
         watch = _watching.get(bound.arguments["grid"]) if "grid" in bound.arguments else None
-        # A start that calls its parent's, or a strategy inside another one's round, is watched already.
+        # A start that calls its parent's, or a strategy inside another one's round, is observed already.
         if watch is None or watch._strategy is not None:
             return start(strategy, *args, **kwargs)
         return watch._start(start, strategy, bound)

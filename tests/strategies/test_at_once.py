@@ -1,6 +1,8 @@
 """Exchanges in columns come to what the same exchanges in messages do."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -73,14 +75,16 @@ class Nodes:
         return InColumns(np.stack([w for w, _ in found]), metrics)
 
 
-def played(spoilt: dict[int, dict[str, Any]], at_once: bool, **options: Any) -> tuple[Any, ...]:
+def played(
+    spoilt: dict[int, dict[str, Any]], at_once: bool, workers: int = 1, **options: Any
+) -> tuple[Any, ...]:
     nodes, ends = Nodes(spoilt), list[RoundEnd]()
     strategy = SDFeel(
         num_servers=3, tau1=2, tau2=2, min_available_nodes=NODES, fraction_evaluate=0.0,
         on_round_end=[ends.append], **options,
     )  # fmt: skip
     never = patch.object(InProcessGrid, "columns", lambda *asked: None)
-    with InProcessGrid(nodes.app, NODES) as grid, flower_identity(1):
+    with InProcessGrid(nodes.app, NODES, workers=workers) as grid, flower_identity(1):
         if not at_once:
             never.start()
         try:
@@ -89,7 +93,8 @@ def played(spoilt: dict[int, dict[str, Any]], at_once: bool, **options: Any) -> 
         finally:
             if not at_once:
                 never.stop()
-    assert set(nodes.asked) == {"columns" if at_once else "messages"}
+    # What is asked of a worker is noted there.
+    assert set(nodes.asked) == (set() if workers > 1 else {"columns" if at_once else "messages"})
     rounds = [(end.train, end.rejected, end.accepted, end.sim_seconds, end.by_link) for end in ends]
     transfers = sorted(map(repr, strategy.ledger.transfers))
     return [w["w"].numpy().tobytes() for w in strategy.server_models()], rounds, transfers
@@ -112,6 +117,52 @@ def test_rows_that_are_wrong_cost_themselves_alone_as_in_messages(
     spoilt: dict[int, dict[str, Any]], options: dict[str, Any]
 ) -> None:
     assert played(spoilt, True, **options) == played(spoilt, False, **options)
+
+
+@pytest.mark.parametrize("spoilt", [{}, {4: {"times": 1e9}}])
+@pytest.mark.parametrize("options", [{}, {"participation": 0.5, "seed": 3}])
+def test_workers_answer_in_columns_what_one_process_does(
+    spoilt: dict[int, dict[str, Any]], options: dict[str, Any]
+) -> None:
+    found = []
+    in_columns = InProcessGrid.columns
+
+    def columns(self: InProcessGrid, *asked: Any) -> InColumns | None:
+        found.append(in_columns(self, *asked))
+        return found[-1]
+
+    with patch.object(InProcessGrid, "columns", columns):
+        dealt = [played(spoilt, True, workers, **options) for workers in (2, 4)]
+    assert len(found) == 2 * 6
+    assert None not in found
+    assert dealt == [played(spoilt, True, **options)] * 2
+
+
+class Dying(Nodes):
+    """Nodes of which the first to be asked in columns takes its process with it, once."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__({})
+        self.marker = marker
+
+    def columns(self, told: Sequence[Told]) -> InColumns:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return super().columns(told)
+        os._exit(1)
+
+
+def test_where_a_worker_dies_messages_go_and_no_reply_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Dying(tmp_path / "died")
+    strategy = FedAvg(min_available_nodes=NODES, fraction_evaluate=0.0, local_steps=2)
+    with InProcessGrid(nodes.app, NODES, workers=2) as grid, flower_identity(1):
+        strategy.start(grid, to_record({"w": np.zeros(3, np.float32)}), num_rounds=2)
+    assert nodes.marker.exists()
+    assert "a worker process died" in caplog.text
+    assert strategy.report.accepted == NODES
 
 
 @pytest.mark.parametrize("spoilt", [{3: {"raises": True}}, {3: {"num-steps": 1}}])

@@ -78,133 +78,149 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
 
     method: Annotated[str, choice(*METHODS)] = setting(
-        "ceps", "a row of the table at the top of README.md", first=True
+        "ceps", "a method from the table at the top of README.md", first=True
     )
-    iterations: int = setting(61, "iterations K")
-    num_clients: Nodes = setting(16, "nodes m")
+    iterations: int = setting(61, "number of iterations K")
+    num_clients: Nodes = setting(16, "number of nodes m")
     topology: Annotated[
         str, text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4")
     ] = setting(
         "",
-        "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random regular. "
-        "`sgp` also takes directed ones: `directed-ring`, `directed-exponential`, `directed-out(4)`, "
-        "`directed-erdos-renyi(0.3)`, `one-peer-exponential`",
+        "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random "
+        "regular. `sgp` also accepts directed graphs: `directed-ring`, `directed-exponential`, "
+        "`directed-out(4)`, `directed-erdos-renyi(0.3)`, `one-peer-exponential`",
         first=True,
     )
     participation: PositiveFraction = setting(
         0.5,
-        "r: the share of its neighbours that a node asks (`ceps`, `d-psgd-pc`, `dfedavgm`, `dfedsam`)",
+        "r: fraction of its neighbours that a node requests models from (`ceps`, `d-psgd-pc`, "
+        "`dfedavgm`, `dfedsam`)",
         first=True,
     )
-    sparsity: Features = setting(10, "s; also of the truth in `linear`", first=True)
+    sparsity: Features = setting(
+        10, "s, nonzeros of each model; in `linear` also of the true model", first=True
+    )
     codec: Literal["1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"] = setting(
         "1bcs",
-        "a message of `ceps`: one bit a measurement, or the model itself as indices and values, or dense",
+        "message format of `ceps`: one bit per measurement, or the model itself, as indices and "
+        "values or dense",
         first=True,
     )
-    measurements: FeaturesOr0 = setting(0, "signs d of a one-bit message (0: n / 2)")
+    measurements: FeaturesOr0 = setting(0, "number of signs d in a one-bit message (0: n / 2)")
     expand: Literal["consistent", "literal"] = setting(
-        "consistent", "recover the scale that Algorithm 2 divides out, or take it literally with base gamma"
+        "consistent",
+        "`consistent`: recover the scale that Algorithm 2 divides out; `literal`: follow the "
+        "algorithm literally, with base gamma",
     )
-    compand: Literal["log", "none"] = setting("log", "measure sign(w) log(1 + abs(w)), or w")
-    gamma: Annotated[float, above(1)] = setting(5.0, "base of `expand` = `literal`")
-    decoder: Literal["gpsp", "biht"] = setting("gpsp", "what finds the model behind the signs")
+    compand: Literal["log", "none"] = setting("log", "measure sign(w) log(1 + abs(w)) (`log`), or w (`none`)")
+    gamma: Annotated[float, above(1)] = setting(5.0, "base for `expand` = `literal`")
+    decoder: Literal["gpsp", "biht"] = setting("gpsp", "algorithm that recovers the model from the signs")
     phi: Annotated[str, choice(*MATRICES)] = setting(
-        "gaussian", "the measuring matrix; `srht` is a transform, for large models"
+        "gaussian", "measurement matrix; `srht` is a transform, for large models"
     )
     phi_density: Annotated[float, in_range(0.5, 1.0)] = setting(
-        1.0, "nonzeros of a Gaussian measuring matrix"
+        1.0, "fraction of nonzeros in a Gaussian measurement matrix"
     )
-    phi_owner: Literal["sender", "receiver"] = setting("sender", "whose matrix measures")
+    phi_owner: Literal["sender", "receiver"] = setting("sender", "whose measurement matrix is used")
     stragglers: bool = setting(
-        False, "hear the neighbours that reply first, in place of some drawn before", "robustness"
+        False, "use the neighbours that reply first instead of neighbours drawn in advance", "robustness"
     )
-    interval_low: Rounds = setting(10, "a node communicates every kappa iterations, drawn from here on")
-    interval_high: Rounds = setting(15, "and up to here")
+    interval_low: Rounds = setting(
+        10, "lower end of the range from which a node's communication interval kappa is drawn, in iterations"
+    )
+    interval_high: Rounds = setting(15, "upper end of that range")
     mu: Positive = setting(0.1, "proximal weight of a local step", "training")
     sigma_rule: Literal["paper", "fixed_c"] = setting(
-        "paper", "sigma from the data's largest singular value (`paper`) or c / m_i (`fixed_c`)"
+        "paper", "compute sigma from the data's largest singular value (`paper`), or as c / m_i (`fixed_c`)"
     )
     c: Positive = setting(1.0, "c of `fixed_c`")
     privacy: Literal["none", "paper", "sound"] = setting(
-        "none", "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`", "privacy"
+        "none",
+        "`none`: no noise; `paper`: noise as printed in the paper, which guarantees nothing; `sound`: "
+        "noise with a guarantee",
+        "privacy",
     )
-    epsilon: Positive = setting(0.5, "epsilon of one release", "privacy")
-    delta: Delta = setting(1e-5, "delta of one release", "privacy")
-    sensitivity: Positive = setting(0.1, "u_i of the paper's calibration", "privacy")
-    clip: Positive = setting(1.0, "norm to which `sound` clips each record's gradient", "privacy")
+    epsilon: Positive = setting(0.5, "epsilon per release", "privacy")
+    delta: Delta = setting(1e-5, "delta per release", "privacy")
+    sensitivity: Positive = setting(0.1, "u_i in the paper's calibration", "privacy")
+    clip: Positive = setting(1.0, "norm to which `sound` clips the gradient of each record", "privacy")
     noise_source: Literal["entropy", "seed"] = setting(
         "entropy",
-        "where `sound` takes its noise from: the operating system, or `seed`, for simulations that must "
-        "repeat (and guarantee nothing)",
+        "source of the noise of `sound`: the operating system (`entropy`), or `seed`, for simulations "
+        "that must be repeatable (and guarantee nothing)",
         "privacy",
     )
     learning_rate: Positive = setting(0.1, "step size of the baselines", "training")
-    momentum: FractionBelow1 = setting(0.9, "of DFedAvgM", "training")
-    rho: NotNegative = setting(0.05, "of DFedSAM")
+    momentum: FractionBelow1 = setting(0.9, "momentum of DFedAvgM", "training")
+    rho: NotNegative = setting(0.05, "rho of DFedSAM")
     local_steps: Steps = setting(10, "steps of the baselines between two communications", "training")
     bits: Annotated[int, whole(0, 16)] = setting(
-        0, "quantiser bits of DFedAvgM (0: none), DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
+        0, "quantiser bits of DFedAvgM (0: no quantisation), and of DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
     )
     top_k: FeaturesOr0 = setting(
-        0, "entries that CHOCO-SGD and BEER send of a vector, the largest, in 32 bits (0: all, in `bits`)"
+        0,
+        "number of largest entries of a vector that CHOCO-SGD and BEER send, at 32 bits each (0: all "
+        "entries, at `bits` each)",
     )
     step_gamma: UnitFraction = setting(
-        0.0, "consensus step of CHOCO-SGD and BEER (0: what is proved to converge, which is small)"
+        0.0, "consensus step of CHOCO-SGD and BEER (0: the small step for which convergence is proved)"
     )
     contraction: UnitFraction = setting(
-        0.0, "delta of the compressor in that proof (0: what it guarantees for every vector)"
+        0.0, "delta of the compressor in that proof (0: what the compressor guarantees for every vector)"
     )
     budget: PositiveFraction = setting(0.5, "communication budget of MATCHA")
     sealed: bool = setting(
         True,
-        "neighbours seal what they publish and the seeds that it is decoded with: the server only relays "
-        "them. Moves no bit of a simulation; 28 bytes a message",
+        "neighbours encrypt payloads and decoding seeds for each other, so the server only relays "
+        "them. A simulation's results do not change. Adds 28 bytes per message",
         "privacy",
     )
     peers: str = setting(
         "",
-        "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
-        "their order, this one too. Node i of m belongs to site floor(i S / m)",
+        "several sites, each a SuperLink with a run of its own: host:port at which each site listens "
+        "for the others, in order, including this one. Node i of m belongs to site floor(i S / m)",
     )
-    site: NodesOr0 = setting(0, "which of the sites in `peers` this is, from 0", "deployment")
-    tolerance: NotNegative = setting(0.0, "stop when the consensus measure falls to this (0: never)", "run")
+    site: NodesOr0 = setting(0, "index of this site in `peers`, from 0", "deployment")
+    tolerance: NotNegative = setting(
+        0.0, "stop when the consensus measure falls to this value (0: never)", "run"
+    )
     problem: Literal["linear", "logistic", "network"] = setting(
         "linear",
-        "`linear`: Example 1; `logistic`: Example 2 on two classes of images or a LIBSVM file; `network`: a "
-        "small network on images, whose change from a common start is sparse",
+        "`linear`: Example 1; `logistic`: Example 2, on two classes of images or a LIBSVM file; "
+        "`network`: a small network on images, whose change from a common initial model is sparse",
         "data",
         first=True,
     )
-    features: Features = setting(1000, "n of `linear`", "data")
+    features: Features = setting(1000, "number of features n in `linear`", "data")
     noise: Annotated[float, number("a number from 0 to 1e6", 0, 1e6)] = setting(
-        0.5, "noise of `linear`'s observations", "data"
+        0.5, "observation noise in `linear`", "data"
     )
-    samples_low: Features = setting(250, "fewest samples of a node in `linear`", "data")
-    samples_high: Features = setting(750, "most samples of a node in `linear`", "data")
-    class_0: Label = setting(0, "the one class of `logistic`", "data")
-    class_1: Label = setting(1, "the other class of `logistic`", "data")
+    samples_low: Features = setting(250, "minimum number of samples per node in `linear`", "data")
+    samples_high: Features = setting(750, "maximum number of samples per node in `linear`", "data")
+    class_0: Label = setting(0, "first class of `logistic`", "data")
+    class_1: Label = setting(1, "second class of `logistic`", "data")
     libsvm: Annotated[str, text("a file in data-dir, or empty")] = setting(
-        "", "a file for `logistic`, instead of images", "data"
+        "", "LIBSVM file for `logistic`, instead of images", "data"
     )
     l2: NotNegative = setting(0.001, "lambda of `logistic`", "data")
-    model: str = setting("mlp", "of `network`", first=False)
+    model: str = setting("mlp", "model of `network`", first=False)
     dataset: str = setting(
-        "mnist-5k", "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`"
+        "mnist-5k", "images of `logistic` and `network`: a name from `hedgerow data`, or `module:function`"
     )
     partition: str = setting(
         "iid",
-        "how `network`'s images are dealt; `own`: each node has its own data, for `logistic` and `network`",
+        "how the images of `network` are split across nodes; `own`: each node uses its own data, for "
+        "`logistic` and `network`",
         first=False,
     )
     aggregation: Annotated[str, text(NEIGHBOURHOOD_RULES, neighbourhood_rule)] = setting(
         "mean",
-        "what a node of `ceps` takes of its own and its neighbours' models: the mean, or a robust rule",
+        "how a node of `ceps` combines its own and its neighbours' models: the mean, or a robust rule",
         "robustness",
     )
-    evaluate_every: int = setting(1, "events between records of what the monitor saw")
-    train_loss_samples: int = setting(0, "not used here")
-    min_replies: int = setting(1, "fewest valid replies of an event")
+    evaluate_every: int = setting(1, "events between records of the monitor's metrics")
+    train_loss_samples: int = setting(0, "not used by this app")
+    min_replies: int = setting(1, "minimum number of valid replies per event")
     checkpoint_every: int = setting(10, "events between checkpoints")
 
     def rules(self) -> Rules:

@@ -45,64 +45,71 @@ class Settings(TrainingSettings):
     SENDERS = "clients-per-round"
 
     method: Annotated[str, choice(*METHODS)] = setting(
-        "fedmud+bkd+aad", "a row of the table at the top of README.md", first=True
+        "fedmud+bkd+aad", "a method from the table at the top of README.md", first=True
     )
-    num_rounds: Rounds = setting(20, "rounds R", first=True)
-    num_clients: Nodes = setting(10, "clients N")
-    clients_per_round: Nodes = setting(4, "clients K that train in a round (drawn uniformly)", first=True)
-    learning_rate: NotNegative = setting(0.0, "step size of plain local SGD (0: the method's)", "training")
-    local_epochs: Steps = setting(1, "epochs of plain local SGD in a round", "training", first=True)
-    batch_size: Samples = setting(32, "samples of a mini-batch of plain local SGD", "training")
+    num_rounds: Rounds = setting(20, "number of rounds R", first=True)
+    num_clients: Nodes = setting(10, "number of clients N")
+    clients_per_round: Nodes = setting(4, "number of clients K sampled uniformly for each round", first=True)
+    learning_rate: NotNegative = setting(
+        0.0, "step size of plain local SGD (0: the method's default)", "training"
+    )
+    local_epochs: Steps = setting(1, "epochs of plain local SGD per round", "training", first=True)
+    batch_size: Samples = setting(32, "mini-batch size of plain local SGD", "training")
     ratio: Annotated[float, in_range(1e-6, 1.0)] = setting(
-        0.03125, "share of the dense parameters that is sent; 0.03125 is 1/32", first=True
+        0.03125, "fraction of the dense parameters that is sent; 0.03125 is 1/32", first=True
     )
     budget: Annotated[str, choice(*BUDGETS)] = setting(
         "model",
-        "what `ratio` is a share of: the whole model, what stays uncompressed included (`model`), or each "
-        "compressed layer (`layer`); of every method",
+        "what `ratio` is a fraction of, for every method: the whole model, including what stays "
+        "uncompressed (`model`), or each compressed layer (`layer`)",
     )
     reset_interval: Rounds = setting(1, "rounds s between merges")
     init_a: NotNegative = setting(
-        0.0, "random factors are uniform in (-a, a) (0: as goes with method and step size)"
+        0.0, "random factors are uniform in (-a, a) (0: chosen by method and step size)"
     )
-    layout: Annotated[str, choice(*LAYOUTS)] = setting("flat", "order of Kronecker blocks", "data")
+    layout: Annotated[str, choice(*LAYOUTS)] = setting("flat", "order of the Kronecker blocks", "data")
     view: Annotated[str, choice(*VIEWS)] = setting(
         "buffer",
-        "of `fedlmt`, `fedpara` and `fedhm`, the matrix of a convolution: FedMUD's (`buffer`), or that of U "
-        "and V as two convolutions (`convolutions`), as FedLMT's and FedHM's authors have it",
+        "matrix form of a convolution in `fedlmt`, `fedpara` and `fedhm`: FedMUD's (`buffer`), or U "
+        "and V as two convolutions (`convolutions`), as FedLMT's and FedHM's authors do",
     )
-    tight: bool = setting(False, "leave out the Kronecker blocks that a layer's size never reaches")
-    skip_front: Annotated[int, whole(0, _MAX_LAYERS)] = setting(1, "layers that stay dense at the front")
-    skip_back: Annotated[int, whole(0, _MAX_LAYERS)] = setting(1, "layers that stay dense at the back")
-    rand_k_scale: bool = setting(True, "EF21-P's Rand-K is scaled to be unbiased")
+    tight: bool = setting(False, "omit the Kronecker blocks that a layer's size never reaches")
+    skip_front: Annotated[int, whole(0, _MAX_LAYERS)] = setting(
+        1, "number of layers that stay dense at the front"
+    )
+    skip_back: Annotated[int, whole(0, _MAX_LAYERS)] = setting(
+        1, "number of layers that stay dense at the back"
+    )
+    rand_k_scale: bool = setting(True, "scale EF21-P's Rand-K to be unbiased")
     measure_bias: bool = setting(
-        False, "report how far the average of factors is from the average of updates", "run"
+        False, "record how far the average of factors is from the average of updates", "run"
     )
     sync: Literal["catchup", "dense", "broadcast"] = setting(
         "catchup",
-        "the downlink: a client is sent the merges that it missed (`catchup`), or the base each time "
-        "(`dense`); or all hear every merge (`broadcast`)",
+        "downlink: send each client the merges that it missed (`catchup`) or the base each time "
+        "(`dense`), or send every merge to all clients (`broadcast`)",
     )
     weighting: Literal["num-examples", "num-batches", "uniform"] = setting(
         "num-examples",
-        "of the clients in a mean; `num-batches` is the reference code's, `uniform` that of eq. 4",
+        "client weights in a mean; `num-batches` as in the reference code, `uniform` as in eq. 4",
         "training",
     )
     partition: str = setting(
         "dirichlet(0.3)", "`capped-dirichlet(0.3)` is the paper's Non-IID-1, `labels(3)` its Non-IID-2"
     )
     model: str = setting(
-        "cnn4", "`cnn4`, `cnn8`, `cnn10`, `resnet18` are the paper's; any of Linear and Conv2d will do"
+        "cnn4",
+        "`cnn4`, `cnn8`, `cnn10`, `resnet18` are the paper's; any model of Linear and Conv2d layers works",
     )
     augmentation: Annotated[str, choice(*AUGMENTATIONS)] = setting(
         "none",
-        "what is done to each batch of images: nothing, random `flips`, or random `crops-and-flips`",
+        "augmentation of each batch of images: none, random `flips`, or random `crops-and-flips`",
         "training",
     )
     training_mode: Literal["auto", "loop", "stack"] = setting(
         "auto",
-        "`loop`: one client after the other, as `auto` trains models with BatchNorm on "
-        "CPUs; `stack`: many at once",
+        "`loop`: train one client after the other, as `auto` does for models with BatchNorm on CPUs; "
+        "`stack`: train many at once",
     )
     evaluate_every: int = setting(2)
     train_loss_samples: int = setting(1000)

@@ -94,126 +94,152 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
     SENDERS = "num-groups"
 
     method: Annotated[str, choice(*METHODS)] = setting(
-        "hsgd", "a row of the table at the top of README.md", first=True
+        "hsgd", "a method from the table at the top of README.md", first=True
     )
     tdcd: Literal["merged", "isolated"] = setting(
         "merged",
         "groups in TDCD: all people at one hospital (`merged`), or groups that never aggregate (`isolated`)",
     )
-    num_groups: Nodes = setting(4, "hospitals M", first=True)
+    num_groups: Nodes = setting(4, "number of hospitals M", first=True)
     layout: Literal["edges", "devices"] = setting(
-        "edges", "beside the hospitals: an edge for each, or every device", "data"
+        "edges",
+        "nodes besides the hospitals: one edge per hospital (`edges`), or every device (`devices`)",
+        "data",
     )
-    num_clients: Nodes = setting(8, "all nodes")
+    num_clients: Nodes = setting(8, "total number of nodes")
     min_available_nodes: int = setting(
-        0, "own data: nodes that must be there when the run starts, a whole group among them (0: all)"
+        0, "own data: nodes that must be connected when the run starts, a complete group among them (0: all)"
     )
-    patients_per_group: SamplesOr0 = setting(0, "K_m, at most what there is (0: all)", "data")
+    patients_per_group: SamplesOr0 = setting(
+        0, "K_m, at most the number of people available (0: all)", "data"
+    )
     participation: PositiveFraction = setting(
-        0.2, "alpha: max(1, floor(alpha K_m)) devices of a group are in a batch"
+        0.2, "alpha: a batch has max(1, floor(alpha K_m)) devices of a group"
     )
-    iterations: int = setting(400, "T, a multiple of P")
-    global_interval: Rounds = setting(4, "P, a multiple of Q", first=True)
-    local_interval: Rounds = setting(2, "Q", first=True)
-    learning_rate: Positive = setting(0.1, "eta", "training", first=True)
-    halving_period: RoundsOr0 = setting(0, "the iterations after which eta is halved (0: never)", "training")
+    iterations: int = setting(400, "T, total iterations; a multiple of P")
+    global_interval: Rounds = setting(
+        4, "P, iterations between global aggregations; a multiple of Q", first=True
+    )
+    local_interval: Rounds = setting(2, "Q, iterations between exchanges", first=True)
+    learning_rate: Positive = setting(0.1, "learning rate eta", "training", first=True)
+    halving_period: RoundsOr0 = setting(0, "iterations after which eta is halved (0: never)", "training")
     mu: NotNegative = setting(0.0, "L2 regularisation of both encoders", "training")
     sealed: bool = setting(
         True,
-        "hospital and devices seal heads and encodings for each other: the server only relays them. Moves no "
-        "bit of a simulation; 28 bytes a message, and 64 with a head",
+        "hospital and devices encrypt heads and encodings for each other, so the server only relays "
+        "them. A simulation's results do not change. Adds 28 bytes per message, 64 with a head",
         "privacy",
     )
     aggregation: str = setting(
-        "mean", "how the groups' models become one: their mean (2), or a Byzantine-robust rule"
+        "mean", "how the groups' models are aggregated: their mean (2), or a Byzantine-robust rule"
     )
     device_aggregation: Annotated[str, text(f"empty, or {AGGREGATIONS}", _validate_device_rule)] = setting(
         "",
-        "the same of a batch's devices (1), if they are nodes, and of JFL's pairs (empty: as `aggregation`)",
+        "the same for a batch's devices (1), if they are nodes, and for JFL's pairs (empty: as "
+        "`aggregation`)",
         "robustness",
     )
     sum_min_devices: Annotated[int, whole(3, MAX_MEMBERS)] = setting(
         16,
-        "devices of a batch without which there is no sum of them: of fewer a mean may tell one person's "
-        "features",
+        "minimum number of devices in a secure sum over a batch; the mean of fewer may reveal one "
+        "person's features",
         "privacy",
     )
     upload_clip: NotNegative = setting(
         0.0,
-        "largest norm of the change of what a party uploads; with its noise both > 0, or both 0 for none",
+        "maximum norm of the change that a party uploads. Set both this and "
+        "`upload-noise-multiplier`, or leave both 0",
         "privacy",
     )
     upload_noise_multiplier: NotNegative = setting(
-        0.0, "the deviation of its noise over that norm", "privacy"
+        0.0, "standard deviation of the upload noise, divided by `upload-clip`", "privacy"
     )
     clip: NotNegative = setting(
-        0.0, "largest norm of an encoding; with the noise both > 0, or both 0 for none", "privacy"
+        0.0, "maximum norm of an encoding. Set both this and `noise-multiplier`, or leave both 0", "privacy"
     )
-    noise_multiplier: NotNegative = setting(0.0, "the noise's deviation over the largest norm", "privacy")
+    noise_multiplier: NotNegative = setting(
+        0.0, "standard deviation of the encoding noise, divided by `clip`", "privacy"
+    )
     adaptive: Literal["off", "observe", "strategy2", "strategy2+3"] = setting(
         "off",
-        "`observe`: estimate rho, delta and F0 and go on as set; `strategy2`: choose P = Q by them; "
-        "`strategy2+3`: eta too",
+        "`observe`: estimate rho, delta and F0, but keep the settings; `strategy2`: choose P = Q from "
+        "the estimates; `strategy2+3`: choose eta too",
     )
-    replan_every: RoundsOr0 = setting(0, "rounds between estimates (0: at the start only)")
+    replan_every: RoundsOr0 = setting(0, "rounds between estimates (0: only at the start)")
     eta_power: Annotated[int, Kind("3 (the root of (20)) or 2 (as printed)", (3, 2))] = setting(
-        3, "Q* with this power of eta"
+        3, "power of eta in Q*"
     )
-    probe_steps: Steps = setting(5, "steps of an estimate")
-    probe_batches: Steps = setting(4, "random batches of a step of an estimate")
-    probe_batch: SamplesOr0 = setting(0, "people of a group's fixed batch in an estimate (0: all)")
-    probe_aggregate: Literal["max", "mean"] = setting("max", "delta^2 is the largest variance, or the mean")
+    probe_steps: Steps = setting(5, "steps per estimate")
+    probe_batches: Steps = setting(4, "random batches per step of an estimate")
+    probe_batch: SamplesOr0 = setting(0, "people in each group's fixed batch of an estimate (0: all)")
+    probe_aggregate: Literal["max", "mean"] = setting(
+        "max", "take delta^2 as the largest variance, or as the mean"
+    )
     final_loss: Annotated[float, number(f"a number from -{LARGEST:g} to {LARGEST:g}", -LARGEST, LARGEST)] = (
-        setting(0.0, "E[F] at the end")
+        setting(0.0, "expected loss E[F] at the end")
     )
-    compute_seconds: NotNegative = setting(0.0, "t_c, simulated seconds of an iteration", "run")
+    compute_seconds: NotNegative = setting(0.0, "t_c, simulated seconds per iteration", "run")
     raw_bytes_per_group: NotNegative = setting(
-        0.0, "raw data that merged TDCD moves first; other methods move none", "run"
+        0.0,
+        "bytes of raw data per group that merged TDCD transfers first; other methods transfer none",
+        "run",
     )
-    raw_seconds: NotNegative = setting(0.0, "how long merged TDCD waits for the raw data", "run")
+    raw_seconds: NotNegative = setting(
+        0.0, "simulated seconds that merged TDCD waits for the raw data", "run"
+    )
     dataset: Annotated[str, _known_or_import_path(*VERTICAL_DATASETS)] = setting(
-        "breast-cancer", "a row of the table of data in README.md"
+        "breast-cancer", "a data set from the table in README.md"
     )
     partition: Annotated[
         str, text("own, iid, pairs(n_major, n_minor), rates(concentration) or sites", _validate_partition)
-    ] = setting("iid", "how people are dealt; `own`: each party has its own file, see below")
-    holdout: float = setting(0.2, "own data: share of people that are evaluated and do not train")
+    ] = setting(
+        "iid",
+        'how people are split into groups; `own`: each party has its own file ("Your own data" in README.md)',
+    )
+    holdout: float = setting(0.2, "own data: fraction of people held out for evaluation")
     standardise: Annotated[
         str, text("'federated', 'none', or a mean and a deviation, '0.13,0.31'", parse_standardise)
     ] = setting(
         "federated",
-        "own data: columns to mean 0 and deviation 1 over all training people, by constants, or not",
+        "own data: standardise features over all training people, with constants, or not at all",
     )
     classes: Annotated[str, text("empty, or at least 2 different names with commas between", _names)] = (
         setting(
-            "", "own data: classes in order, of two the positive one last (empty: as hospitals have, sorted)"
+            "",
+            "own data: class names in order; of two, the positive one last (empty: the hospitals' labels, "
+            "sorted)",
         )
     )
     class_weights: Annotated[
         str, text("none, balanced, or a number > 0 for each class with commas between", parse_class_weights)
-    ] = setting("none", "of classes in the loss; `balanced`: all classes weigh alike", "training")
+    ] = setting(
+        "none", "class weights in the loss; `balanced`: all classes have the same total weight", "training"
+    )
     rematch_every: RoundsOr0 = setting(
-        0, "own data: rounds after which files are read and people matched again (0: never)", "data"
+        0, "own data: rounds between re-reading the files and matching people again (0: never)", "data"
     )
     predict: Annotated[str, folder("the folder of an earlier run, or empty")] = setting(
-        "", "own data: a run whose model is evaluated on all matched people, and not trained", "run"
+        "",
+        "own data: folder of a run whose model is evaluated on all matched people, without training",
+        "run",
     )
-    specificity: UnitFraction = setting(0.9, "own data: at which sensitivity is told", "data")
+    specificity: UnitFraction = setting(0.9, "own data: specificity at which sensitivity is reported", "data")
     model: Annotated[str, _known_or_import_path("auto", *SPLIT_MODELS)] = setting(
         "auto",
-        "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables",
+        "`auto` chooses by the samples' shape: `cnn` for images, `lstm` for series, `mlp` for tables",
         first=False,
     )
     training_mode: Literal["auto", "loop"] = setting(
         "auto",
-        "`loop`: each party's batch and each device by itself, which gives bits (docs/bits.md)",
+        "`loop`: train each party's batch and each device separately, for bit-identical results "
+        "(docs/bits.md)",
         "training",
         role=Role.REPETITION,
     )
     train_loss_samples: int = setting(
-        0, "training people that the loss is taken over, the same each time (0: all)"
+        0, "number of training people used to compute the loss, the same ones each time (0: all)"
     )
-    min_replies: int = setting(1, "fewest groups left of a round")
+    min_replies: int = setting(1, "minimum number of groups left in a round")
 
     @property
     def round_iterations(self) -> int:

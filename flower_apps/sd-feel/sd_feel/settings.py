@@ -47,54 +47,61 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
         "sd-feel", "SD-FEEL, or a baseline", first=True
     )
     iterations: int = setting(300, "local iterations K, a multiple of tau1 tau2")
-    num_clients: Nodes = setting(20, "clients C")
-    num_servers: Nodes = setting(4, "edge servers D; client i belongs to server floor(i D / C)")
+    num_clients: Nodes = setting(20, "number of clients C")
+    num_servers: Nodes = setting(4, "number of edge servers D; client i belongs to server floor(i D / C)")
     clusters: Literal["contiguous", "group"] = setting(
         "contiguous",
-        "whose client a client is: `contiguous`, or a server to each `group` that the nodes' configs name",
+        "how clients are assigned to servers: `contiguous`, or one server for each `group` named in "
+        "the node configs",
     )
-    topology: Annotated[str, text(f"one of {', '.join(TOPOLOGIES)}")] = setting("ring", "the servers' graph")
-    tau1: Steps = setting(5, "intra-cluster period", first=True)
-    tau2: Steps = setting(2, "inter-cluster period", first=True)
-    alpha: StepsOr0 = setting(2, "gossip steps")
+    topology: Annotated[str, text(f"one of {', '.join(TOPOLOGIES)}")] = setting(
+        "ring", "graph of the edge servers"
+    )
+    tau1: Steps = setting(5, "intra-cluster period, in local iterations", first=True)
+    tau2: Steps = setting(2, "inter-cluster period, in intra-cluster aggregations", first=True)
+    alpha: StepsOr0 = setting(2, "gossip steps per inter-cluster aggregation")
     participation: PositiveFraction = setting(1.0, "probability beta that a client takes part in a round")
-    clients_per_round: Nodes = setting(5, "clients that FEEL schedules")
+    clients_per_round: Nodes = setting(5, "clients that FEEL schedules per round")
     exact_if_complete: bool = setting(
-        False, "on a complete graph take the exact mean (the paper's matrix does so only for equal clusters)"
+        False,
+        "on a complete graph, take the exact mean (the paper's matrix gives it only for equal clusters)",
     )
     edge_servers: Annotated[str, choice(*EDGE_SERVERS, DIRECT)] = setting(
         "emulated",
-        "where SD-FEEL's edge servers are: `emulated` in the strategy's state, `nodes` of their own, or "
-        "`direct`: each a SuperLink and a run of its own, of which this is one",
+        "where SD-FEEL's edge servers run: `emulated` in the strategy's state, as `nodes`, or "
+        "`direct`: each is a SuperLink with a run of its own, and this is one of them",
         "deployment",
     )
-    edge: NodesOr0 = setting(0, "with `direct`: which of the edge servers this is, from 0", "deployment")
+    edge: NodesOr0 = setting(0, "`direct` only: index of this edge server, from 0", "deployment")
     peers: str = setting(
-        "", "with `direct`: where each edge server listens for the others, in their order, this one too"
+        "",
+        "`direct` only: host:port at which each edge server listens for the others, in order, "
+        "including this one",
     )
     stragglers: Annotated[str, text("transient(p,f) or lasting(p,f), or empty", Stragglers.parse)] = setting(
         "",
-        "clients whose iterations take f times as long in simulated time: in a round with probability p, or "
-        "all along",
+        "clients whose iterations take f times as long in simulated time: in a round with probability "
+        "p (`transient`), or throughout (`lasting`)",
         "robustness",
     )
     probe_rounds: RoundsOr0 = setting(
-        0, "first rounds before which all clients also tell their gradient at u, for the planner", "run"
+        0,
+        "number of first rounds before which all clients also report their gradient at u, for the planner",
+        "run",
     )
     partition: str = setting("dirichlet(0.5)")
     model: str = setting("lenet", "`lenet` has 21,840 parameters on 1x28x28 and 31,340 on 3x32x32")
     learning_rate: Positive = setting(0.05, "step size of the clients' plain SGD", "training", first=True)
-    batch_size: Samples = setting(10, "samples of a mini-batch of the clients' plain SGD", "training")
+    batch_size: Samples = setting(10, "mini-batch size of the clients' plain SGD", "training")
     latency_preset: Annotated[str, choice(*PRESETS)] = setting(
         "honest",
-        "`honest`: size and work of the trained net; `paper-text`: M = 21,840 and 138.4 MFLOP; `cifar-large`",
+        "`honest`: size and computation of the trained network; `paper-text`: M = 21,840 and 138.4 "
+        "MFLOP; `cifar-large`",
         "run",
     )
-    evaluate_every: int = setting(
-        5, "rounds between evaluations of u (loss on training, accuracy on test data)"
-    )
+    evaluate_every: int = setting(5, "rounds between evaluations of u (training loss, test accuracy)")
     train_loss_samples: int = setting(
-        0, "training samples that F(u) is taken over, the same each time (0: all)"
+        0, "number of training samples used to compute F(u), the same ones each time (0: all)"
     )
 
     @property

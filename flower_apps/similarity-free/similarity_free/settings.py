@@ -46,19 +46,19 @@ class Settings(TrainingSettings):
     TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
 
     algorithm: Annotated[str, choice(*_ALGORITHMS)] = setting(
-        "ef-fedavg", "a row of the table at the top of README.md", first=True
+        "ef-fedavg", "an algorithm from the table at the top of README.md", first=True
     )
-    num_rounds: Rounds = setting(50, "communication rounds K", first=True)
-    num_clients: Nodes = setting(10, "workers n")
-    local_iters: Steps = setting(10, "T of the gradient operator", "training", first=True)
-    batch_size: Samples = setting(32, "samples of a mini-batch", "training")
+    num_rounds: Rounds = setting(50, "number of communication rounds K", first=True)
+    num_clients: Nodes = setting(10, "number of workers n")
+    local_iters: Steps = setting(10, "local iterations T of the gradient operator", "training", first=True)
+    batch_size: Samples = setting(32, "mini-batch size", "training")
     compressor: Annotated[
         str,
         text("'identity', 'topk(0.01)', 'topk(100)', 'randk(0.1)', 'sign' or 'ternary'", validate_compressor),
     ] = setting(
         "topk(0.01)",
-        "`topk(fraction)`, `topk(count)`, `randk(fraction)`, the same entries of all workers, drawn anew "
-        "each round, `sign`, `ternary`, `identity`",
+        "`topk(fraction)`, `topk(count)`, `randk(fraction)`, `sign`, `ternary` or `identity`; `randk` "
+        "draws new entries each round, the same for all workers",
         first=True,
     )
     schedule: Literal["fixed", "diminishing", "step-decay"] = setting(
@@ -71,45 +71,48 @@ class Settings(TrainingSettings):
     diminishing_nu: Annotated[float, in_range(0.5, 1.0, open_below=True, open_above=True)] = setting(
         0.51, "nu of the diminishing schedule", "training"
     )
-    decay_start: Positive = setting(0.2, "first step of the step decay", "training")
-    decay_factor: Annotated[float, above(1)] = setting(2.0, "what the step decay divides by", "training")
-    decay_stage: Rounds = setting(10, "rounds of a stage of the step decay", "training")
+    decay_start: Positive = setting(0.2, "initial step of the step decay", "training")
+    decay_factor: Annotated[float, above(1)] = setting(
+        2.0, "factor by which the step decay divides the step", "training"
+    )
+    decay_stage: Rounds = setting(10, "rounds per stage of the step decay", "training")
     schedule_drives: Literal["local", "round"] = setting(
         "local",
-        "`local`: the schedule is the local step, as in the paper's experiments; `round`: it is the step of "
-        "a whole round, as in its theory, and a local step of SGD is 1/T of it",
+        "`local`: the schedule sets the local step, as in the paper's experiments; `round`: it sets "
+        "the step of a whole round, as in the paper's theory, and a local SGD step is 1/T of it",
         "training",
     )
     inner_lr: Annotated[str, text("'auto:<max>' or 'fixed:<value>', both > 0", parse_inner_lr)] = setting(
         "auto:0.1",
-        "step of the inner solver of a proximal point: `auto:<max>` is gamma/3 up to a maximum, "
+        "step of the inner solver of the proximal step: `auto:<max>` is gamma/3 up to a maximum; "
         "`fixed:<value>` diverges above 2 gamma",
         "training",
     )
-    inner_steps: Steps = setting(30, "at most so many inner steps", "training")
+    inner_steps: Steps = setting(30, "maximum number of inner steps", "training")
     inner_tol: FractionBelow1 = setting(
-        0.001, "inner steps stop at this residual relative to the first gradient", "training"
+        0.001, "residual, relative to the first gradient, at which the inner solver stops", "training"
     )
     inner_batch: Literal["fixed", "fresh"] = setting(
-        "fixed", "one mini-batch a round (`fixed`), or an inner step (`fresh`)", "training"
+        "fixed", "one mini-batch per round (`fixed`), or per inner step (`fresh`)", "training"
     )
     weighting: Literal["uniform", "examples"] = setting(
         "uniform", "`uniform`: 1/n, as in the paper", "training"
     )
     probe_rounds: RoundsOr0 = setting(
         0,
-        "first rounds in which workers also estimate curvature and gradient variance, for the planner",
+        "number of first rounds in which workers also estimate curvature and gradient variance, for "
+        "the planner",
         "run",
     )
     scaling: str = setting("unit")
-    partition: str = setting("ring(2)", "`ring(2)`: two classes a worker; `ring(1)`: one class")
+    partition: str = setting("ring(2)", "`ring(2)`: two classes per worker; `ring(1)`: one class per worker")
     model: str = setting("lenet", "`cnn-431k` is the paper's")
     augmentation: Annotated[str, choice(*AUGMENTATIONS)] = setting(
         "none",
-        "what is done to each batch of images: nothing, random `flips`, or random `crops-and-flips`",
+        "augmentation of each batch of images: none, random `flips`, or random `crops-and-flips`",
         "training",
     )
-    min_replies: int = setting(1, "fewest valid replies of a round (0: every worker's)")
+    min_replies: int = setting(1, "minimum number of valid replies per round (0: from every worker)")
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""

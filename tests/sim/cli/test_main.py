@@ -53,7 +53,10 @@ def test_every_key_is_listed_with_default_meaning_and_what_is_valid() -> None:
         "    SD-FEEL, or a baseline",
         "    valid: one of 'sd-feel', 'hierfavg', 'feel', 'fedavg'",
     ]
-    assert "tau1 = 5\n    intra-cluster period\n    valid: an integer from 1 to 2^20\n" in result.stdout
+    assert (
+        "tau1 = 5\n    intra-cluster period, in local iterations\n    valid: an integer from 1 to 2^20\n"
+        in result.stdout
+    )
     titles = [line for line in result.stdout.splitlines() if line.startswith("# ")][1:]
     assert titles == [
         "# Method",
@@ -70,8 +73,8 @@ def test_what_a_run_changed_is_listed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"run": {"tau1": 2, "tau2": 2, "seed": 3}}')
     result = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path))
     assert result.stdout.splitlines() == [
-        "tau1 = 2", "    intra-cluster period", "    default: 5",
-        "seed = 3", "    keys everything that is drawn", "    default: 0",
+        "tau1 = 2", "    intra-cluster period, in local iterations", "    default: 5",
+        "seed = 3", "    seed of all random draws", "    default: 0",
     ]  # fmt: skip
     (tmp_path / "config.json").write_text('{"run": {"tau1": 5}}')
     assert (
