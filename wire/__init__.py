@@ -31,14 +31,12 @@ if TYPE_CHECKING:
         TopK,
         pack_update,
         parse_compressor,
-        payload_record,
         rand_k,
         record_payload,
         unpack_update,
         validate_compressor,
     )
     from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits
-    from hedgerow.wire.factors import FactoredLayer
     from hedgerow.wire.gaussian_dp import (
         gaussian_delta,
         gaussian_epsilon,
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from hedgerow.wire.layers import LayerShape, layers_of
     from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Ledger, Traffic, Transfer
     from hedgerow.wire.limits import MAX_EXAMPLES, MAX_SAMPLES, MAX_STEPS
-    from hedgerow.wire.lowrank import Factorisation
+    from hedgerow.wire.lowrank import FactoredLayer, Factorisation
     from hedgerow.wire.masked_sums import MASKED, MASKED_SUM, default_neighbours, survivors_needed
     from hedgerow.wire.message_types import (
         HELLO,
@@ -159,7 +157,6 @@ __all__ = [
     "parse_codec",
     "parse_compressor",
     "payload_bytes",
-    "payload_record",
     "rand_k",
     "record_payload",
     "survivors_needed",
@@ -197,19 +194,17 @@ _MODULES = {
         "TopK",
         "pack_update",
         "parse_compressor",
-        "payload_record",
         "rand_k",
         "record_payload",
         "unpack_update",
         "validate_compressor",
     ),
     "elias_fano": ("decode_indices", "encode_indices", "index_bits"),
-    "factors": ("FactoredLayer",),
     "gaussian_dp": ("gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp", "zcdp_epsilon"),
     "layers": ("LayerShape", "layers_of"),
     "ledger": ("HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"),
     "limits": ("MAX_EXAMPLES", "MAX_SAMPLES", "MAX_STEPS"),
-    "lowrank": ("Factorisation",),
+    "lowrank": ("FactoredLayer", "Factorisation"),
     "masked_sums": ("MASKED", "MASKED_SUM", "default_neighbours", "survivors_needed"),
     "message_types": (
         "HELLO",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.bits import bytes_of, from_bits, to_bits
+from hedgerow.wire.bits import bits_in, bytes_of, from_bits, to_bits
 from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
@@ -115,19 +115,15 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
         raise PayloadError("wrong shape", f"indices have {coded.shape}, expected ({bytes_of(bits)},)")
     if count in (0, size):
         return np.arange(count)
-    told = np.unpackbits(coded)
-    if told[bits:].any():
-        raise PayloadError("bad padding", "the bits after the last index are not zero")
-    if _is_bitmap(size, count):
-        indices = np.flatnonzero(told[:bits])
-        if indices.size != count:
-            raise PayloadError("bad index", f"{indices.size} indices, expected {count}")
-        return indices
-    length, low = _high_bits(size, count), _low(size, count)
+    told = bits_in(coded, bits)
+    whole = _is_bitmap(size, count)
+    length, low = bits if whole else _high_bits(size, count), _low(size, count)
     places = np.flatnonzero(told[:length])
     if places.size != count:
         raise PayloadError("bad index", f"{places.size} indices, expected {count}")
-    rest = from_bits(told[length:bits], low) if low else 0
+    if whole:
+        return places
+    rest = from_bits(told[length:], count, low) if low else 0
     found: NDArray[np.int64] = ((places - np.arange(count)) << low) | rest
     if not _ascending(found, size):
         raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")

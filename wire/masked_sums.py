@@ -84,6 +84,12 @@ COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
 _PROTOCOL = b"hedgerow masked sum 1"
 _LARGEST = 2**31 - 1
 _MOST_METRICS = 16
+# A plan's record: its keys in order, and their types.
+_KINDS = {
+    "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
+    "clip": float, "max-weight": float, "weighted-by": str, "metrics": str, "norm": float,
+    "multiplier": float, "noise-source": str,
+}  # fmt: skip
 
 Words = NDArray[np.uint32]
 
@@ -187,52 +193,32 @@ class SumPlan:
 
     def record(self) -> ConfigRecord:
         """Return the plan as it travels."""
+        told = {key: getattr(self, key.replace("-", "_")) for key in _KINDS}
         return ConfigRecord(
-            {
-                "number": self.number,
+            told
+            | {
                 "members": list(self.members),
                 "introductions": b"".join(self.introductions),
-                "threshold": self.threshold,
-                "neighbours": self.neighbours,
-                "clip": self.clip,
-                "max-weight": self.max_weight,
-                "weighted-by": self.weighted_by,
                 "metrics": "\n".join(self.metrics),
-                "norm": self.norm,
-                "multiplier": self.multiplier,
-                "noise-source": self.noise_source,
             }
         )
 
     @classmethod
     def of(cls, record: ConfigRecord) -> "SumPlan":
         """Return the plan of a record; ValueError if it is none."""
-        kinds = {
-            "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
-            "clip": float, "max-weight": float, "weighted-by": str, "metrics": str, "norm": float,
-            "multiplier": float, "noise-source": str,
-        }  # fmt: skip
-        for key, kind in kinds.items():
+        for key, kind in _KINDS.items():
             if type(record.get(key)) is not kind:
                 raise ValueError(f"masked sum: {key} is no {kind.__name__}")
-        told: dict[str, Any] = dict(record)
+        told: dict[str, Any] = {key.replace("-", "_"): record[key] for key in _KINDS}
         if not all(type(member) is int for member in told["members"]):
             raise ValueError("masked sum: members are no integers")
         keys = told["introductions"]
-        return cls(
-            told["number"],
-            tuple(told["members"]),
-            tuple(keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)),
-            told["threshold"],
-            told["neighbours"],
-            told["clip"],
-            told["max-weight"],
-            told["weighted-by"],
-            tuple(filter(None, told["metrics"].split("\n"))),
-            told["norm"],
-            told["multiplier"],
-            told["noise-source"],
+        told["members"] = tuple(told["members"])
+        told["introductions"] = tuple(
+            keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)
         )
+        told["metrics"] = tuple(filter(None, told["metrics"].split("\n")))
+        return cls(**told)
 
     def packed(self) -> bytes:
         """Return the plan as bytes, for ``unpacked``."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.bits import bytes_of
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
@@ -54,7 +55,7 @@ class SignUpdates:
     @property
     def packed_bits(self) -> int:
         """Bits of an update's arrays."""
-        return sum(8 * _packed(count) for count in self.counts.values()) + 32 * len(self.counts)
+        return sum(8 * bytes_of(count) for count in self.counts.values()) + 32 * len(self.counts)
 
     def drawn(self, version: int) -> dict[str, NDArray[np.int64] | None]:
         """Return the indices of the weights whose signs travel, of one version; see ``drawn_weights``."""
@@ -91,14 +92,10 @@ def signed(up: NDArray[np.bool_], alpha: np.float32) -> NDArray[np.float32]:
     return np.where(up, alpha, -alpha)
 
 
-def _packed(count: int) -> int:
-    return -(-count // 8)
-
-
 def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.float32]:
     """Return one layer's signs times step size (count,)."""
     found = []
-    for part, dtype, size in (("bits", np.uint8, _packed(count)), ("alpha", np.float32, 1)):
+    for part, dtype, size in (("bits", np.uint8, bytes_of(count)), ("alpha", np.float32, 1)):
         key = f"{name}:{part}"
         if key not in update:
             raise PayloadError("missing key", repr(key))

@@ -193,7 +193,7 @@ def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
     w, u, mu, divisor = state.w, state.u, rules.mu, rules.c(state.participants) + rules.mu
     while steps > 0:
         v = (u + mu * w) / divisor
-        kept = largest(v, rules.s)
+        kept = largest(np.abs(v), rules.s)
         outside = np.abs(u) / divisor
         outside[kept] = 0.0
         bar, own, values = outside.max(initial=0.0), u[kept], v[kept]

@@ -21,6 +21,7 @@ from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.update import Learn, Learnt
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.wire.calls import Call
+from hedgerow.wire.codec import Seed
 from hedgerow.wire.compress import (
     UNSOUND,
     Compressor,
@@ -28,11 +29,10 @@ from hedgerow.wire.compress import (
     Payload,
     compressed_part,
     dense_part,
-    pack_payload,
+    pack_update,
     parse_compressor,
-    payload_record,
 )
-from hedgerow.wire.records import Layout, lazy_array, to_state_dict
+from hedgerow.wire.records import Layout, lazy_array, to_record, to_state_dict
 
 __all__ = [
     "Metrics",
@@ -99,7 +99,9 @@ class Update:
         return cls(layout, torch.cat(changes), {key: end[key] for key in dense_part(layout).keys})
 
 
-def feed_back(compressor: Compressor, messages: Tensor) -> tuple[list[Payload], Tensor]:
+def feed_back(
+    compressor: Compressor, messages: Tensor, seeds: Sequence[Seed] = ()
+) -> tuple[list[Payload], Tensor]:
     """Return q = Q(m) of each row and e = m - q, Algorithm 2, steps 3 and 4.
 
     Parameters
@@ -108,6 +110,8 @@ def feed_back(compressor: Compressor, messages: Tensor) -> tuple[list[Payload], 
         Encodes the messages as float32.
     messages : Tensor
         m (nodes, d), of any floating-point dtype, which e keeps.
+    seeds : sequence of tuple of int (default: none)
+        One a row, of what a stochastic compressor draws.
 
     Returns
     -------
@@ -115,7 +119,7 @@ def feed_back(compressor: Compressor, messages: Tensor) -> tuple[list[Payload], 
         A payload each, and the memories (nodes, d) on the messages' device. q + e is m exactly where the
         compressor keeps entries as they are, else to rounding.
     """
-    payloads = compressor.encode_stack(messages)
+    payloads = compressor.encode_stack(messages, seeds)
     memories = messages.clone()
     for row, payload in enumerate(payloads):
         memories[row] -= torch.from_numpy(compressor.decode(payload, messages.shape[1])).to(messages.device)
@@ -260,11 +264,13 @@ class _Sending:
     compressor: Compressor
     message: Tensor
     feeds_back: bool
-    memory_lost: bool = False
+    memory_lost: bool
+    seed: Seed
 
     @classmethod
     def of(cls, call: Call, update: Update) -> "_Sending":
-        config = only_config(call)
+        config, node = only_config(call), call.context.node_config
+        seed = int(config.get("round-index", 0)), int(node.get("partition-id", 0))
         compressor = parse_compressor(str(config.get("compressor")))
         message, memory_lost = update.vector.to(torch.float32), False
         feeds_back = flag(config, "error-feedback", default=True)
@@ -279,7 +285,7 @@ class _Sending:
                 memory_lost = acknowledged >= 0
         if not torch.isfinite(message).all():
             raise ValueError("the update must be finite, got NaN or infinity")
-        return cls(call, update, compressor, message, feeds_back, memory_lost)
+        return cls(call, update, compressor, message, feeds_back, memory_lost, seed)
 
 
 @dataclass(frozen=True)
@@ -317,7 +323,7 @@ class _Memory:
 
     def keep(self, context: Context) -> None:
         """Write to the node's state."""
-        record = payload_record({_PENDING + key: array for key, array in self.pending.items()})
+        record = to_record({_PENDING + key: array for key, array in self.pending.items()})
         record[_MEMORY] = lazy_array(self.error)
         compressor = str(self.compressor)
         keep(context, _RECORD, record, {"round-index": self.round_index, "compressor": compressor})
@@ -327,13 +333,13 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
     """Encode messages of one compressor and size, and let each node remember what was left."""
     compressor = sendings[0].compressor
     messages = torch.stack([sending.message for sending in sendings])  # (nodes, d)
-    payloads, errors = feed_back(compressor, messages)
+    payloads, errors = feed_back(compressor, messages, [sending.seed for sending in sendings])
     message_norms = torch.linalg.vector_norm(messages, dim=1, dtype=torch.float64).tolist()
     memory_norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64).tolist()
     answers: list[tuple[ArrayRecord, Metrics] | Exception] = []
     for row, (sending, payload, error) in enumerate(zip(sendings, payloads, errors, strict=True)):
         try:
-            record = pack_payload(sending.update.layout, payload, sending.update.dense)
+            record = pack_update(sending.update.layout, payload, sending.update.dense)
         except ValueError as problem:
             answers.append(problem)
             continue
