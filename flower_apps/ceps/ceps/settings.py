@@ -45,7 +45,7 @@ from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitC
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.parts.privacy import Privacy
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster
