@@ -1,11 +1,13 @@
 """What all codes of vectors have in common: those of updates in records, and those of bytes to neighbours."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Code", "Seed"]
+from hedgerow.wire.records import PayloadError
+
+__all__ = ["Code", "Codec", "Seed"]
 
 Sent = TypeVar("Sent")
 Seed = tuple[int, ...]
@@ -21,8 +23,28 @@ class Code(Protocol[Sent]):
     def encode(self, v: NDArray[Any], seed: Seed) -> Sent:
         """Return what is sent of a vector; ValueError if it is not finite."""
 
-    def decode(self, payload: Sent, size: int, seed: Seed = ()) -> NDArray[np.floating] | None:
+    def decode(self, payload: Sent, size: int, seed: Seed = ()) -> NDArray[Any] | None:
         """Return the vector (size,), None if none was found; PayloadError if nothing encodes to this."""
 
     def bits(self, size: int, payload: Sent | None = None) -> int:
         """Return the paper's count of a message's bits: of this one, or of the longest."""
+
+
+class Codec(Code[bytes], Protocol):
+    """A code of vectors (n,) as bytes."""
+
+    def decode_many(
+        self, payloads: Sequence[bytes], size: int, seeds: Sequence[Seed]
+    ) -> list[NDArray[Any] | None]:
+        """Return ``decode`` of each payload, bit for bit; None where its bytes are malformed too.
+
+        The arrays may be shared: never change them.
+        """
+        return [self.decoded(payload, size, seed) for payload, seed in zip(payloads, seeds, strict=True)]
+
+    def decoded(self, payload: bytes, size: int, seed: Seed) -> NDArray[Any] | None:
+        """Return ``decode``, None where the bytes are malformed."""
+        try:
+            return self.decode(payload, size, seed)
+        except PayloadError:
+            return None

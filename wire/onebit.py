@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.bits import bits_in, bytes_of
 from hedgerow.wire.checks import at_least, in_range, one_of
-from hedgerow.wire.codec import Seed
+from hedgerow.wire.codec import Codec, Seed
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MATRICES, MEMORY_LIMIT, Sensing, shared_sensing
 from hedgerow.wire.thresholding import finite_vector, largest, project
@@ -260,7 +260,7 @@ _DECODERS: dict[str, Callable[[Sensing, Vector, int], Direction]] = {"gpsp": gps
 
 
 @dataclass(frozen=True)
-class OneBit:
+class OneBit(Codec):
     """The one-bit codec: 64 + d bits, 8 + ceil(d / 8) bytes a message, whatever n.
 
     The payload is the norm, a little-endian float64, and the signs, one bit each, the first in the most
@@ -379,13 +379,13 @@ class OneBit:
         return np.zeros(phi.n) if norm < _SMALLEST_NORM else self._vector(phi, norm, signs)
 
     def decode_many(self, payloads: Sequence[bytes], size: int, seeds: Sequence[Seed]) -> list[Vector | None]:
-        """Return ``decode`` of each payload, bit for bit; equal messages are decoded once.
+        """Return ``decode`` of each payload, None where its bytes are malformed; equal ones are decoded once.
 
         Messages of one matrix are decoded after each other, so that it is drawn once. Entries of equal
         messages are one array: all are read-only.
         """
         messages = [(tuple(seed), payload) for seed, payload in zip(seeds, payloads, strict=True)]
-        decoded = {(seed, sent): self.decode(sent, size, seed) for seed, sent in sorted(set(messages))}
+        decoded = {(seed, sent): self.decoded(sent, size, seed) for seed, sent in sorted(set(messages))}
         for vector in decoded.values():
             if vector is not None:
                 vector.flags.writeable = False

@@ -7,16 +7,15 @@ fields of less than a byte follow each other, the first in the most significant 
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.bits import bits_in, bytes_of, from_bits, index_width, packed
 from hedgerow.wire.checks import at_least, int_between
-from hedgerow.wire.codec import Code, Seed
+from hedgerow.wire.codec import Codec, Seed
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.thresholding import finite_vector
@@ -35,14 +34,6 @@ CODECS = (
 )
 
 Vector = NDArray[np.float64]
-
-
-class Codec(Code[bytes], Protocol):
-    """A code of vectors (n,) as bytes."""
-
-    def decode_many(self, payloads: Sequence[bytes], size: int, seeds: Sequence[Seed]) -> list[Vector | None]:
-        """Return ``decode`` of each payload, bit for bit. The arrays may be shared: never change them."""
-        return [self.decode(payload, size, seed) for payload, seed in zip(payloads, seeds, strict=True)]
 
 
 def parse_codec(name: str, **settings: Any) -> Codec:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.clients.ceps.neighbourhood import Neighbourhood
+from hedgerow.clients.ceps.neighbourhood import combined
 from hedgerow.clients.gossip import Problem
 from hedgerow.clients.gradient_noise import GradientPrivacy
 from hedgerow.wire.checks import at_least, positive
+from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.thresholding import largest, project
 
 __all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step"]
@@ -24,7 +25,7 @@ Vector = NDArray[np.float64]
 Noised = Callable[[Vector], Vector]
 
 _PRIVATE_IN_NOTHING = GradientPrivacy()
-_MEAN = Neighbourhood()
+_MEAN = Aggregation("mean")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Rules:
         Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
     privacy : GradientPrivacy (default: none)
         What happens to gradients.
-    neighbourhood : Neighbourhood (default: the mean)
+    neighbourhood : Aggregation (default: the mean)
         What is taken of the own and the neighbours' models.
     """
 
@@ -58,7 +59,7 @@ class Rules:
     neighbours: int
     fixed_c: bool = False
     privacy: GradientPrivacy = _PRIVATE_IN_NOTHING
-    neighbourhood: Neighbourhood = _MEAN
+    neighbourhood: Aggregation = _MEAN
 
     def __post_init__(self) -> None:
         at_least(1, s=self.s, kappa=self.kappa)
@@ -150,7 +151,7 @@ def communicate(
         return replace(local_step(state, rules), missed=state.missed + 1)
     participants = 1 + len(received)
     c = rules.c(participants)
-    mean = rules.neighbourhood.combined(own, state.w, received)
+    mean = combined(rules.neighbourhood, own, state.w, received)
     gradient = problem.gradient(mean, rules.privacy.clip)
     u = c * mean + (noised(-gradient) if rules.privacy.mode == "sound" else -gradient)  # (3)
     noisy = noised(u) if rules.privacy.mode == "paper" else u
