@@ -96,8 +96,8 @@ class Releases:
                 raise TooOften(f"a later state of run {of} was restored than number {number}")
             _append(file, {**entry, "of": of, "index": number})
 
-    def once(self, what: str, run: str, node: int, index: int) -> None:
-        """Note a ``sum`` of a run, of which there may be one of each index.
+    def summed(self, run: str, node: int, index: int) -> None:
+        """Note a sum of a run, of which there may be one of each index.
 
         Raises
         ------
@@ -106,10 +106,10 @@ class Releases:
         ReleasesError
             As ``hello``.
         """
-        entry = {"what": what, "run": run, "node": node, "index": index}
+        entry = {"what": _SUM, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
-                raise TooOften(f"run {run} had {what} {index} already: each must be made once")
+                raise TooOften(f"run {run} had sum {index} already: each must be made once")
             _append(file, entry)
 
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
@@ -188,13 +188,9 @@ class Releases:
             if any(line["noise"] == noise for line in made):
                 raise TooOften(f"the noise of release {index} was used already: each must be used once")
             entry: dict[str, Any] = {
-                "what": _RELEASE,
-                "run": run,
-                "node": node,
-                "noise": noise,
-                "multiplier": multiplier,
-            }
-            entry["rho"] = 1 / (2 * multiplier**2)
+                "what": _RELEASE, "run": run, "node": node, "noise": noise, "multiplier": multiplier,
+                "rho": 1 / (2 * multiplier**2),
+            }  # fmt: skip
             if max_epsilon < inf:
                 epsilon = epsilon_of([*(line["multiplier"] for line in made), multiplier], delta)
                 if epsilon > max_epsilon:

@@ -303,13 +303,5 @@ METHODS: Mapping[str, type[NodeMethod]] = {
 
 
 # A model's plans and wrapped copies are made once a process, not once a node and round.
-
-
-@lru_cache(maxsize=16)
-def _plan(model: nn.Module, **arguments: Any) -> Factorisation:
-    return plan_for(model, **arguments)
-
-
-@lru_cache(maxsize=4)
-def _wrapped(model: nn.Module, plan: Factorisation) -> FactoredModel:
-    return FactoredModel(model, plan)
+_plan = lru_cache(maxsize=16)(plan_for)
+_wrapped = lru_cache(maxsize=4)(FactoredModel)

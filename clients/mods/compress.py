@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.handlers import Answer, outcome
+from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.update import Learn, Learnt
 from hedgerow.clients.node_state import keep, kept
@@ -190,33 +190,35 @@ def asks_for_compression(content: RecordDict) -> bool:
 
 def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
     """Train nodes, and return their replies: compressed as ``update`` where a message asks for it."""
-    asked: dict[int, bool | Exception] = {}
-    for call in calls:  # Nodes that were sent the same object are asked the same.
+    asked: dict[int, bool] = {}  # Nodes that were sent the same object are asked the same.
+
+    def read(call: Call) -> bool:
         if id(call.content) not in asked:
-            asked[id(call.content)] = outcome(asks_for_compression, call.content)
-    answers: list[Answer | None] = [
-        asks if isinstance(asks := asked[id(call.content)], Exception) else None for call in calls
-    ]
-    open_calls = [at for at, answer in enumerate(answers) if answer is None]
-    learnt = learn([calls[at] for at in open_calls]) if open_calls else []
-    changes: dict[int, tuple[Learnt, Update]] = {}
-    for at, one in zip(open_calls, learnt, strict=True):
-        if not isinstance(one, Learnt):
-            answers[at] = one
-        elif not asked[id(calls[at].content)]:
-            answers[at] = one.reply()
-        elif isinstance(update := outcome(Update.of, one), Exception):
-            answers[at] = update
-        else:
-            changes[at] = one, update
-    sent = compress_updates([calls[at] for at in changes], [update for _, update in changes.values()])
-    for (at, (one, _)), compressed in zip(changes.items(), sent, strict=True):
-        if isinstance(compressed, Exception):
-            answers[at] = compressed
-        else:
-            record, metrics = compressed
-            answers[at] = RecordDict({"update": record, "metrics": MetricRecord({**one.metrics, **metrics})})
-    return [answer for answer in answers if answer is not None]
+            asked[id(call.content)] = asks_for_compression(call.content)
+        return asked[id(call.content)]
+
+    def work(calls: Sequence[Call], jobs: Mapping[int, bool]) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        changes: dict[int, tuple[Learnt, Update]] = {}
+        for at, one in zip(jobs, learn([calls[at] for at in jobs]), strict=True):
+            if not isinstance(one, Learnt):
+                answers[at] = one
+            elif not jobs[at]:
+                answers[at] = one.reply()
+            elif isinstance(update := outcome(Update.of, one), Exception):
+                answers[at] = update
+            else:
+                changes[at] = one, update
+        sent = compress_updates([calls[at] for at in changes], [update for _, update in changes.values()])
+        for (at, (one, _)), found in zip(changes.items(), sent, strict=True):
+            if isinstance(found, Exception):
+                answers[at] = found
+            else:
+                told = MetricRecord({**one.metrics, **found[1]})
+                answers[at] = RecordDict({"update": found[0], "metrics": told})
+        return answers
+
+    return together(read, work)(calls)
 
 
 def compress_reply(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
