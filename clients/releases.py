@@ -201,12 +201,6 @@ class Releases:
                 entry |= {"epsilon": epsilon, "delta": delta}
             _append(file, entry)
 
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon at delta of all releases; 0 without any."""
-        with self._opened() as (_, lines):
-            made = [line["multiplier"] for line in lines if line["what"] == _RELEASE]
-        return epsilon_of(made, delta) if made else 0.0
-
     def made(self, run: str) -> tuple[int, int]:
         """Return how many releases a run made, and to how many earlier runs it goes back.
 

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from hedgerow.wire.checks import is_real, require
 
-__all__ = ["Asked", "Correction", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
+__all__ = ["Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
 # (outputs, targets) -> one loss a sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
-# (parameters, their start) -> terms that are added to the gradients, by name; all (nodes, *shape).
-Correction = Callable[[State, State], Mapping[str, Tensor]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 

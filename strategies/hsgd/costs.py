@@ -24,7 +24,6 @@ __all__ = [
     "require_intervals",
     "round_parts",
     "round_seconds",
-    "run_seconds",
     "traffic",
 ]
 
@@ -259,18 +258,6 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
     not_negative(compute_seconds=compute_seconds)
     transfers = parts.global_aggregation + P // Q * (parts.local_aggregation + parts.exchange)
     return transfers + P * compute_seconds
-
-
-def run_seconds(
-    parts: RoundParts, *, P: int, Q: int, T: int, compute_seconds: float, raw_seconds: float = 0.0
-) -> float:
-    """Return the seconds of T iterations, a multiple of P; TDCD's start waits ``raw_seconds`` (>= 0) more.
-
-    Other parameters and errors as in ``round_seconds``.
-    """
-    require_intervals(P=P, Q=Q, T=T)
-    not_negative(raw_seconds=raw_seconds)
-    return raw_seconds + T // P * round_seconds(parts, P=P, Q=Q, compute_seconds=compute_seconds)
 
 
 def require_intervals(**counts: int) -> None:
