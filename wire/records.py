@@ -147,23 +147,12 @@ class DecodedRecord(ArrayRecord):
 
     def __init__(self, wire_bytes: int, wire_bits: int) -> None:
         super().__init__()
-        self.__dict__["wire_bytes"] = wire_bytes
-        self.__dict__["wire_bits"] = wire_bits
-
-    @property
-    def wire_bytes(self) -> int:
-        """The bytes of the record that travelled."""
-        return int(self.__dict__["wire_bytes"])
-
-    @property
-    def wire_bits(self) -> int:
-        """The paper's bits of the message."""
-        return int(self.__dict__["wire_bits"])
+        self.wire_bytes, self.wire_bits = wire_bytes, wire_bits
 
     def copy(self) -> Self:
         """Return a shallow copy that is counted as this record is."""
         twin = super().copy()
-        twin.__dict__.update(wire_bytes=self.wire_bytes, wire_bits=self.wire_bits)
+        twin.wire_bytes, twin.wire_bits = self.wire_bytes, self.wire_bits
         return twin
 
 

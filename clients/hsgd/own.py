@@ -20,13 +20,14 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.clients.hsgd.party import ROLES, Party
+from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.own_share import data_not_valid
 from hedgerow.clients.told import keep_told, told
 from hedgerow.tasks.files import FileColumns, FileData, read_constants, read_file
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
 from hedgerow.wire.limits import MAX_FEATURES
+from hedgerow.wire.parties import ROLES
 
 __all__ = [
     "OWN_KEYS",

@@ -44,13 +44,11 @@ from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.fixed_point import fixed_point
 from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
+from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED
 from hedgerow.wire.records import config_in, to_record
 
 __all__ = ["own_handlers", "own_pair"]
 
-_CALIBRATION_BINS = 15
-# Encodings of evaluated people, where they are sealed: none of training.
-_EVALUATED = "evaluated-zeta2"
 _MOST_BINS = 100_000
 
 
@@ -190,7 +188,7 @@ def _encode(call: Call) -> RecordDict:
     released = Release.of(config)(zeta, whole(config, "t", 0), call)
     channel = Channel.of(call, config)
     if channel is not None:
-        return channel.sealed(_batch(party, config), _EVALUATED, rows=released)
+        return channel.sealed(_batch(party, config), EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
 
 
@@ -208,7 +206,7 @@ def _score(call: Call) -> RecordDict:
     model, channel, zeta2 = party.model, Channel.of(call, config), None
     if channel is not None:
         try:
-            there, zeta2 = channel.opened(ids, _EVALUATED, model.device_encoding, party.dtype)
+            there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)
         except NotOpenedError as refused:
             return refused.told
         ids = [ids[row] for row in there]
@@ -237,9 +235,9 @@ def _score(call: Call) -> RecordDict:
     shown = [1] if p.shape[1] == 2 else range(p.shape[1])
     scores = np.stack([_histogram(p[:, c], labels == c, bins) for c in shown])
     right, sure = p.argmax(axis=1) == labels, p.max(axis=1)
-    places = np.minimum((sure * _CALIBRATION_BINS).astype(int), _CALIBRATION_BINS - 1)
+    places = np.minimum((sure * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     calibration = np.stack(
-        [np.bincount(places, w, _CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
+        [np.bincount(places, w, CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
     )
     _write_predictions(call, ids, p)
     told: dict[str, Any] = {

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.wire.calls import Call
+from hedgerow.wire.parties import INTRODUCTIONS, MALFORMED, REFUSED
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
@@ -31,15 +32,14 @@ __all__ = ["Channel", "NotOpenedError", "introduction_of", "is_sealed"]
 
 Vector = NDArray[Any]
 
-_SEALED, _INTRODUCTIONS, _REFUSED = "sealed", "introductions", "refused"
-_MALFORMED = "malformed contents"
+_SEALED = "sealed"
 
 
 class NotOpenedError(Exception):
     """A node has nothing to work with: what it was handed is refused, and ``told`` is its answer."""
 
     def __init__(self, told: RecordDict) -> None:
-        super().__init__(_REFUSED)
+        super().__init__(REFUSED)
         self.told = told
 
 
@@ -111,7 +111,7 @@ class Channel:
         links = NodeLinks(call, whole(config, "seed", 0))
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
-        told: Mapping[str, Any] = config_in(call.content, _INTRODUCTIONS)
+        told: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
         if told:
             links.name_neighbours(told)
         for name in dict.fromkeys(names):
@@ -180,7 +180,7 @@ class Channel:
 
     def _answer(self, content: RecordDict) -> RecordDict:
         if self.refused:
-            content[_REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
+            content[REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
         return content
 
     def kept(self, content: RecordDict) -> RecordDict:
@@ -263,16 +263,16 @@ class Channel:
         """Return rows (count, length), whatever a peer sealed."""
         size = self._row_bytes(length, dtype)
         if len(contents) != count * size:
-            raise PayloadError(_MALFORMED, f"{len(contents)} bytes, expected {count * size}")
+            raise PayloadError(MALFORMED, f"{len(contents)} bytes, expected {count * size}")
         if self.compress:
             try:
                 coded = [contents[start : start + size] for start in range(0, len(contents), size)]
                 return decode_rows(coded, count, length).astype(dtype, copy=False)
             except PayloadError as error:
-                raise PayloadError(_MALFORMED, str(error)) from error
+                raise PayloadError(MALFORMED, str(error)) from error
         rows = np.frombuffer(contents, np.dtype(dtype).newbyteorder("<")).reshape(count, length)
         if not np.isfinite(rows).all():
-            raise PayloadError(_MALFORMED, "NaN or infinity")
+            raise PayloadError(MALFORMED, "NaN or infinity")
         return rows.astype(dtype)
 
 

@@ -82,14 +82,13 @@ FLOAT32 = Arithmetic()
 
 
 def _run_compiled(model: nn.Module, x: Tensor) -> Tensor:
-    compiled = _program()
-    if compiled is None:
+    if not _usable[0]:
         return cast(Tensor, model(x))
     try:
         if isinstance(model, Reparametrised):
             # How weights are made of factors is planned in Python, which is not for a compiler.
-            return compiled(model.plain, model.plain_values(dict(model.named_parameters())), x)
-        return compiled(model, {}, x)
+            return _compiler()(model.plain, model.plain_values(dict(model.named_parameters())), x)
+        return _compiler()(model, {}, x)
     except Exception as error:
         outputs = cast(Tensor, model(x))  # Raises too where it is the model that is wrong.
         _give_up(error)
@@ -102,10 +101,6 @@ def _called(model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 # None once it has failed: what a process computes is then all computed as written.
 _usable = [True]
-
-
-def _program() -> Callable[..., Tensor] | None:
-    return _compiler() if _usable[0] else None
 
 
 @lru_cache(maxsize=1)

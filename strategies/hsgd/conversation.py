@@ -8,8 +8,8 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Question, answered
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
+from hedgerow.wire.parties import INTRODUCTIONS
 
 __all__ = ["Conversation"]
 

@@ -87,16 +87,12 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
             f"{gradients.shape}"
         )
     moves = np.linalg.norm(np.diff(points, axis=0), axis=-1)  # (steps,)
-    slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / _moving(moves)[:, None]  # (steps, groups)
-    _finite("gradients", slopes)
-    return float(slopes.max())
-
-
-def _moving(moves: Array) -> Array:
     _finite("points", moves)
     if not moves.all():
         raise ValueError("points must change at every step, got two consecutive equal rows")
-    return moves
+    slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / moves[:, None]  # (steps, groups)
+    _finite("gradients", slopes)
+    return float(slopes.max())
 
 
 def gradient_variance(draws: Array, gradient: Array) -> float:

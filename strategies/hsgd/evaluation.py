@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import EVALUATED, PartyLinks
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, records
+from hedgerow.strategies.hsgd.links import PartyLinks
+from hedgerow.strategies.hsgd.messages import Encodings, Schema, records
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
+from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED, INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, view
 
 __all__ = ["Scores", "evaluate_groups", "score_metrics"]
@@ -31,7 +32,6 @@ __all__ = ["Scores", "evaluate_groups", "score_metrics"]
 Counts = NDArray[np.float64]
 
 BINS = 1000
-CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,12 @@ from hedgerow.strategies.exchange import Ask, Exchange, Row
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.links import PartyLinks, Refused
-from hedgerow.strategies.hsgd.messages import (
-    INTRODUCTIONS,
-    Encodings,
-    Heads,
-    Schema,
-    SealedForAll,
-    Vector,
-    picked,
-    records,
-)
+from hedgerow.strategies.hsgd.messages import Encodings, Heads, Schema, SealedForAll, Vector, picked, records
 from hedgerow.strategies.hsgd.noise import RecordExposure
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import Node
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
+from hedgerow.wire.parties import INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, records_of
 
 __all__ = ["Interval", "IntervalTerms", "Local"]
@@ -244,16 +236,13 @@ class Interval:
         groups = [replace(one, lost="") for one in groups]
         self._before = {one.group.number: one for one in groups}
         self.exposure.exchange(groups, starts=self.terms.starts)
-        named = [self._named(one) for one in groups]
+        named = []
+        for one in groups:
+            there = tuple(p for p in one.ids if self.links.takes_part(one.group.hosts[p]))
+            introduced = there and self.links.takes_part(one.group.hospital)
+            named.append(replace(one, ids=there) if introduced else self._lost(one, "not introduced"))
         self._note(named)
         return named
-
-    def _named(self, one: Local) -> Local:
-        group = one.group
-        there = tuple(p for p in one.ids if self.links.takes_part(group.hosts[p]))
-        if not there or not self.links.takes_part(group.hospital):
-            return self._lost(one, "not introduced")
-        return replace(one, ids=there)
 
     def _note(self, groups: Sequence[Local]) -> None:
         self._of = {i: one for one in groups for i in one.group.partitions}
@@ -423,21 +412,22 @@ class Interval:
         at = node.partition_id
         one, count = self._of[at], len(self._asked[at])
         group = one.group
-        metrics = RecordDict({**records_of(content, MetricRecord)})
+        metrics = records_of(content, MetricRecord)
         if at == group.hospital:
             count -= len(self._unread(at, refused))
-        if (told := _told(content)) != count:
+        if (told := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
             raise PayloadError("bad weight", f"num-examples={told}, expected {count}")
         if at != group.hospital:
             device = self.schema.device_update(content, self._tells_device(group))
             if device.size and self.hold is not None:
                 self.hold(device, one.device_of(self._asked[at][0]), "device")
-            return Row(Updated(None, device, metrics, refused), 0)
+            return Row(Updated(None, device, RecordDict({**metrics}), refused), 0)
         loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
         if self.terms.told and self.hold is not None:
             self.hold(head, one.start.head, "head")
             self.hold(hospital, one.start.hospital, "hospital")
-        return Row(Updated(loss, np.concatenate([head, hospital], axis=-1), metrics, refused), 0)
+        blocks = np.concatenate([head, hospital], axis=-1)
+        return Row(Updated(loss, blocks, RecordDict({**metrics}), refused), 0)
 
     def _unread(self, at: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the people whose encodings a hospital of devices could not open."""
@@ -520,7 +510,3 @@ def _joined(zeta2: Mapping[str, Encodings], ids: Sequence[str]) -> Encodings:
     if isinstance(rows[0], list):
         return [row[0] for row in rows if isinstance(row, list)]
     return np.concatenate([row for row in rows if isinstance(row, np.ndarray)])
-
-
-def _told(content: RecordDict) -> Any:
-    return next(iter(records_of(content, MetricRecord).values()), MetricRecord()).get("num-examples")

@@ -7,12 +7,12 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
+from hedgerow.wire.parties import ROLES
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 __all__ = ["Introduction", "LinkIntroduction", "introduction", "own_introduction"]
 
-ROLES = ("hospital", "device", "edge")
 _LONGEST_NAME = 64
 _HASH = 32
 # Of texts that a node may tell: a class, a feature.

@@ -26,10 +26,7 @@ from hedgerow.wire.records import PayloadError, config_in, records_of, to_record
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
-__all__ = ["INTRODUCTIONS", "REFUSED", "Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
-
-# Records beside a message and in an answer, where links are sealed.
-INTRODUCTIONS, REFUSED = "introductions", "refused"
+__all__ = ["Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
 
 Vector = NDArray[Any]
 # A row a person: dense (a, e), or each row's bytes.

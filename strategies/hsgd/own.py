@@ -7,7 +7,7 @@ gateway's people, and over all devices of a group, which mask theirs. It holds n
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -120,13 +120,9 @@ class Agreed:
     device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     weights: tuple[float, ...] = ()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, for a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Agreed":
-        """Return what ``state_dict`` was of."""
+        """Return what a checkpoint has, the fields as JSON values."""
         form = Form(**{key: tuple(value) for key, value in state["form"].items()})
         sides = {key: (tuple(state[key][0]), tuple(state[key][1])) for key in ("hospital", "device")}
         return cls(form, **sides, weights=tuple(state["weights"]))
@@ -288,8 +284,7 @@ class OwnSetup:
 
     def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
         found = self._match(parties, agreed.form)
-        lacking = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
-        if lacking:
+        if lacking := self._untold(found):
             self._pool(grid, parties, found, first=False, only=lacking)
             self._tell(grid, parties, found, agreed, only=lacking)
         return self._settled(grid, parties, agreed.form)
@@ -297,9 +292,8 @@ class OwnSetup:
     def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: Form) -> Matching:
         """Return the groups of those that were told, and are ready."""
         found = self._match(parties, form)
-        untold = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
         self._seen = set(parties)
-        if untold:
+        if self._untold(found):
             # Nobody joins by others' failing: who was told of no agreement is not among these.
             found = self._match({i: one for i, one in parties.items() if i in self._told}, form)
             self._seen = None
@@ -310,6 +304,10 @@ class OwnSetup:
             if number and reason != "matched":
                 log(WARNING, "Own data: %s: %d", reason, number)
         return found
+
+    def _untold(self, found: Matching) -> set[int]:
+        """Return those that were not told the agreement for all of their people."""
+        return {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
 
     def _lost(self) -> str:
         told = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]

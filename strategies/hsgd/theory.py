@@ -157,13 +157,9 @@ def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -
     conditions = (
         (P % Q == 0, f"P must be a multiple of Q = {Q}, got {P}"),
         (T % P == 0, f"T must be a multiple of P = {P}, got {T}"),
-        (_capped(known, P, eta), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
+        (eta <= cap * (1 + _ROUNDING), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
     )
     return tuple(message for holds, message in conditions if not holds)
-
-
-def _capped(known: Estimates, P: int, eta: float) -> bool:
-    return eta <= eta_max(known.rho, P) * (1 + _ROUNDING)
 
 
 def iterations(T: int, P: int) -> int:
