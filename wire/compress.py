@@ -75,6 +75,9 @@ class Compressor(Code[Payload], Protocol):
     def __str__(self) -> str:
         """The name that ``parse_compressor`` reads back."""
 
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
+        """Return Q(v) (size,); PayloadError if the payload is none of a vector of that size."""
+
     def contraction(self, size: int) -> float:
         """Return the largest alpha of Assumption 3 that holds for every vector (size,)."""
 
@@ -362,11 +365,11 @@ def parse_compressor(text: str) -> Compressor:
     if match := re.fullmatch(rf"\s*(topk|randk)\(\s*{number}\s*{of_round}\)\s*", text, re.ASCII):
         count, fraction, k = match["count"], match["fraction"], match["k"]
         try:
-            kept = (None, int(count)) if count else (float(fraction), None)
+            share, number_of = (None, int(count)) if count else (float(fraction), None)
             if match[1] == "randk":
-                return RandK(*kept, int(k) if k else None)
+                return RandK(share, number_of, int(k) if k else None)
             if k is None:
-                return TopK(*kept)
+                return TopK(share, number_of)
         except ValueError:
             pass
     raise ValueError(

@@ -589,9 +589,7 @@ class Factorisation:
 
     @property
     def _frozen_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            f"{layer.key}:{name}": shape for layer in self.layers for name, shape in layer.frozen.items()
-        }
+        return {f"{layer.key}:{name}": shape for layer in self.layers for name, shape in layer.frozen.items()}
 
     def _reconstructed(self, factors: Mapping[str, Tensor], *, exactly: bool) -> dict[str, Tensor]:
         product = exact_product if exactly else torch.matmul

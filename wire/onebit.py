@@ -400,9 +400,7 @@ class OneBit(Codec):
 
     def _unpacked(self, payload: bytes) -> tuple[float, Vector]:
         if len(payload) != self._bytes:
-            raise PayloadError(
-                "wrong size", f"{len(payload)} bytes, expected {self._bytes} for d = {self.d}"
-            )
+            raise PayloadError("wrong size", f"{len(payload)} bytes, expected {self._bytes} for d = {self.d}")
         norm = float(struct.unpack_from("<d", payload)[0])
         if not math.isfinite(norm):
             raise PayloadError("non-finite", f"the norm is {norm}")

@@ -39,6 +39,7 @@ from hedgerow.wire.vector_codecs import Codec, Quantised, Sparse
 __all__ = ["BASELINES", "decentralised_client", "mix"]
 
 Arrays = Mapping[str, Vector]
+Reads = tuple[Callable[[ConfigRecord], object], ...]
 
 
 def mix(
@@ -109,7 +110,7 @@ class _Baseline(ABC):
     # The array that is there only between ``prepared`` and ``communicated``; None if there is no such array.
     ready: str | None = None
     # Read what the method needs of a config beside ``eta``, and raise ValueError if it is not valid.
-    reads: tuple[Callable[[ConfigRecord], object], ...] = ()
+    reads: Reads = ()
 
     def begin(self, node: GossipNode) -> Memory:
         config = node.config
@@ -242,7 +243,7 @@ class _AdaptThenCombine(_Baseline):
     """
 
     ready = "z"
-    reads = (_steps,)
+    reads: Reads = (_steps,)
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         """Return z_i: y <- y - eta g_i(y), K times from x_i."""

@@ -15,6 +15,7 @@ from hedgerow.wire.parties import ROLES
 
 __all__ = ["Party"]
 
+
 @dataclass(frozen=True, eq=False)
 class Party:
     """What one node holds: its part of its people's features, their labels, and the model's architecture.

@@ -9,6 +9,7 @@ repeated, its update is in that sum already and is not added again.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -272,7 +273,7 @@ class _Sending:
     @classmethod
     def of(cls, call: Call, update: Update) -> "_Sending":
         config, node = only_config(call), call.context.node_config
-        seed = int(config.get("round-index", 0)), int(node.get("partition-id", 0))
+        seed = cast(int, config.get("round-index", 0)), int(node.get("partition-id", 0))
         compressor = parse_compressor(str(config.get("compressor")))
         message, memory_lost = update.vector.to(torch.float32), False
         feeds_back = flag(config, "error-feedback", default=True)
