@@ -36,18 +36,10 @@ _FINEST = 40
 
 @dataclass(frozen=True)
 class GridNoise:
-    """A grid, and the noise on it.
+    """A grid, and the noise on it."""
 
-    Parameters
-    ----------
-    exponent : int
-        The step is 2^exponent, so that going to the grid and back rounds nothing else.
-    deviation : int
-        Of the noise, in steps: 1 to 2^24.
-    """
-
-    exponent: int
-    deviation: int
+    exponent: int  # The step is 2^exponent, so that going to the grid and back rounds nothing else.
+    deviation: int  # Of the noise, in steps: 1 to 2^24.
 
     @classmethod
     def of(cls, multiplier: float, clip: float, size: int, records: int = 1) -> "GridNoise":

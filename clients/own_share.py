@@ -58,25 +58,15 @@ _LEAST_SAMPLES = 5
 
 @dataclass(frozen=True, eq=False)
 class OwnShare:
-    """A node's own data, ready to learn from. Shared: read the arrays, never change them.
+    """A node's own data, ready to learn from. Shared: read the arrays, never change them."""
 
-    Parameters
-    ----------
-    source : OwnSource
-        Where they come from.
-    x, y : ndarray of float32 (N, ...), ndarray of int64 (N,)
-        All samples, standardised as the run says.
-    num_classes : int
-        Number of classes.
-    part, held_out : ndarray of int64
-        The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All
-        are in ``part`` if none is held out.
-    """
-
-    source: OwnSource
+    source: OwnSource  # Where they come from.
+    # All samples, float32 (N, ...) and int64 (N,), standardised as the run says.
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     num_classes: int
+    # The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All are
+    # in ``part`` if none is held out.
     part: NDArray[np.int64]
     held_out: NDArray[np.int64]
     _resident: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)

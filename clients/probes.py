@@ -36,21 +36,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Probe:
-    """Estimates at one model, on one node's samples.
+    """Estimates at one model, on one node's samples."""
 
-    Parameters
-    ----------
-    curvature : float
-        Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
-    gradient_variance : float
-        E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
-    loss : float
-        Mean local loss, on the samples that the curvature is measured on.
-    """
-
+    # Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
     curvature: float
+    # E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
     gradient_variance: float
-    loss: float
+    loss: float  # Mean local loss, on the samples that the curvature is measured on.
 
     def estimates(self) -> dict[str, float]:
         """Return what the planners take, by the names of a reply's metrics."""

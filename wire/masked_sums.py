@@ -336,14 +336,9 @@ class Grid:
     """Multiples of R / L in [-R, R], L = floor((2^31 - 1) / n), added modulo 2^32.
 
     However many of n members survive, the sum of their numbers is within +-(2^31 - 1): it never wraps.
-
-    Parameters
-    ----------
-    members : int
-        n, >= 1.
     """
 
-    members: int
+    members: int  # n, >= 1.
 
     @property
     def largest(self) -> int:
@@ -400,27 +395,16 @@ class NoisyGrid:
     members together has a deviation of z C at least. The sum of n of them, noise up to 12 deviations
     included, is within +-(2^31 - 1); what is beyond wraps, which costs a number and no privacy.
 
-    Parameters
-    ----------
-    members : int
-        n, >= 1.
-    noisy : int
-        h, 1 to n: the members whose noise is counted on.
-    norm : float
-        C, > 0.
-    multiplier : float
-        z, > 0.
-
     Raises
     ------
     ValueError
         If a member's noise would not be between 2 and 2^24 steps wide.
     """
 
-    members: int
-    noisy: int
-    norm: float
-    multiplier: float
+    members: int  # n, >= 1.
+    noisy: int  # h, 1 to n: the members whose noise is counted on.
+    norm: float  # C, > 0.
+    multiplier: float  # z, > 0.
 
     def __post_init__(self) -> None:
         if self.largest < 1 or not 2 <= self.deviation <= MAX_DEVIATION:
@@ -511,21 +495,11 @@ def _expanded(seed: bytes, size: int) -> Words:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """What one member makes of a sum.
+    """What one member makes of a sum."""
 
-    Parameters
-    ----------
-    words : NDArray[uint32]
-        y_u.
-    shares : Mapping[int, bytes]
-        What each other member is to be told, sealed, in plain.
-    commitments : bytes
-        16 bytes of each seed, the member's own first, then those with its neighbours.
-    """
-
-    words: Words
-    shares: Mapping[int, bytes]
-    commitments: bytes
+    words: Words  # y_u.
+    shares: Mapping[int, bytes]  # What each other member is to be told, sealed, in plain.
+    commitments: bytes  # 16 bytes of each seed, the member's own first, then those with its neighbours.
 
 
 def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:

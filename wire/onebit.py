@@ -89,21 +89,11 @@ def _of_norm(vectors: Vector, norms: Vector) -> Vector:
 
 
 class Direction(NamedTuple):
-    """What a decoder finds: the best s-sparse solution of problem (9).
+    """What a decoder finds: the best s-sparse solution of problem (9)."""
 
-    Parameters
-    ----------
-    vector : NDArray (n,)
-        Of norm 1, or 0 where nothing was found.
-    agreement : float
-        The fraction of the d signs that it gives, in [0, 1].
-    iterations : int
-        How many were made.
-    """
-
-    vector: Vector
-    agreement: float
-    iterations: int
+    vector: Vector  # (n,): Of norm 1, or 0 where nothing was found.
+    agreement: float  # The fraction of the d signs that it gives, in [0, 1].
+    iterations: int  # How many were made.
 
 
 class _Trial(NamedTuple):

@@ -240,20 +240,11 @@ def _agreed(pair: _Pair) -> bytes:
 
 @dataclass(frozen=True)
 class Link:
-    """One node's end of a link.
+    """One node's end of a link."""
 
-    Parameters
-    ----------
-    secret : bytes
-        What both ends share, ``NodeIdentity.secret_with``.
-    run : str
-        The run; another one's messages do not open.
-    own, peer : str
-        The names of the two ends, each as the other one calls it.
-    """
-
-    secret: bytes
-    run: str
+    secret: bytes  # What both ends share, ``NodeIdentity.secret_with``.
+    run: str  # The run; another one's messages do not open.
+    # The names of the two ends, each as the other one calls it.
     own: str
     peer: str
 

@@ -27,20 +27,11 @@ class SignUpdates:
 
     An update holds for each layer ``"<key>:bits"``, uint8, a set bit for +alpha, and ``"<key>:alpha"``,
     float32, of one entry.
-
-    Parameters
-    ----------
-    sizes : Mapping[str, int]
-        Weights of each layer, >= 1.
-    signs : int
-        Signs of all layers that travel, >= 0; see ``signs_by_layer``.
-    seed : int
-        The run's.
     """
 
-    sizes: Mapping[str, int]
-    signs: int
-    seed: int
+    sizes: Mapping[str, int]  # Weights of each layer, >= 1.
+    signs: int  # Signs of all layers that travel, >= 0; see ``signs_by_layer``.
+    seed: int  # The run's.
 
     @cached_property
     def counts(self) -> Mapping[str, int]:

@@ -30,36 +30,18 @@ _MEAN = Aggregation("mean")
 
 @dataclass(frozen=True)
 class Rules:
-    """A node's constants.
+    """A node's constants."""
 
-    Parameters
-    ----------
-    s : int
-        Nonzeros of a model, >= 1.
-    mu : float
-        Proximal weight of the local steps, > 0.
-    kappa : int
-        Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
-    sigma : float
-        sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
-    neighbours : int
-        |N_i| without the node itself, >= 0.
-    fixed_c : bool (default: False)
-        Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
-    privacy : GradientPrivacy (default: none)
-        What happens to gradients.
-    neighbourhood : Aggregation (default: the mean)
-        What is taken of the own and the neighbours' models.
-    """
-
-    s: int
-    mu: float
-    kappa: int
+    s: int  # Nonzeros of a model, >= 1.
+    mu: float  # Proximal weight of the local steps, > 0.
+    kappa: int  # Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
+    # sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
     sigma: float
-    neighbours: int
+    neighbours: int  # |N_i| without the node itself, >= 0.
+    # Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
     fixed_c: bool = False
-    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING
-    neighbourhood: Aggregation = _MEAN
+    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING  # What happens to gradients.
+    neighbourhood: Aggregation = _MEAN  # What is taken of the own and the neighbours' models.
 
     def __post_init__(self) -> None:
         at_least(1, s=self.s, kappa=self.kappa)
@@ -72,28 +54,15 @@ class Rules:
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node at the start of an iteration. The arrays are never changed in place.
+    """A node at the start of an iteration. The arrays are never changed in place."""
 
-    Parameters
-    ----------
-    w, u : NDArray (n,)
-        The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
-    iteration : int
-        k, >= 0.
-    participants : int
-        m_i of the last communication, with the node itself.
-    gradients : int (default: 1)
-        How often the data were read, which is the number of releases.
-    missed : int (default: 0)
-        Communications that did not take place.
-    """
-
+    # (n,): The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
     w: Vector
     u: Vector
-    iteration: int
-    participants: int
-    gradients: int = 1
-    missed: int = 0
+    iteration: int  # k, >= 0.
+    participants: int  # m_i of the last communication, with the node itself.
+    gradients: int = 1  # How often the data were read, which is the number of releases.
+    missed: int = 0  # Communications that did not take place.
 
 
 def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:

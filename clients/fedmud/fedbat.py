@@ -31,24 +31,14 @@ _LEAST, _MOST = 5e-4, 5e-2
 
 @dataclass(frozen=True)
 class BinarisedWork:
-    """One node's local training.
+    """One node's local training."""
 
-    Parameters
-    ----------
-    sgd : LocalWork
-        Start, data, batches and step size; the first half of the batches, rounded down, is warm-up, as in the
-        authors' code. Of one batch M is 0 before it, and alpha at its lower bound.
-    base : Mapping[str, Tensor]
-        w, the weights whose update is binarised; ``sgd.start`` holds the same.
-    stream : torch.Generator
-        What the binariser draws from, on the CPU.
-    kept : Mapping[str, NDArray[int64] or None] (default: none)
-        The indices of each layer's weights whose signs travel; None, or no entry, where all do.
-    """
-
+    # Start, data, batches and step size; the first half of the batches, rounded down, is warm-up, as in the
+    # authors' code. Of one batch M is 0 before it, and alpha at its lower bound.
     sgd: LocalWork
-    base: Mapping[str, Tensor]
-    stream: torch.Generator
+    base: Mapping[str, Tensor]  # w, the weights whose update is binarised; ``sgd.start`` holds the same.
+    stream: torch.Generator  # What the binariser draws from, on the CPU.
+    # The indices of each layer's weights whose signs travel; None, or no entry, where all do.
     kept: Mapping[str, NDArray[np.int64] | None] = field(default_factory=dict)
 
 

@@ -28,21 +28,12 @@ _RECORD = "base"  # in context.state
 
 @dataclass(frozen=True)
 class Evolution:
-    """How a method's base moves on.
+    """How a method's base moves on."""
 
-    Parameters
-    ----------
-    shapes : Mapping[str, tuple[int, ...]]
-        The shapes of the base's weights, by key.
-    updates : str
-        The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
-    step : Callable[[dict, int, Mapping[str, Tensor]], dict]
-        From a base, its version and that version's update to the next base: new tensors, float32 on the
-        CPU, of the server's bits.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    updates: str
+    shapes: Mapping[str, tuple[int, ...]]  # The shapes of the base's weights, by key.
+    updates: str  # The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
+    # From a base, its version and that version's update to the next base: new tensors, float32 on the CPU, of
+    # the server's bits.
     step: Callable[[State, int, Mapping[str, Tensor]], State]
 
 

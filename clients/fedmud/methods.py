@@ -39,21 +39,11 @@ Work = LocalWork | BinarisedWork
 
 @dataclass(frozen=True)
 class Instruction:
-    """A message to one node, and the task that it is about.
+    """A message to one node, and the task that it is about."""
 
-    Parameters
-    ----------
-    call : Call
-        The message and the node's context.
-    config : ConfigRecord
-        The message's one.
-    task : LocalTask
-        The node's.
-    """
-
-    call: Call
-    config: ConfigRecord
-    task: LocalTask
+    call: Call  # The message and the node's context.
+    config: ConfigRecord  # The message's one.
+    task: LocalTask  # The node's.
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "Instruction":

@@ -63,18 +63,10 @@ def config_of(call: Call) -> ConfigRecord:
 
 @dataclass(frozen=True)
 class Release:
-    """What is done to each row of encodings before it leaves the node.
+    """What is done to each row of encodings before it leaves the node."""
 
-    Parameters
-    ----------
-    clip : float or None (default: None)
-        Largest L2 norm of a row, > 0; None leaves rows as they are.
-    noise_multiplier : float (default: 0.0)
-        Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
-    """
-
-    clip: float | None = None
-    noise_multiplier: float = 0.0
+    clip: float | None = None  # Largest L2 norm of a row, > 0; None leaves rows as they are.
+    noise_multiplier: float = 0.0  # Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "Release":
@@ -108,17 +100,10 @@ class ProtectedUpload:
 
     Whatever the node learned from, the change has a norm of ``clip`` at most, so that another record moves it
     by 2 ``clip`` at most.
-
-    Parameters
-    ----------
-    clip : float
-        Largest L2 norm of the change, > 0.
-    noise_multiplier : float
-        Standard deviation of the Gaussian noise in units of ``clip``, > 0.
     """
 
-    clip: float
-    noise_multiplier: float
+    clip: float  # Largest L2 norm of the change, > 0.
+    noise_multiplier: float  # Standard deviation of the Gaussian noise in units of ``clip``, > 0.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ProtectedUpload | None":
@@ -328,33 +313,18 @@ def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict
 
 @dataclass(frozen=True)
 class PartyMemory:
-    """What a node knows between two messages of a round.
+    """What a node knows between two messages of a round."""
 
-    Parameters
-    ----------
-    t : int
-        The iteration whose model it is.
-    arrays : Mapping[str, NDArray]
-        ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
-    ids : tuple[str, ...] (default: empty)
-        The batch A_m, in the order of the exchange.
-    pairs : bool (default: False)
-        Whether every pair has its own model.
-    start : Mapping[str, NDArray] (default: none)
-        The blocks (n,) that the round started from, where the upload is to be protected.
-    loss : float or None (default: None)
-        A hospital's mean loss, where it is to be told within a sum.
-    made_at : int or None (default: None)
-        The iteration that the arrays were made in or sent for, where the group missed those up to t; None
-        for t.
-    """
-
-    t: int
+    t: int  # The iteration whose model it is.
+    # ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
     arrays: Mapping[str, Vector]
-    ids: tuple[str, ...] = ()
-    pairs: bool = False
+    ids: tuple[str, ...] = ()  # The batch A_m, in the order of the exchange.
+    pairs: bool = False  # Whether every pair has its own model.
+    # The blocks (n,) that the round started from, where the upload is to be protected.
     start: Mapping[str, Vector] = field(default_factory=dict)
-    loss: float | None = None
+    loss: float | None = None  # A hospital's mean loss, where it is to be told within a sum.
+    # The iteration that the arrays were made in or sent for, where the group missed those up to t; None for
+    # t.
     made_at: int | None = None
 
     @classmethod

@@ -67,29 +67,14 @@ def is_sealed(call: Call, config: ConfigRecord) -> bool:
 
 @dataclass
 class Channel:
-    """A node's links to its peers, for one message.
+    """A node's links to its peers, for one message."""
 
-    Parameters
-    ----------
-    call : Call
-        The message; its introductions were taken.
-    links : NodeLinks
-        The node's.
-    peers : tuple of str
-        One for each person of the batch, or one for all.
-    t : int
-        The iteration.
-    compress : bool
-        Whether rows are coded as top-k.
-    refused : dict of str to list of str
-        Peers that were refused, by reason.
-    """
-
-    call: Call
-    links: NodeLinks
-    peers: tuple[str, ...]
-    t: int
-    compress: bool
+    call: Call  # The message; its introductions were taken.
+    links: NodeLinks  # The node's.
+    peers: tuple[str, ...]  # One for each person of the batch, or one for all.
+    t: int  # The iteration.
+    compress: bool  # Whether rows are coded as top-k.
+    # Peers that were refused, by reason.
     refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod

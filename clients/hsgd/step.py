@@ -67,49 +67,24 @@ def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False)
 
 
 class HospitalStack(NamedTuple):
-    """Hospitals, or a hospital's pairs, before their steps.
+    """Hospitals, or a hospital's pairs, before their steps."""
 
-    Parameters
-    ----------
-    head, hospital : Tensor, (members, n_0) and (members, n_1)
-        theta_0 and theta_1, live.
-    x1 : Tensor, (members, batch, ...)
-        X_1 of the batch.
-    z2 : Tensor, (members, batch, e_2)
-        Z_2, frozen.
-    y : Tensor, (members, batch)
-        Labels.
-    """
-
+    # (members, n_0) and (members, n_1): theta_0 and theta_1, live.
     head: Tensor
     hospital: Tensor
-    x1: Tensor
-    z2: Tensor
-    y: Tensor
+    x1: Tensor  # (members, batch, ...): X_1 of the batch.
+    z2: Tensor  # (members, batch, e_2): Z_2, frozen.
+    y: Tensor  # (members, batch): Labels.
 
 
 class DeviceStack(NamedTuple):
-    """Devices before their steps.
+    """Devices before their steps."""
 
-    Parameters
-    ----------
-    device : Tensor, (members, n_2)
-        theta_2, live.
-    head : Tensor, (members, n_0)
-        theta_0, frozen.
-    z1 : Tensor, (members, 1, e_1)
-        zeta_1 of the own sample, frozen.
-    x2 : Tensor, (members, 1, ...)
-        The own sample's X_2.
-    y : Tensor, (members, 1)
-        Its label.
-    """
-
-    device: Tensor
-    head: Tensor
-    z1: Tensor
-    x2: Tensor
-    y: Tensor
+    device: Tensor  # (members, n_2): theta_2, live.
+    head: Tensor  # (members, n_0): theta_0, frozen.
+    z1: Tensor  # (members, 1, e_1): zeta_1 of the own sample, frozen.
+    x2: Tensor  # (members, 1, ...): The own sample's X_2.
+    y: Tensor  # (members, 1): Its label.
 
 
 def hospital_steps(

@@ -57,21 +57,11 @@ _CHUNK = 1 << 26
 
 @dataclass(frozen=True)
 class Update:
-    """What a node learnt in a round.
+    """What a node learnt in a round."""
 
-    Parameters
-    ----------
-    layout : Layout
-        The layout of the state dict.
-    vector : Tensor
-        x_i^k - x^k (d,) over the compressed keys, on any device.
-    dense : Mapping[str, Tensor]
-        The new values of the keys that are not compressed.
-    """
-
-    layout: Layout
-    vector: Tensor
-    dense: Mapping[str, Tensor]
+    layout: Layout  # The layout of the state dict.
+    vector: Tensor  # x_i^k - x^k (d,) over the compressed keys, on any device.
+    dense: Mapping[str, Tensor]  # The new values of the keys that are not compressed.
 
     @classmethod
     def of(cls, learnt: Learnt) -> "Update":

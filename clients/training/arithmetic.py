@@ -30,22 +30,17 @@ Forward = Callable[[Tensor], Tensor]
 class Arithmetic:
     """How forward passes are computed.
 
-    Parameters
-    ----------
-    precision : {"float32", "bf16"} (default: "float32")
-        ``bf16`` is torch's autocast: matrix products and convolutions take and give bfloat16.
-    compiled : int (default: 0)
-        The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
-        are computed as written, so that what a node learns depends on nothing but its own batches. 0 for
-        none.
-
     Raises
     ------
     ValueError
         If a value is none of these.
     """
 
+    # {"float32", "bf16"}: ``bf16`` is torch's autocast: matrix products and convolutions take and give
+    # bfloat16.
     precision: Precision = "float32"
+    # The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
+    # are computed as written, so that what a node learns depends on nothing but its own batches. 0 for none.
     compiled: int = 0
 
     def __post_init__(self) -> None:

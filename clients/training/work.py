@@ -20,27 +20,16 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node's batches were made of, for a training loop of the user's own.
+    """What a node's batches were made of, for a training loop of the user's own."""
 
-    Parameters
-    ----------
-    part : NDArray[int64]
-        The node's samples, as indices into the data.
-    batch_size, seed, round, partition_id : int
-        What the message asks for, and of whom.
-    epochs : int or None (default: None)
-        How many local epochs the batches are; None where a method counts steps.
-    augmentation : str (default: "none")
-        What was done to the samples of each batch.
-    """
-
-    part: NDArray[np.int64]
+    part: NDArray[np.int64]  # The node's samples, as indices into the data.
+    # What the message asks for, and of whom.
     batch_size: int
     seed: int
     round: int
     partition_id: int
-    epochs: int | None = None
-    augmentation: str = "none"
+    epochs: int | None = None  # How many local epochs the batches are; None where a method counts steps.
+    augmentation: str = "none"  # What was done to the samples of each batch.
 
 
 @dataclass(frozen=True)

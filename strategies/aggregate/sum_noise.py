@@ -118,28 +118,15 @@ class SumReleases:
 
 @dataclass(frozen=True)
 class SumPrivacyReport(PrivacyReport):
-    """What noisy sums promise the node of which most was told.
-
-    Parameters
-    ----------
-    epsilon, delta, unprotected
-        As in ``PrivacyReport``.
-    releases : int
-        Sums that the node was asked for.
-    rho : float
-        What they add up to, of zero-concentrated DP.
-    releases_epsilon : float
-        What epsilon would be if these sums were all that is told, and nobody could take their noise off.
-    covers : str
-        Whom it protects, against whom, and what it leaves out.
-    """
+    """What noisy sums promise the node of which most was told."""
 
     reasons = REASONS
 
-    releases: int
-    rho: float
+    releases: int  # Sums that the node was asked for.
+    rho: float  # What they add up to, of zero-concentrated DP.
+    # What epsilon would be if these sums were all that is told, and nobody could take their noise off.
     releases_epsilon: float
-    covers: str = COVERS
+    covers: str = COVERS  # Whom it protects, against whom, and what it leaves out.
 
     @property
     def figures(self) -> dict[str, float]:

@@ -180,45 +180,25 @@ class Privacy:
 
 @dataclass(frozen=True)
 class GradientReport(PrivacyReport):
-    """What a node's releases cost: epsilon is exact; all is infinite where nothing is guaranteed.
-
-    Parameters
-    ----------
-    epsilon, delta, unprotected
-        As in ``PrivacyReport``; in mode ``paper`` the claims are all there is.
-    count : int
-        Releases: noisy gradients, the first included.
-    step : tuple[float, float]
-        (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is
-        not proved.
-    step_epsilon : float
-        Exact epsilon of one release at its delta.
-    claimed_epsilon, claimed_delta : float
-        Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
-    rho : float
-        Zero-concentrated DP of the run.
-    zcdp_epsilon : float
-        Of the run at ``delta``, from rho: an upper bound.
-    releases_epsilon : float
-        What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
-        noise off; infinite in mode ``paper``.
-    covers : str
-        Whom it protects, against whom, and what it leaves out.
-    numerical_epsilon : float or None (default: None)
-        The same by dp-accounting; None where it was not asked, is not installed, or would not end.
-    """
+    """What a node's releases cost: epsilon is exact; all is infinite where nothing is guaranteed."""
 
     reasons = _REASONS
 
-    count: int
+    count: int  # Releases: noisy gradients, the first included.
+    # (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is not
+    # proved.
     step: tuple[float, float]
-    step_epsilon: float
+    step_epsilon: float  # Exact epsilon of one release at its delta.
+    # Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
     claimed_epsilon: float
     claimed_delta: float
-    rho: float
-    zcdp_epsilon: float
+    rho: float  # Zero-concentrated DP of the run.
+    zcdp_epsilon: float  # Of the run at ``delta``, from rho: an upper bound.
+    # What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
+    # noise off; infinite in mode ``paper``.
     releases_epsilon: float
-    covers: str = _COVERS
+    covers: str = _COVERS  # Whom it protects, against whom, and what it leaves out.
+    # The same by dp-accounting; None where it was not asked, is not installed, or would not end.
     numerical_epsilon: float | None = None
 
     @property

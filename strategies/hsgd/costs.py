@@ -63,27 +63,20 @@ class MethodName(StrEnum):
 class Sizes:
     """What one group's messages hold, in scalars of 32 bits.
 
-    Parameters
-    ----------
-    head, hospital, device : int
-        |theta_0|, |theta_1| and |theta_2|, >= 1.
-    hospital_encoding, device_encoding : int
-        Length of one sample's zeta_1 and zeta_2, >= 1.
-    batch : int
-        Devices |A| that take part in a local interval, >= 1; each has one sample.
-
     Raises
     ------
     ValueError
         If a number is not an integer >= 1.
     """
 
+    # |theta_0|, |theta_1| and |theta_2|, >= 1.
     head: int
     hospital: int
     device: int
+    # Length of one sample's zeta_1 and zeta_2, >= 1.
     hospital_encoding: int
     device_encoding: int
-    batch: int
+    batch: int  # Devices |A| that take part in a local interval, >= 1; each has one sample.
 
     def __post_init__(self) -> None:
         at_least(1, **{field.name: getattr(self, field.name) for field in fields(self)})
@@ -178,14 +171,9 @@ def traffic(
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Seconds of the transfers of a global interval: t_g once, t_l and t_e in every local interval.
+    """Seconds of the transfers of a global interval: t_g once, t_l and t_e in every local interval."""
 
-    Parameters
-    ----------
-    global_aggregation, local_aggregation, exchange : float
-        t_g, t_l and t_e, >= 0.
-    """
-
+    # t_g, t_l and t_e, >= 0.
     global_aggregation: float
     local_aggregation: float
     exchange: float

@@ -36,24 +36,17 @@ BINS = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """What one hospital tells of the people who were evaluated.
+    """What one hospital tells of the people who were evaluated."""
 
-    Parameters
-    ----------
-    count : int
-        How many they are, >= 1.
-    loss, accuracy : float
-        Their mean cross-entropy in nats, and the share that is told right.
-    scores : ndarray of float64, (classes, 2, bins)
-        People by the probability of a class: those of others, those of the class. Two classes have one row.
-    calibration : ndarray of float64, (3, 15)
-        By the probability of the predicted class: people, those that are told right, sum of probabilities.
-    """
-
-    count: int
+    count: int  # How many they are, >= 1.
+    # Their mean cross-entropy in nats, and the share that is told right.
     loss: float
     accuracy: float
+    # (classes, 2, bins): People by the probability of a class: those of others, those of the class. Two
+    # classes have one row.
     scores: Counts
+    # (3, 15): By the probability of the predicted class: people, those that are told right, sum of
+    # probabilities.
     calibration: Counts
 
 

@@ -25,27 +25,13 @@ class PairingError(RunFailedError, ValueError):
 
 @dataclass(frozen=True)
 class Group:
-    """One hospital with its people.
+    """One hospital with its people."""
 
-    Parameters
-    ----------
-    number : int
-        m, from 0.
-    hospital : int
-        The hospital's partition id.
-    ids : tuple[str, ...]
-        The people, in the order of the hospital's rows.
-    hosts : Mapping[str, int]
-        The partition id of the node that has each person's device.
-    hosted : bool
-        Whether that node is an edge, one for all, and no device of its own.
-    """
-
-    number: int
-    hospital: int
-    ids: tuple[str, ...]
-    hosts: Mapping[str, int]
-    hosted: bool
+    number: int  # m, from 0.
+    hospital: int  # The hospital's partition id.
+    ids: tuple[str, ...]  # The people, in the order of the hospital's rows.
+    hosts: Mapping[str, int]  # The partition id of the node that has each person's device.
+    hosted: bool  # Whether that node is an edge, one for all, and no device of its own.
 
     @property
     def size(self) -> int:

@@ -35,40 +35,20 @@ Hold = Callable[[Vector, Vector, str], None]
 
 @dataclass(frozen=True)
 class IntervalTerms:
-    """What every party is told of an interval.
+    """What every party is told of an interval."""
 
-    Parameters
-    ----------
-    t : int
-        Its first iteration, counted from the start of the run.
-    steps : int
-        Q.
-    starts, uploads : bool
-        Whether it is the first of its round, and whether it is the last.
-    eta0 : float
-        Learning rate of iteration 0.
-    eta_period : int
-        Iterations after which it is halved; 0 for never.
-    mu : float
-        L2 regularisation of both encoders.
-    noise : Mapping[str, Scalar]
-        What an exchange tells of noise on encodings.
-    uploads_noise : Mapping[str, Scalar]
-        What all messages tell of noise on uploads.
-    summed : bool
-        Whether parties keep what their steps make until it goes into a sum.
-    """
-
-    t: int
-    steps: int
+    t: int  # Its first iteration, counted from the start of the run.
+    steps: int  # Q.
+    # Whether it is the first of its round, and whether it is the last.
     starts: bool
     uploads: bool
-    eta0: float
-    eta_period: int = 0
-    mu: float = 0.0
-    noise: Mapping[str, Scalar] = field(default_factory=dict)
+    eta0: float  # Learning rate of iteration 0.
+    eta_period: int = 0  # Iterations after which it is halved; 0 for never.
+    mu: float = 0.0  # L2 regularisation of both encoders.
+    noise: Mapping[str, Scalar] = field(default_factory=dict)  # What an exchange tells of noise on encodings.
+    # What all messages tell of noise on uploads.
     uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
-    summed: bool = False
+    summed: bool = False  # Whether parties keep what their steps make until it goes into a sum.
 
     @property
     def exchange(self) -> dict[str, Scalar]:
@@ -95,45 +75,21 @@ class IntervalTerms:
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A group in a round.
-
-    Parameters
-    ----------
-    group : Group
-        The group.
-    start : Theta
-        The model at the round's start.
-    ids : tuple of str
-        A_m of the interval at hand, less those who were silent.
-    own : Mapping[str, NDArray]
-        theta_{2,m,n} of the devices that trained; of JFL in the round.
-    at : int or None
-        The iteration that its model was made for; None for that of the round's start.
-    lost : str
-        Why it sits out the interval at hand; empty if it does not.
-    missed : int
-        Intervals that it sat out.
-    trained : tuple of int
-        The nodes of the last interval's devices whose steps count.
-    loss : float or None
-        As the hospital told it last.
-    uploaded : NDArray or None
-        Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
-    averaged : NDArray or None
-        theta_{2,m} where it has moved in the round, (n2,).
-    """
+    """A group in a round."""
 
     group: Group
-    start: Theta
-    ids: tuple[str, ...] = ()
+    start: Theta  # The model at the round's start.
+    ids: tuple[str, ...] = ()  # A_m of the interval at hand, less those who were silent.
+    # theta_{2,m,n} of the devices that trained; of JFL in the round.
     own: Mapping[str, Vector] = field(default_factory=dict)
-    at: int | None = None
-    lost: str = ""
-    missed: int = 0
-    trained: tuple[int, ...] = ()
-    loss: float | None = None
+    at: int | None = None  # The iteration that its model was made for; None for that of the round's start.
+    lost: str = ""  # Why it sits out the interval at hand; empty if it does not.
+    missed: int = 0  # Intervals that it sat out.
+    trained: tuple[int, ...] = ()  # The nodes of the last interval's devices whose steps count.
+    loss: float | None = None  # As the hospital told it last.
+    # Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
     uploaded: Vector | None = None
-    averaged: Vector | None = None
+    averaged: Vector | None = None  # theta_{2,m} where it has moved in the round, (n2,).
 
     @property
     def device(self) -> Vector:
@@ -188,39 +144,17 @@ class _Swap:
 
 @dataclass
 class Interval:
-    """The two waves of messages of one local interval.
+    """The two waves of messages of one local interval."""
 
-    Parameters
-    ----------
-    terms : IntervalTerms
-        What the parties are told.
-    schema : Schema
-        What a valid reply is.
-    links : PartyLinks
-        Whether hospital and devices talk past the server.
-    books : Books
-        Where transfers go.
-    round : int
-        Under which round they are booked.
-    exposure : RecordExposure
-        Counts what is asked for of each person.
-    hold : Hold or None (default: None)
-        None for no bounds.
-    contents : list of RecordDict
-        Takes the metrics that hospitals tell.
-    beside : bool (default: False)
-        Whether it is no part of the round's training.
-    """
-
-    terms: IntervalTerms
-    schema: Schema
-    links: PartyLinks
-    books: Books
-    round: int
-    exposure: RecordExposure
-    hold: Hold | None = None
-    contents: list[RecordDict] = field(default_factory=list)
-    beside: bool = False
+    terms: IntervalTerms  # What the parties are told.
+    schema: Schema  # What a valid reply is.
+    links: PartyLinks  # Whether hospital and devices talk past the server.
+    books: Books  # Where transfers go.
+    round: int  # Under which round they are booked.
+    exposure: RecordExposure  # Counts what is asked for of each person.
+    hold: Hold | None = None  # None for no bounds.
+    contents: list[RecordDict] = field(default_factory=list)  # Takes the metrics that hospitals tell.
+    beside: bool = False  # Whether it is no part of the round's training.
 
     def __post_init__(self) -> None:
         self._before: dict[int, Local] = {}

@@ -37,24 +37,15 @@ class Form:
 
 @dataclass
 class Matching:
-    """Groups whose parties have the same people.
+    """Groups whose parties have the same people."""
 
-    Parameters
-    ----------
-    form : Form
-        What their halves have in common.
-    groups : list of Group
-        Those with a hospital and at least one matched person to train on; people in the order of hashes.
-    held_out : dict of int to Group
-        The same groups with the people that do not train, where there are any.
-    counts : Counter of str
-        People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``;
-        and parties that are left out, by reason.
-    """
-
-    form: Form
+    form: Form  # What their halves have in common.
+    # Those with a hospital and at least one matched person to train on; people in the order of hashes.
     groups: list[Group] = field(default_factory=list)
+    # The same groups with the people that do not train, where there are any.
     held_out: dict[int, Group] = field(default_factory=dict)
+    # People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``; and
+    # parties that are left out, by reason.
     counts: Counter[str] = field(default_factory=Counter)
 
     @property

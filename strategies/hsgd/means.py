@@ -50,22 +50,13 @@ RECOMMENDED_SUM_SIZE = 16
 
 @dataclass(frozen=True)
 class Means:
-    """The rules of a run.
+    """The rules of a run."""
 
-    Parameters
-    ----------
-    groups, devices : Choice
-        Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
-    sums : SecureSum or None
-        Whether the server sees means alone.
-    least_devices : int (default: 16)
-        Devices without which there is no sum of a batch's.
-    """
-
+    # Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
     groups: Choice
     devices: Choice
-    sums: SecureSum | None
-    least_devices: int = RECOMMENDED_SUM_SIZE
+    sums: SecureSum | None  # Whether the server sees means alone.
+    least_devices: int = RECOMMENDED_SUM_SIZE  # Devices without which there is no sum of a batch's.
 
     @classmethod
     def of(
@@ -235,14 +226,9 @@ def mean_of_models(
 
 @dataclass(frozen=True)
 class ToldMeans:
-    """Means of what parties tell.
+    """Means of what parties tell."""
 
-    Parameters
-    ----------
-    groups, devices : Aggregator (default: plain means)
-        Of groups, and of devices and JFL's pairs.
-    """
-
+    # Of groups, and of devices and JFL's pairs.
     groups: Aggregator = ByPeople()
     devices: Aggregator = _ALIKE
 

@@ -205,18 +205,11 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Report(PrivacyReport):
-    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement.
-
-    Parameters
-    ----------
-    epsilon, delta, unprotected
-        As in ``PrivacyReport``.
-    encodings, uploads : int
-        Releases with noise that are counted.
-    """
+    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement."""
 
     reasons = REASONS
 
+    # Releases with noise that are counted.
     encodings: int
     uploads: int
 

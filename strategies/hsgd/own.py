@@ -103,22 +103,13 @@ class OwnDataSetup:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What stays the same for a run, also for people who join: the form, the standardisation, the weights.
+    """What stays the same for a run, also for people who join: the form, the standardisation, the weights."""
 
-    Parameters
-    ----------
-    form : Form
-        Shapes, columns and classes.
-    hospital, device : tuple of two tuples of float
-        Mean and deviation of each side's columns; empty without standardisation.
-    weights : tuple of float
-        Of the classes; empty for 1 each.
-    """
-
-    form: Form
+    form: Form  # Shapes, columns and classes.
+    # Mean and deviation of each side's columns; empty without standardisation.
     hospital: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    weights: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()  # Of the classes; empty for 1 each.
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Agreed":
@@ -151,36 +142,16 @@ class _Sums:
 
 @dataclass
 class OwnSetup:
-    """What parties are asked and told before training, and again when some come, come back, or go.
+    """What parties are asked and told before training, and again when some come, come back, or go."""
 
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes they are.
-    own : OwnDataSetup
-        What is asked for.
-    num_groups : int or None
-        Groups from this number on are left out.
-    sealed : bool (default: False)
-        Whether hospital and devices seal what they tell each other.
-
-    Attributes
-    ----------
-    encodings : tuple of two int
-        e1 and e2, as most parties of each side said at the start.
-    counts : Counter of str
-        What became of people and parties in the last matching.
-    first : set of int
-        The groups that the run started with.
-    """
-
-    federation: Federation
-    own: OwnDataSetup
-    num_groups: int | None = None
-    sealed: bool = False
-    encodings: tuple[int, int] = (0, 0)
+    federation: Federation  # Whose nodes they are.
+    own: OwnDataSetup  # What is asked for.
+    num_groups: int | None = None  # Groups from this number on are left out.
+    sealed: bool = False  # Whether hospital and devices seal what they tell each other.
+    encodings: tuple[int, int] = (0, 0)  # e1 and e2, as most parties of each side said at the start.
+    # What became of people and parties in the last matching.
     counts: Counter[str] = field(default_factory=Counter)
-    first: set[int] = field(default_factory=set)
+    first: set[int] = field(default_factory=set)  # The groups that the run started with.
 
     def __post_init__(self) -> None:
         self.parties = Parties(self.federation, self.sealed)

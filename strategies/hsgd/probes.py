@@ -107,26 +107,13 @@ Ask = Callable[[IntervalTerms, Sequence[Local]], Steps[list[Local]]]
 
 @dataclass
 class Prober:
-    """Makes the exchanges of an estimate.
+    """Makes the exchanges of an estimate."""
 
-    Parameters
-    ----------
-    groups : Sequence[Group]
-        All groups.
-    counts : Sequence[int]
-        |A_m| of each.
-    ask : Ask
-        Makes an interval of a method that compresses nothing and has no pairs.
-    terms : IntervalTerms
-        t, mu and noise of the round at hand.
-    seed, server_round : int
-        Key the draws.
-    """
-
-    groups: Sequence[Group]
-    counts: Sequence[int]
-    ask: Ask
-    terms: IntervalTerms
+    groups: Sequence[Group]  # All groups.
+    counts: Sequence[int]  # |A_m| of each.
+    ask: Ask  # Makes an interval of a method that compresses nothing and has no pairs.
+    terms: IntervalTerms  # t, mu and noise of the round at hand.
+    # Key the draws.
     seed: int
     server_round: int
 

@@ -253,28 +253,15 @@ def halved_eta(t: int, *, eta0: float, period: int) -> float:
 
 @dataclass(frozen=True)
 class IntervalPlan:
-    """A choice of intervals whose bound reaches a target, and what it costs.
+    """A choice of intervals whose bound reaches a target, and what it costs."""
 
-    Parameters
-    ----------
-    P, Q : int
-        Global and local interval in iterations.
-    bound : float
-        Gamma(P, Q), at most the target.
-    bytes : float
-        The paper's cost (19) of T iterations over all groups.
-    seconds : float
-        The slowest group's, for T iterations.
-    iterations : int
-        T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
-    """
-
+    # Global and local interval in iterations.
     P: int
     Q: int
-    bound: float
-    bytes: float
-    seconds: float
-    iterations: int
+    bound: float  # Gamma(P, Q), at most the target.
+    bytes: float  # The paper's cost (19) of T iterations over all groups.
+    seconds: float  # The slowest group's, for T iterations.
+    iterations: int  # T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
 
 
 def plans(
