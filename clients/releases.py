@@ -42,10 +42,7 @@ class TooOften(ValueError):  # noqa: N818
 class Releases:
     """The ledger of a node's releases.
 
-    Parameters
-    ----------
-    path : Path
-        The file; made, with its folder, where it is not there, for its owner alone.
+    - ``path``: The file; made, with its folder, where it is not there, for its owner alone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,16 +112,10 @@ class Releases:
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
         """Note one sum over the records of a source; the same sum may be told again.
 
-        Parameters
-        ----------
-        run, node : str, int
-            Who is told by whom.
-        source : str
-            Which records it is over, and what kind of sum it is.
-        digest : str
-            What tells this sum from others.
-        most : int
-            How many different ones may be told, in all runs.
+        - ``run``, ``node``: Who is told by whom.
+        - ``source``: Which records it is over, and what kind of sum it is.
+        - ``digest``: What tells this sum from others.
+        - ``most``: How many different ones may be told, in all runs.
 
         Raises
         ------
@@ -162,16 +153,11 @@ class Releases:
     ) -> None:
         """Note one Gaussian release.
 
-        Parameters
-        ----------
-        run, node : str, int
-            Whose it is.
-        root, index : int
-            What its noise is drawn from: the same noise on two gradients would give away their difference.
-        multiplier : float
-            The noise's standard deviation over the sensitivity, > 0.
-        delta, max_epsilon : float
-            The budget of all releases; infinite for none, then nothing is added up.
+        - ``run``, ``node``: Whose it is.
+        - ``root``, ``index``: What its noise is drawn from: the same noise on two gradients would give away
+          their difference.
+        - ``multiplier``: The noise's standard deviation over the sensitivity, > 0.
+        - ``delta``, ``max_epsilon``: The budget of all releases; infinite for none, then nothing is added up.
 
         Raises
         ------

@@ -503,12 +503,9 @@ def unpack_update(
 def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return what the arrays of a node's answer are changes of, where answers are added up.
 
-    Parameters
-    ----------
-    compressor : Compressor
-        ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an update.
-    sent : Mapping[str, NDArray]
-        The model that the node was sent.
+    - ``compressor``: ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an
+      update.
+    - ``sent``: The model that the node was sent.
 
     Raises
     ------

@@ -47,14 +47,8 @@ def index_bits(size: int, count: int) -> int:
 def most_entries(size: int, bits: int, value_bits: int = 32) -> int:
     """Return the largest K whose values and indices fit so many bits; 1 where none does.
 
-    Parameters
-    ----------
-    size : int
-        d, as in ``index_bits``.
-    bits : int
-        The budget.
-    value_bits : int (default: 32)
-        Bits of one value, >= 1.
+    - ``size``: d, as in ``index_bits``.
+    - ``value_bits``: Bits of one value, >= 1.
     """
     if size * value_bits <= bits:
         return size
@@ -133,12 +127,8 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
 def added(vector: NDArray[np.float32], update: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return a vector (d,) plus a sparse update.
 
-    Parameters
-    ----------
-    vector : NDArray[float32]
-        The vector (d,), which is not changed.
-    update : Mapping[str, NDArray]
-        ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
+    - ``vector``: The vector (d,), which is not changed.
+    - ``update``: ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
 
     Raises
     ------

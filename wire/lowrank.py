@@ -222,19 +222,12 @@ class FactoredLayer(LayerShape):
 def factored(layer: LayerShape, variant: str, rho: float, layout: str, view: str = "buffer") -> FactoredLayer:
     """Return the layer with the sizes that a ratio gives.
 
-    Parameters
-    ----------
-    layer : LayerShape
-        The weight, m x n as a matrix.
-    variant : str
-        One of ``VARIANTS``, not ``"dense"``.
-    rho : float
-        Factor scalars per entry of the weight, > 0. Sizes are rounded up, and are at least rank 1 or one
-        block: a small weight costs more.
-    layout : str
-        ``"flat"`` or ``"tiled"``; without effect on the matrix forms.
-    view : str (default: "buffer")
-        One of ``VIEWS``; ``"buffer"`` for the Kronecker forms.
+    - ``layer``: The weight, m x n as a matrix.
+    - ``variant``: One of ``VARIANTS``, not ``"dense"``.
+    - ``rho``: Factor scalars per entry of the weight, > 0. Sizes are rounded up, and are at least rank 1 or
+      one block: a small weight costs more.
+    - ``layout``: ``"flat"`` or ``"tiled"``; without effect on the matrix forms.
+    - ``view``: One of ``VIEWS``; ``"buffer"`` for the Kronecker forms.
     """
     form, m, n = _FORMS[variant], layer.m, layer.n
     halved = 2 if variant.endswith("+f") else 1  # one of two factors is sent: the other's share is free

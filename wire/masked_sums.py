@@ -348,14 +348,9 @@ class Grid:
     def encode(self, values: NDArray[Any], clips: NDArray[Any] | float, share: float) -> Words:
         """Return ``share`` times the values, clipped first, on the grid, each rounded to the nearest.
 
-        Parameters
-        ----------
-        values : NDArray
-            Finite numbers (d,).
-        clips : NDArray or float
-            R > 0, of all or of each.
-        share : float
-            In [0, 1].
+        - ``values``: Finite numbers (d,).
+        - ``clips``: R > 0, of all or of each.
+        - ``share``: In [0, 1].
         """
         limits = np.asarray(clips, np.float64)
         steps = np.rint(np.clip(values, -limits, limits) * (share * self.largest / limits))
@@ -373,14 +368,7 @@ class Grid:
 
         Sums of values and of weights are each off by half a step a survivor.
 
-        Parameters
-        ----------
-        clip : float
-            R.
-        survivors : int
-            How many.
-        shares : float
-            The sum of their shares, each in (0, 1].
+        - ``shares``: The sum of their shares, each in (0, 1].
         """
         half = survivors / (2 * self.largest)
         return 2 * half * clip / (shares - half)
@@ -505,16 +493,7 @@ class MaskedSum:
 def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
     """Mask one member's numbers.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    own : int
-        The member.
-    numbers : NDArray[uint32]
-        On the grid.
-    seeds : Mapping[int, bytes]
-        s_uv of each neighbour of its, ``pair_seed``.
+    - ``seeds``: s_uv of each neighbour of its, ``pair_seed``.
     """
     drawn = os.urandom(SEED_BYTES)
     words = numbers + _expanded(drawn, numbers.size)
@@ -534,16 +513,7 @@ def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) 
 class Unmasking:
     """The server's side of one sum, once it is known whose numbers came.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    about : bytes
-        ``plan.about``.
-    words : Mapping[int, NDArray[uint32]]
-        y_u of the survivors.
-    commitments : Mapping[int, bytes]
-        Theirs.
+    - ``words``: y_u of the survivors.
     """
 
     def __init__(
@@ -667,18 +637,8 @@ def revealed(
     Never both of one member: of who is said to be lost nothing but what it shares with survivors, and of
     these what they share with the lost.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    own : int
-        Who tells.
-    graph : Mapping[int, Sequence[int]]
-        ``plan.graph``.
-    survivors : Sequence[int]
-        Who is said to have survived, ascending.
-    opened : Mapping[int, bytes]
-        The shares that the survivors gave, where their seals held.
+    - ``survivors``: Who is said to have survived, ascending.
+    - ``opened``: The shares that the survivors gave, where their seals held.
 
     Raises
     ------

@@ -54,12 +54,8 @@ def expand_literal(direction: ArrayLike, norm: ArrayLike, gamma: float) -> Vecto
 def expand(direction: ArrayLike, norm: ArrayLike) -> Vector:
     """Return sign(v) (exp(b |v|) - 1) with the b > 0 that gives it its norm: the inverse of companding.
 
-    Parameters
-    ----------
-    direction : array_like (..., n)
-        Directions v, of norm 1, of companded vectors.
-    norm : array_like (...)
-        The norms of the vectors before companding, in [1e-150, 1e150].
+    - ``direction``: (..., n), directions v, of norm 1, of companded vectors.
+    - ``norm``: (...), the norms of the vectors before companding, in [1e-150, 1e150].
 
     Returns
     -------
@@ -118,14 +114,9 @@ def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
     k_f, measurements that may disagree at no cost, which is half of those that do. What it takes is bounded:
     at most 80 iterations, four to eight where the signs are right.
 
-    Parameters
-    ----------
-    phi : Sensing
-        The matrix (d, n) that the signs were measured with.
-    signs : NDArray (d,)
-        The signs received, -1 or 1.
-    s : int
-        The sparsity level, >= 1.
+    - ``phi``: The matrix (d, n) that the signs were measured with.
+    - ``signs``: (d,), the signs received, -1 or 1.
+    - ``s``: The sparsity level, >= 1.
     """
     best = _pursuit(phi, signs, s, np.zeros(phi.n), 0, limit=40)
     iterations = best.iterations

@@ -137,12 +137,8 @@ def lazy_array(ndarray: NDArray[Any]) -> Array:
 class DecodedRecord(ArrayRecord):
     """A dense record that came in as something smaller, and says what that was.
 
-    Parameters
-    ----------
-    wire_bytes : int
-        What ``payload_bytes`` counts for it: the bytes of the record that travelled.
-    wire_bits : int
-        What ``nominal_bits`` counts for it: the paper's bits of the message.
+    - ``wire_bytes``: What ``payload_bytes`` counts for it: the bytes of the record that travelled.
+    - ``wire_bits``: What ``nominal_bits`` counts for it: the paper's bits of the message.
     """
 
     def __init__(self, wire_bytes: int, wire_bits: int) -> None:
@@ -300,16 +296,9 @@ def received_state(
 ) -> dict[str, torch.Tensor]:
     """Return a message's arrays as tensors of the receiver's own, checked before anything is copied.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-        What came.
-    shapes : Mapping[str, tuple[int, ...]]
-        The keys and shapes that the receiver knows; their order does not matter.
-    device : torch.device or str (default: "cpu")
-        Where the tensors go; their dtypes are the message's.
-    subject : str (default: "the message's arrays")
-        How an error on keys or shapes begins.
+    - ``shapes``: The keys and shapes that the receiver knows; their order does not matter.
+    - ``device``: Where the tensors go; their dtypes are the message's.
+    - ``subject``: How an error on keys or shapes begins.
 
     Raises
     ------

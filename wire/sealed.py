@@ -306,21 +306,12 @@ def _message_key(secret: bytes, about: bytes) -> bytes:
 class Links:
     """A node's links in a run: whom it was introduced to, and whom it trusts.
 
-    Parameters
-    ----------
-    identity : NodeIdentity
-        Who the node is.
-    run : str
-        The run.
-    own : str
-        The node's name, as others call it.
-    pins : Mapping[str, bytes] or None (default: None)
-        The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the first
-        key that stands under a name is, and no other one after it.
-    known : Mapping[str, bytes] (default: none)
-        Introductions that were believed before, by name.
-    neighbours : frozenset of str or None (default: None)
-        Whose first key is trusted: those that the graph had when the run began. None: anybody's.
+    - ``own``: The node's name, as others call it.
+    - ``pins``: The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the
+      first key that stands under a name is, and no other one after it.
+    - ``known``: Introductions that were believed before, by name.
+    - ``neighbours``: Whose first key is trusted: those that the graph had when the run began. None:
+      anybody's.
     """
 
     def __init__(

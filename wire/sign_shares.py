@@ -105,12 +105,8 @@ def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDAr
 def signs_by_layer(sizes: Mapping[str, int], signs: int) -> dict[str, int]:
     """Return how many signs each layer sends: its share of them, rounded down, but one at least.
 
-    Parameters
-    ----------
-    sizes : Mapping[str, int]
-        Weights of each layer, >= 1.
-    signs : int
-        Signs of all layers, >= 0; all weights' where there are no more.
+    - ``sizes``: Weights of each layer, >= 1.
+    - ``signs``: Signs of all layers, >= 0; all weights' where there are no more.
     """
     at_least(0, signs=signs)
     total = sum(sizes.values())
@@ -124,12 +120,7 @@ def drawn_weights(
 
     They are drawn once a version, for all nodes of a process and all replies: do not change them.
 
-    Parameters
-    ----------
-    sizes, signs
-        As in ``signs_by_layer``.
-    seed, version : int
-        The run's seed, and the version of the weights that the signs move, >= 0 each.
+    - ``seed``, ``version``: The run's seed, and the version of the weights that the signs move, >= 0 each.
     """
     counts = signs_by_layer(sizes, signs)
     return {

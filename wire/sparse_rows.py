@@ -34,10 +34,7 @@ def row_bytes(n: int) -> int:
 def encode_rows(rows: Rows) -> list[bytes]:
     """Return each row's k largest entries: the values in float32, then their ascending indices.
 
-    Parameters
-    ----------
-    rows : NDArray of float32 or float64, (rows, n)
-        n >= 1; all finite in float32.
+    - ``rows``: (rows, n), n >= 1; all finite in float32.
 
     Raises
     ------

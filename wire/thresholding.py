@@ -17,12 +17,8 @@ __all__ = ["finite_vector", "largest", "project"]
 def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     """Return P_Omega(v): the ``s`` entries of largest magnitude, zeros elsewhere.
 
-    Parameters
-    ----------
-    v : array_like (n,)
-        A finite vector.
-    s : int
-        The sparsity level, >= 1; from n on the projection is the identity.
+    - ``v``: (n,), a finite vector.
+    - ``s``: The sparsity level, >= 1; from n on the projection is the identity.
 
     Returns
     -------

@@ -47,17 +47,9 @@ def mix(
 ) -> Vector:
     """Return sum_j W_ij x_j, in the order of the ids.
 
-    Parameters
-    ----------
-    own : int
-        i, the node's id.
-    vector : NDArray (n,)
-        x_i.
-    received : Mapping[int, NDArray]
-        x_j of the neighbours that answered.
-    mixing : Mapping[int, float] or None
-        Row i of W, with i; a neighbour that did not answer leaves its weight to i. None: equal weights of
-        all that are there.
+    - ``received``: x_j of the neighbours that answered.
+    - ``mixing``: Row i of W, with i; a neighbour that did not answer leaves its weight to i. None: equal
+      weights of all that are there.
     """
     if mixing is None:
         return neighbour_mean(own, vector, received)

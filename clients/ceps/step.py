@@ -68,14 +68,7 @@ class NodeState:
 def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
     """Return the state at k = 0, Algorithm 1, initialisation.
 
-    Parameters
-    ----------
-    problem : Problem
-        f_i.
-    rules : Rules
-        The node's constants.
-    noised : Callable[[NDArray], NDArray]
-        Returns a vector (n,) with noise, which only the mode ``sound`` puts on u^{-1}.
+    - ``noised``: Returns a vector (n,) with noise, which only the mode ``sound`` puts on u^{-1}.
     """
     w = np.zeros(problem.n)
     u = -problem.gradient(w, rules.privacy.clip)
@@ -94,22 +87,11 @@ def communicate(
 ) -> NodeState:
     """Return the state after a communication step, (3).
 
-    Parameters
-    ----------
-    state : NodeState
-        At the iteration k of the communication.
-    own : int
-        i, the node's id.
-    received : Mapping[int, NDArray]
-        z_j (n,) of the participants other than i. None of them is one's own; if there are none, though the
-        node has neighbours, this is a local step, counted as missed.
-    problem : Problem
-        f_i.
-    rules : Rules
-        The node's constants.
-    noised : Callable[[NDArray], NDArray]
-        Returns a vector (n,) with the noise of this communication: of the gradient, of which nothing else is
-        then used, in the mode ``sound``; of the update in ``paper``. Not called where no data are read.
+    - ``received``: z_j (n,) of the participants other than i. None of them is one's own; if there are none,
+      though the node has neighbours, this is a local step, counted as missed.
+    - ``noised``: Returns a vector (n,) with the noise of this communication: of the gradient, of which
+      nothing else is then used, in the mode ``sound``; of the update in ``paper``. Not called where no data
+      are read.
 
     Raises
     ------

@@ -60,16 +60,9 @@ class Bases:
         those that it has already are skipped. A node without one draws version 0, where the message has its
         ``base-checksum`` and all updates since. With ``keep-base`` it is kept in the node's context.
 
-        Parameters
-        ----------
-        call : Call
-            The node's message and context.
-        config : ConfigRecord
-            The message's: ``version``, ``from-version`` (where its updates start) and ``keep-base``.
-        evolution : Evolution
-            The method's.
-        initial : Callable[[], Mapping[str, Tensor]] or None (default: None)
-            Draws the run's initial model, as a state dict; None where nobody can.
+        - ``config``: The message's: ``version``, ``from-version`` (where its updates start) and
+          ``keep-base``.
+        - ``initial``: Draws the run's initial model, as a state dict; None where nobody can.
 
         Returns
         -------

@@ -117,16 +117,8 @@ class ProtectedUpload:
     ) -> dict[str, Vector]:
         """Return a model's blocks as they leave the node at iteration t.
 
-        Parameters
-        ----------
-        arrays : Mapping[str, NDArray]
-            The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
-        start : Mapping[str, NDArray]
-            What they were when the server told them, (n,), or as ``arrays``.
-        t : int
-            The iteration.
-        call : Call
-            The message.
+        - ``arrays``: The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
+        - ``start``: What they were when the server told them, (n,), or as ``arrays``.
 
         Raises
         ------
@@ -264,16 +256,8 @@ def note_terms(call: Call) -> None:
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
     """Return an array of the message, dense or as top-k rows, in the model's dtype.
 
-    Parameters
-    ----------
-    call : Call
-        The message.
-    key : str
-        Of the record ``arrays``, or of the record ``payload``.
-    shape : tuple[int, ...]
-        The agreed shape; the last axis is a row's.
-    dtype : dtype
-        The model's.
+    - ``key``: Of the record ``arrays``, or of the record ``payload``.
+    - ``shape``: The agreed shape; the last axis is a row's.
 
     Raises
     ------
@@ -376,12 +360,7 @@ class PartyMemory:
     def keep(self, context: Context, *, stepped: bool = False) -> None:
         """Put it into ``context.state``, where what was there stays beside it as what was before steps.
 
-        Parameters
-        ----------
-        context : Context
-            The node's.
-        stepped : bool (default: False)
-            Whether these are the steps; without, the server has heard of all that was made before.
+        - ``stepped``: Whether these are the steps; without, the server has heard of all that was made before.
         """
         state = context.state
         state.pop(_BEFORE, None)

@@ -128,14 +128,8 @@ class Channel:
     def sealed(self, ids: Sequence[str], kind: str, **arrays: Vector) -> RecordDict:
         """Return arrays (ids, n) for the peers, each its people's rows; what is refused has no bytes.
 
-        Parameters
-        ----------
-        ids : Sequence[str]
-            The people.
-        kind : str
-            What it is, by which the other end opens it. The name that the shares have in the answer.
-        **arrays : NDArray
-            ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
+        - ``kind``: What it is, by which the other end opens it. The name that the shares have in the answer.
+        - ``**arrays``: ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
         """
         head, rows = arrays.get("head"), arrays["rows"]
         told = ConfigRecord()

@@ -45,16 +45,8 @@ def block_size(module: nn.Module) -> int:
 def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False) -> Tensor:
     """Return each member's zeta of its batch, (members, batch, e).
 
-    Parameters
-    ----------
-    encoder : Module
-        h_1 or h_2.
-    theta : Tensor, (members, n)
-        Their parameters.
-    x : Tensor, (members, batch, ...)
-        Their samples.
-    alone : bool (default: False)
-        Each member by itself and on one thread: its bits then depend on nobody beside it.
+    - ``x``: (members, batch, ...), their samples.
+    - ``alone``: Each member by itself and on one thread: its bits then depend on nobody beside it.
     """
 
     def encode(own: Tensor, x: Tensor) -> Tensor:
@@ -99,20 +91,9 @@ def hospital_steps(
 
     Both blocks step together from one point: the head is not moved before the encoder is differentiated.
 
-    Parameters
-    ----------
-    model : SplitModel
-        The architecture.
-    loss : Loss
-        f, one value a sample.
-    stack : HospitalStack
-        The members.
-    rates : Sequence[float]
-        eta of each step, >= 0; at least one.
-    mu : float (default: 0.0)
-        r = mu / 2 ||theta_1||^2, >= 0; the head has none.
-    alone : bool (default: False)
-        As in ``encodings``.
+    - ``loss``: f, one value a sample.
+    - ``rates``: eta of each step, >= 0; at least one.
+    - ``mu``: r = mu / 2 ||theta_1||^2, >= 0; the head has none.
     """
 
     def objective(theta0: Parameters, theta1: Parameters, x1: Tensor, z2: Tensor, y: Tensor) -> Tensor:

@@ -95,14 +95,9 @@ def feed_back(
 ) -> tuple[list[Payload], Tensor]:
     """Return q = Q(m) of each row and e = m - q, Algorithm 2, steps 3 and 4.
 
-    Parameters
-    ----------
-    compressor : Compressor
-        Encodes the messages as float32.
-    messages : Tensor
-        m (nodes, d), of any floating-point dtype, which e keeps.
-    seeds : sequence of tuple of int (default: none)
-        One a row, of what a stochastic compressor draws.
+    - ``compressor``: Encodes the messages as float32.
+    - ``messages``: m (nodes, d), of any floating-point dtype, which e keeps.
+    - ``seeds``: One a row, of what a stochastic compressor draws.
 
     Returns
     -------
@@ -126,12 +121,7 @@ def compress_updates(
     ``round-index`` k >= 0 and ``acknowledged``, the ``round-index`` of the node's last update that the server
     absorbed (-1 for none). A memory counts only within its run; at round 0 it is zero.
 
-    Parameters
-    ----------
-    calls : Sequence[Call]
-        One call a node.
-    updates : Sequence[Update]
-        What each learnt. Nodes of one compressor and size are encoded together.
+    - ``updates``: What each learnt. Nodes of one compressor and size are encoded together.
 
     Returns
     -------

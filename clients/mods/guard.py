@@ -380,14 +380,8 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
 
     Two sums that differ by one record tell that record. The ledger knows sums of all runs.
 
-    Parameters
-    ----------
-    kind : str
-        What is summed.
-    source : str
-        Where the records come from.
-    *parts : bytes
-        What tells this sum from another one.
+    - ``source``: Where the records come from.
+    - ``*parts``: What tells this sum from another one.
 
     Raises
     ------
@@ -418,12 +412,8 @@ def check_sum(number: int) -> None:
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
     """Hold what a run asks for against the policy; what is then told counts as noised.
 
-    Parameters
-    ----------
-    mode : {"none", "paper", "sound"}
-        The run's.
-    multiplier, clip : float
-        In mode ``sound``: the noise's deviation in sensitivities, and the norm to which records are clipped.
+    - ``multiplier``, ``clip``: In mode ``sound``: the noise's deviation in sensitivities, and the norm to
+      which records are clipped.
 
     Raises
     ------
@@ -471,12 +461,8 @@ def check_kept_for_sum(is_kept: bool) -> None:
 def check_release(root: int, index: int, multiplier: float) -> None:
     """Write down a release, before its noise is drawn.
 
-    Parameters
-    ----------
-    root, index : int
-        What the noise is drawn from.
-    multiplier : float
-        Its deviation in sensitivities, > 0.
+    - ``root``, ``index``: What the noise is drawn from.
+    - ``multiplier``: Its deviation in sensitivities, > 0.
 
     Raises
     ------

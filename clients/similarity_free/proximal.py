@@ -135,14 +135,7 @@ def proximal_steps(
     at x^k where batches are fresh. Loop and stack agree to float tolerance, except that a residual within
     rounding of the tolerance may stop one of them a step earlier.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture, on the training device. Its parameters serve as scratch space.
-    works : Sequence[ProximalWork]
-        One entry a node.
-    how : LocalTraining
-        How the inner steps are computed.
+    - ``model``: The architecture, on the training device. Its parameters serve as scratch space.
 
     Returns
     -------

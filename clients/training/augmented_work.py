@@ -18,15 +18,10 @@ Work = TypeVar("Work", bound=Any)
 def augmented_work(work: Work, name: str, *, seed: int, round: int, partition_id: int) -> Work:
     """Return the work on its batches' samples, transformed; a sample of several batches differs in each.
 
-    Parameters
-    ----------
-    work : LocalWork or ProximalWork
-        What has ``x``, ``y`` and ``batches``. The new one has its own ``x`` and ``y``, of as many samples as
-        its batches have in all.
-    name : str
-        One of ``tasks.AUGMENTATIONS``; ``"none"`` returns the work itself.
-    seed, round, partition_id : int
-        What flips and crops are drawn from, each >= 0.
+    - ``work``: What has ``x``, ``y`` and ``batches``. The new one has its own ``x`` and ``y``, of as many
+      samples as its batches have in all.
+    - ``name``: One of ``tasks.AUGMENTATIONS``; ``"none"`` returns the work itself.
+    - ``seed``, ``round``, ``partition_id``: What flips and crops are drawn from, each >= 0.
     """
     if name == "none" or not len(work.batches):
         return work

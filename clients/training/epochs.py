@@ -19,14 +19,9 @@ def epoch_batches(
 ) -> list[NDArray[np.int64]]:
     """Return the batches of a node's local epochs: each epoch holds every sample once.
 
-    Parameters
-    ----------
-    part : NDArray[int64]
-        The node's samples, at least one.
-    seed, round, partition_id : int
-        What the order is drawn from, each >= 0.
-    epochs, batch_size : int
-        E and B, each >= 1. An epoch's last batch holds what is left, and is kept.
+    - ``part``: The node's samples, at least one.
+    - ``seed``, ``round``, ``partition_id``: What the order is drawn from, each >= 0.
+    - ``epochs``, ``batch_size``: E and B, each >= 1. An epoch's last batch holds what is left, and is kept.
 
     Raises
     ------

@@ -110,18 +110,10 @@ def train_stack(
 ) -> list[Trained]:
     """Train one stack: nodes ordered by falling number of steps, so that those still training are a prefix.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
-    works : Sequence[LocalWork]
-        The nodes, those with most steps first.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    layers : StackedLayers or None (default: None)
-        The model's stacked form; None takes ``vmap`` over the model itself.
-    arithmetic : Arithmetic (default: float32)
-        How ``vmap`` computes; nothing is compiled.
+    - ``model``: The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
+    - ``works``: The nodes, those with most steps first.
+    - ``layers``: The model's stacked form; None takes ``vmap`` over the model itself.
+    - ``arithmetic``: How ``vmap`` computes; nothing is compiled.
     """
     steps = [len(work.batches) for work in works]
     device = works[0].x.device

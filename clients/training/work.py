@@ -72,14 +72,8 @@ class LocalWork:
 class StackRow(Mapping[str, Tensor]):
     """One node's state in a stack, whose tensors are made where they are read.
 
-    Parameters
-    ----------
-    stack : Mapping[str, Tensor]
-        All nodes' (nodes, *shape).
-    row : int
-        The node's.
-    shared : Collection[str] (default: none)
-        Keys whose values take the room of one in the stack, and are copied for each node.
+    - ``stack``: All nodes' (nodes, *shape).
+    - ``shared``: Keys whose values take the room of one in the stack, and are copied for each node.
     """
 
     __slots__ = ("row", "shared", "stack")

@@ -61,22 +61,8 @@ def evaluate_groups(
 ) -> dict[int, Scores]:
     """Return what the hospitals of these groups tell of their people under these models, by group.
 
-    Parameters
-    ----------
-    talk : Conversation
-        Makes the two exchanges.
-    grid : Grid
-        Over which.
-    groups : Mapping[int, Group]
-        Who is evaluated.
-    models : Mapping[int, Theta]
-        Each group's.
-    schema : Schema
-        What encodings are.
-    config : Mapping[str, Any]
-        ``t``, and what an exchange tells of noise.
-    links : PartyLinks
-        On which devices tell encodings to their hospital.
+    - ``config``: ``t``, and what an exchange tells of noise.
+    - ``links``: On which devices tell encodings to their hospital.
     """
     asked: dict[int, list[str]] = {}
     hospitals: dict[int, int] = {}

@@ -70,12 +70,8 @@ def draw(
 def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[str]:
     """Return what keeps parties from making up groups that have the same people on both sides.
 
-    Parameters
-    ----------
-    parties : Mapping[int, Introduction]
-        Each node's introduction by its partition id.
-    num_groups : int or None (default: None)
-        How many groups there must be; None for as many as there are hospitals.
+    - ``parties``: Each node's introduction by its partition id.
+    - ``num_groups``: How many groups there must be; None for as many as there are hospitals.
     """
     hospitals = [party.group for party in parties.values() if party.role == "hospital"]
     count = len(hospitals) if num_groups is None else num_groups

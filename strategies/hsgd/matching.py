@@ -109,22 +109,12 @@ def match(
 ) -> Matching:
     """Return the groups that parties make up.
 
-    Parameters
-    ----------
-    parties : Mapping[int, Introduction]
-        By partition id.
-    form : Form
-        Who is not of it is left out.
-    holdout : float (default: 0.0)
-        The share of people that do not train, in [0, 1). Who they are is drawn person by person from seed and
-        hash, and so stays when others join.
-    seed : int (default: 0)
-        The run's.
-    num_groups : int or None (default: None)
-        Parties of groups from this number on are left out.
-    standing : Mapping[int, Group] or None (default: None)
-        What groups were before: a hospital that has matches, an edge, and each person's host go before others
-        that claim the same.
+    - ``form``: Who is not of it is left out.
+    - ``holdout``: The share of people that do not train, in [0, 1). Who they are is drawn person by person
+      from seed and hash, and so stays when others join.
+    - ``num_groups``: Parties of groups from this number on are left out.
+    - ``standing``: What groups were before: a hospital that has matches, an edge, and each person's host go
+      before others that claim the same.
     """
     found = Matching(form)
     members: dict[int, dict[int, Introduction]] = {}

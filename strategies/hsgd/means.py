@@ -115,14 +115,8 @@ class Means:
     ) -> None:
         """Warn of groups too small for these means.
 
-        Parameters
-        ----------
-        groups : Sequence of (Group, |A_m|)
-            The groups that a run starts with, at least one.
-        variant : MethodVariant
-            The run's.
-        whole : bool
-            Whether a local interval is a global one.
+        - ``groups``: The groups that a run starts with, at least one.
+        - ``whole``: Whether a local interval is a global one.
 
         Raises
         ------
@@ -318,20 +312,12 @@ class Summed(SecureSums):
     Where devices have no mean, theta_2 stays. A party that is lost in this exchange alone is not in its own
     sum; the other half of its group may be.
 
-    Parameters
-    ----------
-    settings : SecureSum
-        The settings; of the metrics the loss is averaged, and no other.
-    federation : Federation
-        Whose nodes they are.
-    losses : bool
-        Whether hospitals tell a loss within their sum.
-    least_devices : int
-        Devices without which there is no sum of a batch's.
-    hold : Callable[[Vector, Vector, str], None]
-        Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's name.
-    people : Callable[[], Mapping[int, float]]
-        Returns the most people that a group's hospital and edge may count by.
+    - ``settings``: The settings; of the metrics the loss is averaged, and no other.
+    - ``losses``: Whether hospitals tell a loss within their sum.
+    - ``least_devices``: Devices without which there is no sum of a batch's.
+    - ``hold``: Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's
+      name.
+    - ``people``: Returns the most people that a group's hospital and edge may count by.
     """
 
     def __init__(

@@ -72,16 +72,10 @@ class RecordExposure(Part):
     its people between two aggregations and hands the head on, of all devices of the group in later intervals
     of the round.
 
-    Parameters
-    ----------
-    noise : EmbeddingNoise or None (default: None)
-        On encodings; None for none.
-    uploads : UploadNoise or None (default: None)
-        On uploads; None for none.
-    hidden : bool (default: False)
-        Whether encodings and heads are sealed, so that the server does not see them.
-    open_paths : Collection of str (default: empty)
-        Paths on which something is told without noise in any case.
+    - ``noise``: On encodings; None for none.
+    - ``uploads``: On uploads; None for none.
+    - ``hidden``: Whether encodings and heads are sealed, so that the server does not see them.
+    - ``open_paths``: Paths on which something is told without noise in any case.
     """
 
     name = "exposure"
@@ -126,14 +120,9 @@ class RecordExposure(Part):
     def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
         """Count what a group is asked to upload after one interval's steps.
 
-        Parameters
-        ----------
-        one : Local
-            The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
-        pairs : bool
-            Whether every pair has its own model, on which no other person has an influence.
-        ends : bool
-            Whether the round ends, at which hospitals upload.
+        - ``one``: The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
+        - ``pairs``: Whether every pair has its own model, on which no other person has an influence.
+        - ``ends``: Whether the round ends, at which hospitals upload.
         """
         if self.uploads is None:
             return

@@ -213,16 +213,8 @@ class OwnSetup:
 
         Where no group is complete, waits for one as long as a run waits for its first.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        agreed : Agreed
-            What newcomers are told.
-        raised : Collection[int]
-            Those that raised in the round before: they may have forgotten what they were told.
-        reread : bool (default: False)
-            Whether all are asked anew, whose files may have changed.
+        - ``raised``: Those that raised in the round before: they may have forgotten what they were told.
+        - ``reread``: Whether all are asked anew, whose files may have changed.
 
         Returns
         -------
