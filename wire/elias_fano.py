@@ -8,6 +8,7 @@ entries on average is 0.6 bits an index less. Ours: where a bitmap of d bits is 
 and nothing where all d entries are kept.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,14 +53,8 @@ def most_entries(size: int, bits: int, value_bits: int = 32) -> int:
     """
     if size * value_bits <= bits:
         return size
-    low, high = 1, size  # ``low`` fits or is the least, ``high`` does not.
-    while high - low > 1:
-        middle = (low + high) // 2
-        if middle * value_bits + index_bits(size, middle) <= bits:
-            low = middle
-        else:
-            high = middle
-    return low
+    fitting = bisect_right(range(1, size), bits, key=lambda k: k * value_bits + index_bits(size, k))
+    return max(1, fitting)
 
 
 def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]:

@@ -136,7 +136,9 @@ class Channel:
         common = b""
         if head is not None and head.ndim == 1:
             key = os.urandom(KEY_BYTES)
-            sealed = self._group(key, self.links.own, "").seal(self._coded(head[None]), self.t, "head")
+            sealed = Link(key, self.links.run, self.links.own, "").seal(
+                self._coded(head[None]), self.t, "head"
+            )
             # All devices have the key: one of them could make another head, but none of the same digest.
             common, told["head"], head = key + sha256(sealed).digest(), sealed, None
         shares = []
@@ -166,9 +168,6 @@ class Channel:
         """Keep the links, and return an answer with what was refused."""
         self.links.keep(self.call.context)
         return self._answer(content)
-
-    def _group(self, key: bytes, own: str, peer: str) -> Link:
-        return Link(key, self.links.run, own, peer)
 
     def _coded(self, rows: Vector) -> bytes:
         if self.compress:
@@ -222,7 +221,7 @@ class Channel:
             sealed = told if isinstance(told, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
                 raise PayloadError(ALTERED, "another head than the peer's")
-            coded = self._group(contents[:KEY_BYTES], "", peer).open(sealed, self.t, "head")
+            coded = Link(contents[:KEY_BYTES], self.links.run, "", peer).open(sealed, self.t, "head")
             return self._rows(coded, 1, lengths[0], dtype)[0], rows
         except PayloadError as error:
             self._refuse(peer, error)

@@ -260,7 +260,8 @@ class _Sending:
         if feeds_back:
             current, acknowledged = whole(config, "round-index", 0), whole(config, "acknowledged", -1)
             own = _Memory.of(call.context, message.numel())
-            if own is not None and own.precedes(current, acknowledged):
+            # What the node knew last, for a server that is where it says it is.
+            if own is not None and current > 0 and acknowledged <= own.round_index <= current:
                 memory = torch.from_numpy(own.vector(acknowledged)).to(message.device)
                 repeated = own.round_index == current and acknowledged < current
                 message = memory if repeated else message + memory
@@ -293,10 +294,6 @@ class _Memory:
             return None
         pending = {key.removeprefix(_PENDING): array for key, array in arrays.items()}
         return cls(error, pending, compressor, round_index)
-
-    def precedes(self, current: int, acknowledged: int) -> bool:
-        """Return whether this is what the node knew last, for a server that is where it says it is."""
-        return current > 0 and acknowledged <= self.round_index <= current
 
     def vector(self, acknowledged: int) -> NDArray[np.float32]:
         """Return e, or e + q if the server never absorbed q."""
