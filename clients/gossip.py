@@ -214,13 +214,6 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
     return tuple(sorted(cast(list[int], value)))
 
 
-def _peers(config: ConfigRecord, place: GossipPlace) -> tuple[int, ...]:
-    """Return whom the node may ever exchange payloads with: its neighbours, if nobody else is named."""
-    if "peers" not in config:
-        return place.neighbours
-    return _neighbours(ConfigRecord({"neighbours": config["peers"]}), place.own, place.num_nodes)
-
-
 @dataclass(frozen=True)
 class Memory:
     """What a node knows from one message to the next.
@@ -415,7 +408,9 @@ class _Known:
         root = noise_root(config, call.context.node_config, place.seed)
         links = _links(call, config, place, begin=True)
         if links is not None:
-            links.name_neighbours(map(str, _peers(config, place)))
+            # Whom it may ever exchange payloads with: its neighbours, if nobody else is named.
+            named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
+            links.name_neighbours(map(str, _neighbours(named, place.own, place.num_nodes)))
         node = GossipNode(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
         check_hello()

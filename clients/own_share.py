@@ -207,15 +207,12 @@ def _held(key: _Key) -> _Held:
     _, _, holdout, seed, name = key
     data = _read(key)
     # Of a node's name, not of its number: who comes in another order keeps the same samples aside.
-    stream = generator(seed, partition_id=_number(name), purpose=Purpose.HOLDOUT)
+    digest = sha256(name.encode()).digest()
+    stream = generator(seed, partition_id=int.from_bytes(digest[:8]), purpose=Purpose.HOLDOUT)
     samples = len(data.y)
     count = min(samples - 1, max(1, round(holdout * samples))) if holdout else 0
     order = stream.permutation(samples)
     return _Held(data, np.sort(order[count:]), np.sort(order[:count]))
-
-
-def _number(name: str) -> int:
-    return int.from_bytes(sha256(name.encode()).digest()[:8])
 
 
 def _read(key: _Key) -> OwnData:

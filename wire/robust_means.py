@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +62,6 @@ def _mean(updates: Matrix) -> Vector:
     return _weighted_mean(updates, np.ones(len(updates)))
 
 
-def _median(updates: Matrix) -> Vector:
-    return np.median(updates, axis=0)
-
-
 def _trimmed(updates: Matrix, share: float) -> Vector:
     off = int(share * len(updates))
     left = len(updates) - off
@@ -97,17 +94,13 @@ def _geometric_median(updates: Matrix) -> Vector:
     return center
 
 
-def _clipped(updates: Matrix, tau: float) -> Vector:
-    return _mean(np.stack([cut(update, tau) for update in updates]))
-
-
 _RULES: Mapping[str, Callable[..., Vector]] = {
-    "median": _median,
+    "median": partial(np.median, axis=0),
     "trimmed-mean": _trimmed,
     "krum": _multi_krum,
     "multi-krum": _multi_krum,
     "geometric-median": _geometric_median,
-    "clipped": _clipped,
+    "clipped": lambda updates, tau: _mean(np.stack([cut(update, tau) for update in updates])),
 }
 _ARGUMENTS = {"trimmed-mean": 1, "krum": 1, "multi-krum": 2, "clipped": 1}
 

@@ -146,7 +146,10 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     """
     check_privacy("sound", multiplier / 2, clip)
     grid = GridNoise.of(multiplier / 2, clip, rows.shape[1])
-    root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
+    config = config_of(call)
+    # Of the run config where the message has none.
+    seed = whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
+    root = noise_root(config, call.context.node_config, seed)
     check_release(root, index, multiplier / 2)
     # A row that overflowed tells as little as any other.
     rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
@@ -155,12 +158,6 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     norms = scale * np.linalg.norm(rows / scale, axis=1, keepdims=True)
     clipped = rows * np.minimum(1.0, clip / np.maximum(norms, np.finfo(np.float64).tiny))
     return grid(clipped, noise_key(root, call.partition_id, index))
-
-
-def _run_seed(call: Call) -> int:
-    """Return ``seed`` of the message's config or, where it has none, of the run config."""
-    config = config_of(call)
-    return whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,12 @@ def least_people(context: Context) -> int:
 def party_of(context: Context) -> Party:
     """Return the party that trains: own people whom the agreement names, standardised, with their labels."""
     own, terms = own_party(context), kept_terms(context)
-    _check_import(terms.model, str(context.node_config.get("allow-imports", "")))
+    model, allowed = terms.model, str(context.node_config.get("allow-imports", ""))
+    if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
+        raise ValueError(
+            f"model must be one of Hedgerow, or in the node config's allow-imports, got {model!r}: it is "
+            "code, which this node's owner has not allowed"
+        )
     return _party(own, terms, str(context.node_config.get("constants", "")))
 
 
@@ -287,11 +292,3 @@ def _model(
 ) -> SplitModel:
     """Return the architecture, one object for all parties of a process, that they can be stacked."""
     return split_model(name, hospital_shape, device_shape, classes, seed)
-
-
-def _check_import(model: str, allowed: str) -> None:
-    if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
-        raise ValueError(
-            f"model must be one of Hedgerow, or in the node config's allow-imports, got {model!r}: it is "
-            "code, which this node's owner has not allowed"
-        )

@@ -37,7 +37,7 @@ from hedgerow.clients.hsgd.messages import Release, config_of, received
 from hedgerow.clients.hsgd.own import OwnParty, keep_terms, kept_terms, least_people, own_party, party_of
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
-from hedgerow.clients.hsgd.step import block_size, encodings
+from hedgerow.clients.hsgd.step import block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.tasks.split_models import split_loss
@@ -214,15 +214,19 @@ def _score(call: Call) -> RecordDict:
     x, y = party.rows(ids)
     blocks = {name: getattr(model, name) for name in ("head", "hospital")}
     theta = {
-        name: _named(block, received(call, name, (block_size(block),), party.dtype))
+        name: torch.tensor(received(call, name, (block_size(block),), party.dtype))
         for name, block in blocks.items()
     }
     if zeta2 is None:
         zeta2 = received(call, "zeta2", (len(ids), model.device_encoding), party.dtype)
     z2 = torch.tensor(zeta2)
     with torch.no_grad():
-        z1 = functional_call(model.hospital, theta["hospital"], (x,))
-        logits = functional_call(model.head, theta["head"], (z1, z2)).double()
+        head, hospital = (
+            {key: value[0] for key, value in unflatten(block, theta[name][None]).items()}
+            for name, block in blocks.items()
+        )
+        z1 = functional_call(model.hospital, hospital, (x,))
+        logits = functional_call(model.head, head, (z1, z2)).double()
     losses = split_loss(logits, y).numpy()
     if logits.shape[1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)
@@ -253,15 +257,6 @@ def _score(call: Call) -> RecordDict:
 def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:
     places = np.minimum((p * bins).astype(int), bins - 1)
     return np.stack([np.bincount(places[mine == own], minlength=bins) for own in (False, True)]).astype(float)
-
-
-def _named(block: torch.nn.Module, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
-    """Return a flat vector as a module's parameters."""
-    parts, start = {}, 0
-    for key, value in block.state_dict().items():
-        parts[key] = torch.tensor(vector[start : start + value.numel()]).reshape(value.shape)
-        start += value.numel()
-    return parts
 
 
 def _batch(party: Party, config: ConfigRecord) -> list[str]:

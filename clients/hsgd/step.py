@@ -26,6 +26,7 @@ __all__ = [
     "device_steps",
     "encodings",
     "hospital_steps",
+    "unflatten",
 ]
 
 # (logits, targets) -> one loss a sample.
@@ -51,7 +52,7 @@ def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False)
 
     def encode(own: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
-            parameters = _unflatten(encoder, own)
+            parameters = unflatten(encoder, own)
             zeta: Tensor = vmap(lambda own, x: functional_call(encoder, own, (x,)))(parameters, x)
             return zeta
 
@@ -102,7 +103,7 @@ def hospital_steps(
 
     def steps(*part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         head, hospital, *data = part
-        live = [_unflatten(model.head, head), _unflatten(model.hospital, hospital)]
+        live = [unflatten(model.head, head), unflatten(model.hospital, hospital)]
         live, first = _descend(objective, live, (0.0, mu), tuple(data), rates)
         return _flatten(live[0]), _flatten(live[1]), first
 
@@ -126,8 +127,8 @@ def device_steps(
         return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
 
     def steps(device: Tensor, head: Tensor, *data: Tensor) -> Tensor:
-        frozen = _unflatten(model.head, head), *data
-        live, _ = _descend(objective, [_unflatten(model.device, device)], (mu,), frozen, rates)
+        frozen = unflatten(model.head, head), *data
+        live, _ = _descend(objective, [unflatten(model.device, device)], (mu,), frozen, rates)
         return _flatten(live[0])
 
     return torch.cat(_in_pieces(steps, stack, stack.x2.shape[1], alone))
@@ -176,7 +177,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in module.state_dict().items()}
 
 
-def _unflatten(module: nn.Module, theta: Tensor) -> Parameters:
+def unflatten(module: nn.Module, theta: Tensor) -> Parameters:
     """Return (members, n) as the module's parameters, (members, *shape) each."""
     shapes = _shapes(module)
     parts = torch.split(theta, [prod(shape) for shape in shapes.values()], dim=1)

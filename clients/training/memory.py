@@ -81,12 +81,5 @@ def _free_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=64)
 def _announce(nodes: int, size: int, bytes_a_node: int, device: str) -> None:
-    mib = bytes_a_node / 2**20
-    log(
-        INFO,
-        "Local training on %s: %d nodes, at most %d in one stack (%.1f MiB each)",
-        device,
-        nodes,
-        size,
-        mib,
-    )
+    said = "Local training on %s: %d nodes, at most %d in one stack (%.1f MiB each)"
+    log(INFO, said, device, nodes, size, bytes_a_node / 2**20)

@@ -172,6 +172,22 @@ def test_a_stack_is_encoded_as_its_rows_are(compressor: Compressor, v: NDArray[n
         assert_same_payload(payload, compressor.encode(row))
 
 
+def test_a_stochastic_code_has_a_seed_for_each_row() -> None:
+    class Dithered(Identity):
+        """Rounds up or down at random, so that the mean is right."""
+
+        def encode(self, v: NDArray[Any], seed: tuple[int, ...] = ()) -> Payload:
+            up = np.random.default_rng(seed).random(v.size) < v - np.floor(v)
+            return super().encode(np.floor(v) + up)
+
+    v, code = torch.full((2, 500), 0.25), Dithered()
+    seeds = [(3, 0), (3, 1)]
+    first, second = code.encode_stack(v, seeds)
+    assert not np.array_equal(first["values"], second["values"])
+    assert_same_payload(first, code.encode(v[0].numpy(), (3, 0)))
+    assert abs(code.decode(first, 500).mean() - 0.25) < 0.1
+
+
 @EACH
 def test_a_vector_has_one_axis_and_entries_that_are_finite_in_float32(compressor: Compressor) -> None:
     for bad in (np.nan, np.inf, -np.inf, 1e39):
