@@ -121,49 +121,25 @@ def default_neighbours(members: int) -> int:
 class SumPlan:
     """One sum, as every member of it is told.
 
-    Parameters
-    ----------
-    number : int
-        Counts the sums of a run, from 1; a member takes part in rising ones alone.
-    members : tuple of int
-        The partition ids of its members, ascending, at most 255.
-    introductions : tuple of bytes
-        Their public keys (``sealed.Identity.introduction``), 64 bytes each.
-    threshold : int
-        How many of them must survive.
-    neighbours : int
-        With how many others a member shares masks: an even number, or all.
-    clip : float
-        R, > 0: each number of an update is clipped to [-R, R] by the member.
-    max_weight : float
-        W, > 0: a member's weight is at most W.
-    weighted_by : str
-        The metric that is a member's weight; empty where all weigh 1.
-    metrics : tuple of str
-        Metrics that are averaged within the sum, clipped to [-1024, 1024].
-    norm, multiplier : float (default: 0, 0)
-        With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is
-        told.
-    noise_source : {"entropy", "seed"} (default: "entropy")
-        Where a member draws noise: from the operating system, or from the run's seed.
-
     Raises
     ------
     ValueError
         If a part is out of range.
     """
 
-    number: int
-    members: tuple[int, ...]
-    introductions: tuple[bytes, ...]
-    threshold: int
-    neighbours: int
-    clip: float
-    max_weight: float
-    weighted_by: str
-    metrics: tuple[str, ...] = ()
+    number: int  # Counts the sums of a run, from 1; a member takes part in rising ones alone.
+    members: tuple[int, ...]  # The partition ids of its members, ascending, at most 255.
+    introductions: tuple[bytes, ...]  # Their public keys (``NodeIdentity.introduction``), 64 bytes each.
+    threshold: int  # How many of them must survive.
+    neighbours: int  # With how many others a member shares masks: an even number, or all.
+    clip: float  # R, > 0: each number of an update is clipped to [-R, R] by the member.
+    max_weight: float  # W, > 0: a member's weight is at most W.
+    weighted_by: str  # The metric that is a member's weight; empty where all weigh 1.
+    metrics: tuple[str, ...] = ()  # Metrics that are averaged within the sum, clipped to [-1024, 1024].
+    # With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is told.
     norm: float = 0.0
     multiplier: float = 0.0
+    # {"entropy", "seed"}: Where a member draws noise: from the operating system, or from the run's seed.
     noise_source: str = "entropy"
 
     def __post_init__(self) -> None:

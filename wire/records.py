@@ -8,6 +8,7 @@ wire it is byte for byte the same ``Array``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from io import BytesIO
 from math import prod
 from typing import Any, Self, TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "Layout",
     "LazyArray",
     "PayloadError",
+    "checksum",
     "decoded_record",
     "finite_views",
     "lazy_array",
@@ -285,6 +287,15 @@ def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
         if not np.isfinite(values).all():
             raise PayloadError("non-finite", f"NaN or infinity in {quoted(key)}")
     return arrays
+
+
+def checksum(record: ArrayRecord) -> str:
+    """Return the SHA-256 of keys and values, in the record's order: whether two sides hold the same."""
+    digest = sha256()
+    for key, array in record.items():
+        digest.update(key.encode() + b"\0")
+        digest.update(view(array).tobytes())
+    return digest.hexdigest()
 
 
 def received_state(

@@ -19,8 +19,7 @@ from hedgerow.clients.instructions import flag, string, whole
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.clients.training.work import State
 from hedgerow.wire.calls import Call
-from hedgerow.wire.checksum import checksum
-from hedgerow.wire.records import finite_views, received_state, to_record, to_state_dict
+from hedgerow.wire.records import checksum, finite_views, received_state, to_record, to_state_dict
 
 __all__ = ["Bases", "Evolution", "held_base"]
 

@@ -21,8 +21,7 @@ from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.training.augmented_work import augmented_work
-from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.batches import augmented_work, epoch_batches
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k

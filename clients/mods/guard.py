@@ -337,7 +337,7 @@ def _permissions(watch: _Watch) -> Permissions:
     return Permissions(check_import, check_file)
 
 
-# What handlers ask.
+# What handlers ask. Each raises Refusal where the policy does not allow it, or it cannot be written down.
 
 
 def is_guarded() -> bool:
@@ -346,30 +346,20 @@ def is_guarded() -> bool:
 
 
 def check_hello() -> None:
-    """Note that a method of gossip begins at this node.
-
-    Raises
-    ------
-    Refusal
-        If it did as often as it may, or that cannot be written down.
-    """
+    """Note that a method of gossip begins at this node, which it may do so many times in a run."""
     if _watch is not None:
         _watch.noted(Releases.hello, _watch.policy.max_hellos)
 
 
 def locked_number() -> int:
-    """Return the number of a state to be locked, 0 without a ledger; Refusal as ``check_hello``."""
+    """Return the number of a state to be locked, 0 without a ledger."""
     return 0 if _watch is None else _watch.noted(Releases.lock)
 
 
 def check_restore(of: str, number: int) -> None:
     """Note that the node's state is replaced by one of the run ``of``, locked under a number.
 
-    Raises
-    ------
-    Refusal
-        If it was as often as it may be, a later state of that run was restored before, or that cannot be
-        written down.
+    It may be so many times in a run, and by no earlier state than was restored before.
     """
     if _watch is not None:
         _watch.noted(Releases.restore, _watch.policy.max_restores, of, number)
@@ -380,13 +370,7 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
 
     Two sums that differ by one record tell that record. The ledger knows sums of all runs.
 
-    - ``source``: Where the records come from.
-    - ``*parts``: What tells this sum from another one.
-
-    Raises
-    ------
-    Refusal
-        If as many others were told as may be, or that cannot be written down.
+    ``source`` is where the records come from; ``parts`` tell this sum from another one.
     """
     if _watch is None:
         return
@@ -398,13 +382,7 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
 
 
 def check_sum(number: int) -> None:
-    """Note that a node tells what takes the masks off a sum of a run, which it does once.
-
-    Raises
-    ------
-    Refusal
-        If it did so before, or that cannot be written down.
-    """
+    """Note that a node tells what takes the masks off a sum of a run, which it does once."""
     if _watch is not None:
         _watch.noted(Releases.summed, number)
 
@@ -412,13 +390,8 @@ def check_sum(number: int) -> None:
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
     """Hold what a run asks for against the policy; what is then told counts as noised.
 
-    - ``multiplier``, ``clip``: In mode ``sound``: the noise's deviation in sensitivities, and the norm to
-      which records are clipped.
-
-    Raises
-    ------
-    Refusal
-        If it is weaker than the owner allows.
+    In mode ``sound`` ``multiplier`` is the noise's deviation in sensitivities, and ``clip`` the norm to which
+    records are clipped.
     """
     if _watch is None:
         return
@@ -443,13 +416,7 @@ def reveals_nothing() -> None:
 
 
 def check_kept_for_sum(is_kept: bool) -> None:
-    """Note whether a message is answered with nothing that the server can read, until a sum is asked for.
-
-    Raises
-    ------
-    Refusal
-        If it is not, and the node's owner wants that.
-    """
+    """Note whether a message is answered with nothing that the server can read, until a sum is asked for."""
     if _watch is None:
         return
     if is_kept:
@@ -459,15 +426,9 @@ def check_kept_for_sum(is_kept: bool) -> None:
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:
-    """Write down a release, before its noise is drawn.
+    """Write down a release, before its noise is drawn from ``root`` and ``index``.
 
-    - ``root``, ``index``: What the noise is drawn from.
-    - ``multiplier``: Its deviation in sensitivities, > 0.
-
-    Raises
-    ------
-    Refusal
-        If the budget does not allow it, this noise was used already, or it cannot be written down.
+    ``multiplier`` is its deviation in sensitivities, > 0. Noise that was used already is refused.
     """
     if _watch is not None:
         policy = _watch.policy
@@ -475,13 +436,7 @@ def check_release(root: int, index: int, multiplier: float) -> None:
 
 
 def releases_made() -> tuple[int, int] | None:
-    """Return what ``Releases.made`` says of the run; None where no ledger is kept.
-
-    Raises
-    ------
-    Refusal
-        If it cannot be read.
-    """
+    """Return what ``Releases.made`` says of the run; None where no ledger is kept."""
     return None if _watch is None else _watch.noted(lambda ledger, run, _: ledger.made(run))
 
 

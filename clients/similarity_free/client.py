@@ -37,8 +37,7 @@ from hedgerow.clients.mods.mask import SumPart
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
-from hedgerow.clients.training.augmented_work import augmented_work
-from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.batches import augmented_work, step_batches
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy
 from hedgerow.clients.training.work import Asked

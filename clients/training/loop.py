@@ -1,16 +1,22 @@
 """Local SGD of one node by the model's own forward pass: any model, and the oracle of every faster form."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
-from hedgerow.clients.training.threads import train_on_threads
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
+from hedgerow.tasks.threads import map_on_threads
 
-__all__ = ["train_loop", "train_one"]
+__all__ = ["train_loop", "train_on_threads", "train_one"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def train_loop(
@@ -83,3 +89,21 @@ def _on_device(work: LocalWork) -> Sequence[Tensor]:
         return ()
     flat = torch.as_tensor(np.concatenate(work.batches)).to(work.x.device)
     return torch.split(flat, [len(batch) for batch in work.batches])
+
+
+def train_on_threads(
+    function: Callable[[nn.Module, T], R], model: nn.Module, items: Sequence[T], threads: int
+) -> list[R]:
+    """Return ``[function(model, item) for item in items]``, each thread on a model of its own."""
+    idle: SimpleQueue[nn.Module] = SimpleQueue()
+    for scratch in [model, *(copy.deepcopy(model) for _ in range(threads - 1))]:
+        idle.put(scratch)
+
+    def run(item: T) -> R:
+        scratch = idle.get()
+        try:
+            return function(scratch, item)
+        finally:
+            idle.put(scratch)
+
+    return map_on_threads(run, items, threads)

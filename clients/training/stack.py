@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
+from hedgerow.clients.training.loop import train_on_threads
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
-from hedgerow.clients.training.threads import train_on_threads
 from hedgerow.clients.training.work import LocalWork, Loss, StackRow, State, Trained, cross_entropy
 
 __all__ = ["can_vmap", "split", "train_stack", "train_stacks"]
