@@ -291,6 +291,7 @@ class GossipNodeMethod(Protocol):
 
     def norm(self, node: GossipNode, vector: Vector) -> float:
         """Return how large what a message says is, by which neighbours are compared; inf for no message."""
+        return float(np.linalg.norm(vector))
 
     def update(
         self,

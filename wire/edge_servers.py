@@ -105,7 +105,7 @@ def robust_step(
 
 
 def columns(matrix: NDArray[np.float64]) -> list[Column]:
-    """Return the columns of a mixing matrix P (D, D) without what is no edge of the graph."""
+    """Return the columns of a mixing matrix P (D, D), without pairs that the graph does not join."""
     nodes = range(len(matrix))
     return [[(j, float(matrix[j, d])) for j in nodes if j == d or matrix[j, d] != 0.0] for d in nodes]
 

@@ -15,7 +15,7 @@ answer leaves its weight to the node itself, but in SGP, where it never was the 
 steps in DCD-PSGD, CHOCO-SGD and SGP.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -92,7 +92,7 @@ class _Call:
         return mix(self.node.place.own, x, received, self.mixing)
 
 
-class _Baseline(ABC):
+class _Baseline(GossipNodeMethod):
     """What the methods share: all begin at 0, and count gradients and the communications that they missed.
 
     A method says what a node does up to a communication (``prepared``) and in it (``communicated``): each
@@ -130,9 +130,6 @@ class _Baseline(ABC):
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["x"]
-
-    def norm(self, node: GossipNode, vector: Vector) -> float:
-        return float(np.linalg.norm(vector))
 
     def update(
         self,

@@ -14,7 +14,15 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
 from hedgerow.clients.ceps.neighbourhood import neighbour_mean, neighbourhood_of
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
-from hedgerow.clients.gossip import GossipNode, Memory, Metrics, ProblemFn, Vector, gossip_app
+from hedgerow.clients.gossip import (
+    GossipNode,
+    GossipNodeMethod,
+    Memory,
+    Metrics,
+    ProblemFn,
+    Vector,
+    gossip_app,
+)
 from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler
@@ -61,7 +69,7 @@ def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> floa
     return largest_eigenvalue / (num_nodes * (2 * r + 0.1) * d)
 
 
-class _CEPS:
+class _CEPS(GossipNodeMethod):
     """Algorithm 1."""
 
     def begin(self, node: GossipNode) -> Memory:
@@ -74,9 +82,6 @@ class _CEPS:
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["w"]
-
-    def norm(self, node: GossipNode, vector: Vector) -> float:
-        return float(np.linalg.norm(vector))
 
     def update(
         self,

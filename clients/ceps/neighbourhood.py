@@ -1,4 +1,4 @@
-"""What a node of CEPS takes of its own and its neighbours' models: their mean, or what liars cannot ruin.
+"""How a node of CEPS combines its own and its neighbours' models: by their mean, or a Byzantine-robust rule.
 
 Papers: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", (3), the mean; L. He,
 S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via ClippedGossip", 2022, where a

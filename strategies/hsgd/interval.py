@@ -154,7 +154,7 @@ class Interval:
     exposure: RecordExposure  # Counts what is asked for of each person.
     hold: Hold | None = None  # None for no bounds.
     contents: list[RecordDict] = field(default_factory=list)  # Takes the metrics that hospitals tell.
-    beside: bool = False  # Whether it is no part of the round's training.
+    beside: bool = False  # Whether it stands outside the round's training.
 
     def __post_init__(self) -> None:
         self._before: dict[int, Local] = {}

@@ -56,7 +56,7 @@ class Means:
     groups: Choice
     devices: Choice
     sums: SecureSum | None  # Whether the server sees means alone.
-    least_devices: int = RECOMMENDED_SUM_SIZE  # Devices without which there is no sum of a batch's.
+    least_devices: int = RECOMMENDED_SUM_SIZE  # The fewest devices of a batch that are summed.
 
     @classmethod
     def of(
@@ -314,7 +314,7 @@ class Summed(SecureSums):
 
     - ``settings``: The settings; of the metrics the loss is averaged, and no other.
     - ``losses``: Whether hospitals tell a loss within their sum.
-    - ``least_devices``: Devices without which there is no sum of a batch's.
+    - ``least_devices``: The fewest devices of a batch that are summed.
     - ``hold``: Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's
       name.
     - ``people``: Returns the most people that a group's hospital and edge may count by.
