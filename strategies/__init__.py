@@ -16,6 +16,7 @@ from hedgerow.strategies.ceps import (
     Matcha,
     OneBitCode,
 )
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.exchange import (
     Ask,
@@ -46,7 +47,6 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes

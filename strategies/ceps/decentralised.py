@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import (
     ONE_PEER,

@@ -24,7 +24,7 @@ from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.parts.privacy import REASONS, PrivacyReport
+from hedgerow.strategies.parts.privacy import PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
@@ -259,6 +259,5 @@ class Gossip(Algorithm):
         for line in (*self.carrier.describe(), *self.method.describe()):
             log(INFO, "\t├──> %s", line)
         if (privacy := self.method.privacy).mode != "none" and not (report := privacy.report(1)).guaranteed:
-            reasons = "; ".join(REASONS[path] for path in report.unprotected)
-            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, reasons)
+            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, report.why)
         log(INFO, "\t└──> Message: %d bits", self.method.sizes.message_bits)

@@ -22,10 +22,9 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
-from hedgerow.wire.checksum import checksum
 from hedgerow.wire.ledger import NODE_TO_HUB
 from hedgerow.wire.message_types import MERGE
-from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record, view
+from hedgerow.wire.records import PayloadError, checksum, only_record, payload_bytes, to_record, view
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run

@@ -404,9 +404,7 @@ calls("strategies.hsgd.costs",
     traffic=({"sizes": SIZES, "P": 2, "Q": 2, "T": 4}, {"Q": integer(1, 2)}),
     round_parts=({"sizes": SIZES}, {"method": one_of("hsgd", "jfl", "tdcd")}),
     round_seconds=({"parts": PARTS, "P": 2, "Q": 2, "compute_seconds": 0.1},
-        {"compute_seconds": NOT_NEGATIVE}),
-    run_seconds=({"parts": PARTS, "compute_seconds": 0.1, **PQT},
-        {"compute_seconds": NOT_NEGATIVE, "raw_seconds": NOT_NEGATIVE}))
+        {"compute_seconds": NOT_NEGATIVE}))
 case("strategies.hsgd.estimates:Estimates", {"F0": 2.0, "rho": 1.0, "delta": 1.0},
     F0=real(0, opened="low"), rho=POSITIVE, delta=NOT_NEGATIVE,
     final_loss=Range((0.0, -1e3), (2.0, *NO_NUMBER)))
@@ -547,8 +545,6 @@ case("wire.clock:Compute", {"flops_per_iteration": 1.0, "flops_per_second": 1.0}
 CASES["Compute.seconds"] = Case(made("wire.clock:Compute", 1.0, 1.0).seconds, {"iterations": 1},
     {"iterations": NOT_NEGATIVE})
 CASES["Clock.advance"] = Case(made("wire.clock:Clock").advance, {"seconds": 1.0}, {"seconds": NOT_NEGATIVE})
-case("wire.clock:shannon_rate", {"bandwidth_hz": 1e6, "snr_db": 15.0}, bandwidth_hz=POSITIVE,
-    snr_db=Range((-10.0, 15), NO_NUMBER))
 case("wire.layers:LayerShape", {"key": "conv", "shape": (3, 4)},
     shape=Range(((3, 4), (3, 4, 5, 6)), ((3,), (3, 4, 5), (3, 0), (1, 2, 3, 4, 5))),
     names={"shape": "conv"})
@@ -956,7 +952,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
             "link must be one of 'device->edge', got 'edge->device'"),
     ],
     "strategies.hsgd.costs:round_seconds": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
-    "strategies.hsgd.costs:run_seconds": [({"T": 3}, "T must be a multiple of P = 2, got 3")],
     "strategies.hsgd.theory:descent": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
     "strategies.hsgd.theory:plan": [({"target": 1e-9}, "target must be one that .*got 1e-09")],
     "strategies.hsgd.costs:traffic": [({"P": 4, "T": 6}, "T must be a multiple of P = 4, got 6")],
