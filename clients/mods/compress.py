@@ -195,8 +195,9 @@ def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
             if isinstance(found, Exception):
                 answers[at] = found
             else:
-                told = MetricRecord({**one.metrics, **found[1]})
-                answers[at] = RecordDict({"update": found[0], "metrics": told})
+                record, metrics = found
+                told = MetricRecord({**one.metrics, **metrics})
+                answers[at] = RecordDict({"update": record, "metrics": told})
         return answers
 
     return together(read, work)(calls)

@@ -642,7 +642,7 @@ def work(batches: list[np.ndarray]) -> list[LocalWork]:
 case("clients:local_sgd", {"model": LINEAR, "works": []}, mode=one_of("auto", "loop", "stack"),
     max_nodes=COUNT | NONE)
 case("clients.training.arithmetic:Arithmetic", {}, precision=one_of("float32", "bf16"), compiled=COUNT_OR_0)
-case("clients.training.epochs:epoch_batches",
+case("clients.training.batches:epoch_batches",
     {"part": np.arange(4), "seed": 0, "round": 0, "partition_id": 0, "epochs": 1, "batch_size": 1},
     epochs=COUNT, batch_size=COUNT)
 case("clients:LogisticRegression", {"A": np.ones((2, 2)), "y": np.ones(2)}, lam=NOT_NEGATIVE)
@@ -1049,7 +1049,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "clients.similarity_free.proximal:ProximalWork": [
         ({"batches": [ONE] * 2}, "batches must be 1 or one a step, 3, got 2"),
     ],
-    "clients.training.epochs:epoch_batches": [
+    "clients.training.batches:epoch_batches": [
         ({"part": np.arange(0)}, "must have at least 1 sample to train on, got 0"),
     ],
     "clients:Party": [
