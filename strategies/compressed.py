@@ -284,9 +284,9 @@ class Compressed(Strategy):
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
                     "compressor must be 'sign', 'identity', or 'randk(0.1)' with smaller local steps for "
-                    f"{type(inner).__name__}, got {str(compressor)!r}: where each node chooses its own "
-                    "entries, most nodes send nothing of an entry, and a median, a trimmed mean or Krum "
-                    "finds that most want no change"
+                    f"{type(inner).__name__}, got {str(compressor)!r}: if each node selects its own "
+                    "entries, most nodes send nothing for any one entry, so a median, a trimmed mean or Krum "
+                    "concludes that most want no change"
                 )
             private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
             if private and self.uplink.feedback.error_feedback:

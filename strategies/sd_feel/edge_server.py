@@ -144,15 +144,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
             self.edge,
             self.peers,
             self.graph.neighbors(self.edge),
-            run=run_digest(
-                self.graph,
-                tau1=self.local_steps,
-                tau2=self.tau2,
-                seed=self.settings.seed,
-                aggregation=str(self.aggregation),
-                alpha=self.alpha,
-                exact_if_complete=self.exact_if_complete,
-            ),
+            run=self._settings_digest(),
             layout=layout,
             largest=largest,
             credentials=self._credentials,
@@ -160,6 +152,18 @@ class EdgeServerSDFeel(ClusteredStrategy):
             answer=answer,
             comes=comes,
             lost_after=self._lost_after,
+        )
+
+    def _settings_digest(self) -> str:
+        """Return what is the same at servers that make one run."""
+        return run_digest(
+            self.graph,
+            tau1=self.local_steps,
+            tau2=self.tau2,
+            seed=self.settings.seed,
+            aggregation=str(self.aggregation),
+            alpha=self.alpha,
+            exact_if_complete=self.exact_if_complete,
         )
 
     # The run.
