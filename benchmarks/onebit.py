@@ -72,7 +72,7 @@ def recovery(n: int, s: int, d: int, draws: int, decoder: str) -> str:
         exact += decoded[0] is not None and np.array_equal(np.flatnonzero(decoded[0]), np.flatnonzero(w))
     medians = "".join(f"{np.median(found):>11.4f}" for found in errors)
     times = "".join(f"{1000 * np.median(each):>8.2f}" for each in (drawing, encoding, decoding))
-    bits = f"{consistent.bits(n, s):>7} {Sparse(s, 32).bits(n, s):>8}"
+    bits = f"{consistent.bits(n):>7} {Sparse(s, 32).bits(n):>8}"
     return f"{n:>6} {s:>4} {d:>5}{medians} {100 * exact / draws:>7.0f} %{times} {bits}"
 
 

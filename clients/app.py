@@ -130,18 +130,10 @@ def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:
 
 @dataclass(frozen=True)
 class Whoami:
-    """A handler that introduces nodes, and what it would tell of all of them.
+    """A handler that introduces nodes, and what it would tell of all of them."""
 
-    Parameters
-    ----------
-    handler : BatchHandler
-        Introduces nodes.
-    sizes : Callable[[UserConfig], Sequence[int] or None]
-        As ``TellsSizes.sizes``.
-    """
-
-    handler: BatchHandler
-    sizes: Sizes
+    handler: BatchHandler  # Introduces nodes.
+    sizes: Sizes  # As ``TellsSizes.sizes``.
 
     def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
         """Introduce nodes."""

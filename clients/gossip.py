@@ -156,7 +156,10 @@ class GossipPlace:
                 f"kappa-high must be at least kappa-low = {low}, got {high} in the message's config"
             )
         stream = generator(seed, partition_id=own, purpose=Purpose.SCHEDULE)
-        codec, phi_owner = _codec(config), _choice(config, "phi-owner", ("sender", "receiver"))
+        settings = {key.replace("-", "_"): config[key] for key in _CODEC_SETTINGS if key in config}
+        codec, phi_owner = parse_codec(string(config, "codec"), **settings), "sender"
+        if "phi-owner" in config:
+            phi_owner = choice(config, "phi-owner", ("sender", "receiver"))
         return cls(
             own,
             _neighbours(config, own, num_nodes),
@@ -209,23 +212,6 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
             "the message's config"
         )
     return tuple(sorted(cast(list[int], value)))
-
-
-def _peers(config: ConfigRecord, place: GossipPlace) -> tuple[int, ...]:
-    """Return whom the node may ever exchange payloads with: its neighbours, if nobody else is named."""
-    if "peers" not in config:
-        return place.neighbours
-    return _neighbours(ConfigRecord({"neighbours": config["peers"]}), place.own, place.num_nodes)
-
-
-def _choice(config: ConfigRecord, key: str, valid: tuple[str, ...]) -> str:
-    """Return a text of the config; the first valid one if it is absent."""
-    return choice(config, key, valid) if key in config else valid[0]
-
-
-def _codec(config: ConfigRecord) -> Codec:
-    settings = {key.replace("-", "_"): config[key] for key in _CODEC_SETTINGS if key in config}
-    return parse_codec(string(config, "codec"), **settings)
 
 
 @dataclass(frozen=True)
@@ -305,6 +291,7 @@ class GossipNodeMethod(Protocol):
 
     def norm(self, node: GossipNode, vector: Vector) -> float:
         """Return how large what a message says is, by which neighbours are compared; inf for no message."""
+        return float(np.linalg.norm(vector))
 
     def update(
         self,
@@ -345,9 +332,11 @@ def gossip_app(
     """
 
     def hello(call: Call) -> RecordDict:
-        knows = _knows(call, only_config(call))
-        known = _Known.of(call, problem, methods, begin=True) if knows else None
-        known = known or _Known.begin(call, problem, methods)
+        settings = config_in(call.context.state, _CONFIG)
+        knows = _kept(call.context) and dict(settings) == dict(only_config(call))
+        known = (
+            _Known.of(call, problem, methods, begin=True) if knows else _Known.begin(call, problem, methods)
+        )
         known.keep(call.context)
         told = {"kappa": known.node.place.kappa, **known.request(), **known.introduction()}
         return RecordDict({"hello": ConfigRecord(told)})
@@ -393,14 +382,6 @@ def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:
     return next(iter(records.values()), ConfigRecord()), introductions, bundle
 
 
-def _root(call: Call, config: ConfigRecord, seed: int) -> int:
-    """Return the root of the node's noise; a new one where its state was restored, which comes without."""
-    root = config_in(call.context.state, SECRET_RECORD).get(_ROOT)
-    if isinstance(root, bytes):
-        return int.from_bytes(root)
-    return noise_root(config, dict(call.context.node_config), seed)
-
-
 def _kept(context: Context) -> bool:
     """Return whether the context holds a state of its run."""
     state = context.state
@@ -409,11 +390,6 @@ def _kept(context: Context) -> bool:
         and isinstance(state.get(_CONFIG), ConfigRecord)
         and config_in(state, _STATE).get("run") == str(context.run_id)
     )
-
-
-def _knows(call: Call, config: ConfigRecord) -> bool:
-    """Return whether the node's state is of this run and of these settings."""
-    return _kept(call.context) and dict(config_in(call.context.state, _CONFIG)) == dict(config)
 
 
 @dataclass(frozen=True)
@@ -430,10 +406,12 @@ class _Known:
     def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "_Known":
         config = only_config(call)
         place = GossipPlace.of(config, call.partition_id)
-        root = noise_root(config, dict(call.context.node_config), place.seed)
+        root = noise_root(config, call.context.node_config, place.seed)
         links = _links(call, config, place, begin=True)
         if links is not None:
-            links.name_neighbours(map(str, _peers(config, place)))
+            # Whom it may ever exchange payloads with: its neighbours, if nobody else is named.
+            named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
+            links.name_neighbours(map(str, _neighbours(named, place.own, place.num_nodes)))
         node = GossipNode(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
         check_hello()
@@ -455,9 +433,14 @@ class _Known:
         if not isinstance(iteration, int) or iteration < 0:
             raise ValueError(f"node {call.partition_id} has a damaged state: it must get 'query.hello' first")
         links = _links(call, config, place, begin=begin)
-        node = GossipNode(
-            place, problem(call.context), config, _root(call, config, place.seed), _sensing(links)
+        # A state that was restored comes without the root of its noise: there is a new one.
+        kept = config_in(state, SECRET_RECORD).get(_ROOT)
+        root = (
+            int.from_bytes(kept)
+            if isinstance(kept, bytes)
+            else noise_root(config, call.context.node_config, place.seed)
         )
+        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
         arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
@@ -521,7 +504,10 @@ class _Known:
         payloads = [(int(i), encoded(place.own if shared else int(i))) for i in receivers]
         if self.links is None:
             return [payload for _, payload in payloads]
-        _check_receivers([i for i, _ in payloads], place)
+        if wrong := [i for i, _ in payloads if not 0 <= i < place.num_nodes or i == place.own]:
+            raise ValueError(
+                f"receivers must be other nodes of the graph, got {wrong} in the message's config"
+            )
         return [self._sealed(i, payload, introductions) for i, payload in payloads]
 
     def _sealed(self, receiver: int, payload: bytes, introductions: ConfigRecord) -> bytes:
@@ -590,11 +576,6 @@ def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool)
 
 def _sensing(links: NodeLinks | None) -> int | None:
     return None if links is None else int.from_bytes(links.told[f"{_SEED}{links.own}"])
-
-
-def _check_receivers(receivers: Sequence[int], place: GossipPlace) -> None:
-    if wrong := [i for i in receivers if not 0 <= i < place.num_nodes or i == place.own]:
-        raise ValueError(f"receivers must be other nodes of the graph, got {wrong} in the message's config")
 
 
 @dataclass(frozen=True)
@@ -699,27 +680,11 @@ def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
     received: list[dict[int, Vector]] = [{} for _ in events]
     for (codec, size), messages in alike.items():
         payloads, seeds = [message[2] for message in messages], [message[3] for message in messages]
-        vectors = _decode_many(codec, payloads, size, seeds)
+        vectors = codec.decode_many(payloads, size, seeds)
         for (position, j, _, _), vector in zip(messages, vectors, strict=True):
             if vector is not None:
                 received[position][j] = vector
     return received
-
-
-def _decode_many(
-    codec: Codec, payloads: Sequence[bytes], n: int, seeds: Sequence[tuple[int, ...]]
-) -> list[Vector | None]:
-    try:
-        return codec.decode_many(payloads, n, seeds)
-    except PayloadError:  # One neighbour's broken bytes cost that neighbour's message only.
-        return [_decode(codec, payload, n, seed) for payload, seed in zip(payloads, seeds, strict=True)]
-
-
-def _decode(codec: Codec, payload: bytes, n: int, seed: tuple[int, ...]) -> Vector | None:
-    try:
-        return codec.decode(payload, n, seed)
-    except PayloadError:
-        return None
 
 
 def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> RecordDict:
@@ -736,7 +701,11 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeM
     replace(known, memory=memory).keep(call.context)
     metrics: Metrics = {"num-examples": known.node.problem.num_examples}
     if sent := list(records_of(call.content, ArrayRecord).values()):
-        metrics["mean-objective"] = known.node.problem.value(_only_array(sent[0], w.size))
+        (array,) = sent[0].values()
+        vector = np.asarray(view(array), np.float64)
+        if vector.shape != w.shape:
+            raise ValueError(f"the message's array must have the shape {w.shape}, got {vector.shape}")
+        metrics["mean-objective"] = known.node.problem.value(vector)
     else:
         metrics["objective"] = known.node.problem.value(w)
     return RecordDict({"arrays": to_record({"w": w}), "metrics": MetricRecord({**metrics})})
@@ -750,11 +719,3 @@ def _check_iteration(k: int, memory: Memory) -> None:
         raise ValueError(
             f"iteration must be at most {MAX_STEPS} past {memory.iteration}, where the node is, got {k}"
         )
-
-
-def _only_array(record: ArrayRecord, n: int) -> Vector:
-    (array,) = record.values()
-    vector = np.asarray(view(array), np.float64)
-    if vector.shape != (n,):
-        raise ValueError(f"the message's array must have the shape ({n},), got {vector.shape}")
-    return vector

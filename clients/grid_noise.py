@@ -36,18 +36,10 @@ _FINEST = 40
 
 @dataclass(frozen=True)
 class GridNoise:
-    """A grid, and the noise on it.
+    """A grid, and the noise on it."""
 
-    Parameters
-    ----------
-    exponent : int
-        The step is 2^exponent, so that going to the grid and back rounds nothing else.
-    deviation : int
-        Of the noise, in steps: 1 to 2^24.
-    """
-
-    exponent: int
-    deviation: int
+    exponent: int  # The step is 2^exponent, so that going to the grid and back rounds nothing else.
+    deviation: int  # Of the noise, in steps: 1 to 2^24.
 
     @classmethod
     def of(cls, multiplier: float, clip: float, size: int, records: int = 1) -> "GridNoise":
@@ -64,16 +56,10 @@ class GridNoise:
         Gaussian of ``multiplier`` D (``discrete_gaussian.deviation_of``): an accountant that counts
         ``multiplier`` sensitivities of Gaussian noise is an upper bound.
 
-        Parameters
-        ----------
-        multiplier : float
-            z, the noise's deviation in sensitivities, > 0.
-        clip : float
-            C > 0, the norm of each record's vector.
-        size : int
-            n >= 1, numbers of the vector.
-        records : int (default: 1)
-            m >= 1, records of the mean.
+        - ``multiplier``: z, the noise's deviation in sensitivities, > 0.
+        - ``clip``: C > 0, the norm of each record's vector.
+        - ``size``: n >= 1, numbers of the vector.
+        - ``records``: m >= 1, records of the mean.
 
         Raises
         ------
@@ -114,12 +100,7 @@ class GridNoise:
         Numbers beyond 2^52 steps, infinite ones too, are told as if they were there, and what is no number as
         0: none of them moves more than it would have.
 
-        Parameters
-        ----------
-        values : NDArray
-            The numbers.
-        key : bytes
-            32, of which the noise is drawn: secret, and used for one call.
+        - ``key``: 32 bytes, of which the noise is drawn: secret, and used for one call.
         """
         largest = _LARGEST * self.step
         within = np.clip(np.where(np.isnan(values), 0.0, np.asarray(values, np.float64)), -largest, largest)
@@ -132,12 +113,9 @@ class GridNoise:
 def noise_key(root: int, partition_id: int, index: int) -> bytes:
     """Return the key of a node's noise for one release, by HKDF-SHA256.
 
-    Parameters
-    ----------
-    root : int
-        What all of the node's noise comes from, >= 0: of the operating system and secret, or a run's seed.
-    partition_id, index : int
-        The node, and which of its releases it is.
+    - ``root``: What all of the node's noise comes from, >= 0: of the operating system and secret, or a run's
+      seed.
+    - ``partition_id``, ``index``: The node, and which of its releases it is.
     """
     secret = root.to_bytes(max(1, -(-root.bit_length() // 8)))
     about = f"hedgerow noise {partition_id} {index}".encode()

@@ -48,7 +48,7 @@ def only_config(call: Call) -> ConfigRecord:
     ValueError
         If it has none, or more than one.
     """
-    return _only(call, ConfigRecord)
+    return _only(call.content, ConfigRecord)
 
 
 def whole(config: ConfigRecord, key: str, least: int) -> int:
@@ -121,13 +121,13 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     """
     own = _entries(task.model)
     shapes = {key: tuple(value.shape) for key, value in own.items()}
-    sent = received_state(_only(call, ArrayRecord), shapes, task.x.device)
+    sent = received_state(_only(call.content, ArrayRecord), shapes, task.x.device)
     return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
     """Return the one ArrayRecord of an instruction; ValueError if it has none, or more than one."""
-    return _only_of(content, ArrayRecord)
+    return _only(content, ArrayRecord)
 
 
 def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> NDArray[Any]:
@@ -178,11 +178,7 @@ def _entries(model: nn.Module) -> dict[str, Tensor]:
     return _ENTRIES[model]
 
 
-def _only(call: Call, kind: type[Record]) -> Record:
-    return _only_of(call.content, kind)
-
-
-def _only_of(content: RecordDict, kind: type[Record]) -> Record:
+def _only(content: RecordDict, kind: type[Record]) -> Record:
     records = records_of(content, kind)
     if len(records) != 1:
         raise ValueError(f"the message must have exactly one {kind.__name__}, got {len(records)}")

@@ -64,18 +64,11 @@ def _path(key: str, named: object) -> Path:
 class NodeLinks(Links):
     """The links of one node in one run, as its context holds them.
 
-    Parameters
-    ----------
-    call : Call
-        A call of the node.
-    seed : int
-        The run's seed, which the keys of a simulated node follow from.
-    begin : bool (default: False)
-        Whether a device may draw its key of the run, where it has none: an introduction must follow.
-    run : str (default: "")
-        What the run is called at both ends, where Flower calls it otherwise at each: at sites that have a run
-        of Flower's each. Empty: Flower's id. What was sealed in an earlier run of this name does not open:
-        a device has another key in each run of Flower's.
+    - ``seed``: The run's seed, which the keys of a simulated node follow from.
+    - ``begin``: Whether a device may draw its key of the run, where it has none: an introduction must follow.
+    - ``run``: What the run is called at both ends, where Flower calls it otherwise at each: at sites that
+      have a run of Flower's each. Empty: Flower's id. What was sealed in an earlier run of this name does not
+      open: a device has another key in each run of Flower's.
 
     Raises
     ------

@@ -16,23 +16,15 @@ __all__ = ["LocalTraining", "Training", "training_of"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What ``local_sgd`` takes beside a model and the nodes' work.
+    """What ``local_sgd`` takes beside a model and the nodes' work."""
 
-    Parameters
-    ----------
-    mode : {"auto", "loop", "stack"} (default: "auto")
-        Node by node, many nodes at once, or what suits device, architecture and number of nodes.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    max_nodes : int or None (default: None)
-        The most nodes that train at once, >= 1; None for what memory and caches hold.
-    arithmetic : Arithmetic (default: float32)
-        In which precision forward passes are made, and whether they are compiled.
-    """
-
+    # {"auto", "loop", "stack"}: Node by node, many nodes at once, or what suits device, architecture and
+    # number of nodes.
     mode: TrainingMode = "auto"
-    loss: Loss = cross_entropy
+    loss: Loss = cross_entropy  # Loss of each sample.
+    # The most nodes that train at once, >= 1; None for what memory and caches hold.
     max_nodes: int | None = None
+    # In which precision forward passes are made, and whether they are compiled.
     arithmetic: Arithmetic = FLOAT32
 
     @classmethod

@@ -58,25 +58,15 @@ _LEAST_SAMPLES = 5
 
 @dataclass(frozen=True, eq=False)
 class OwnShare:
-    """A node's own data, ready to learn from. Shared: read the arrays, never change them.
+    """A node's own data, ready to learn from. Shared: read the arrays, never change them."""
 
-    Parameters
-    ----------
-    source : OwnSource
-        Where they come from.
-    x, y : ndarray of float32 (N, ...), ndarray of int64 (N,)
-        All samples, standardised as the run says.
-    num_classes : int
-        Number of classes.
-    part, held_out : ndarray of int64
-        The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All
-        are in ``part`` if none is held out.
-    """
-
-    source: OwnSource
+    source: OwnSource  # Where they come from.
+    # All samples, float32 (N, ...) and int64 (N,), standardised as the run says.
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     num_classes: int
+    # The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All are
+    # in ``part`` if none is held out.
     part: NDArray[np.int64]
     held_out: NDArray[np.int64]
     _resident: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -217,15 +207,12 @@ def _held(key: _Key) -> _Held:
     _, _, holdout, seed, name = key
     data = _read(key)
     # Of a node's name, not of its number: who comes in another order keeps the same samples aside.
-    stream = generator(seed, partition_id=_number(name), purpose=Purpose.HOLDOUT)
+    digest = sha256(name.encode()).digest()
+    stream = generator(seed, partition_id=int.from_bytes(digest[:8]), purpose=Purpose.HOLDOUT)
     samples = len(data.y)
     count = min(samples - 1, max(1, round(holdout * samples))) if holdout else 0
     order = stream.permutation(samples)
     return _Held(data, np.sort(order[count:]), np.sort(order[:count]))
-
-
-def _number(name: str) -> int:
-    return int.from_bytes(sha256(name.encode()).digest()[:8])
 
 
 def _read(key: _Key) -> OwnData:

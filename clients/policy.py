@@ -34,78 +34,51 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class Policy:
-    """One node's policy. The defaults are those of a device without a file.
+    """One node's policy. The defaults are those of a device without a file."""
 
-    Parameters
-    ----------
-    messages : tuple of str or None (default: None)
-        Message types that are answered; None for all that the app answers.
-    imports : tuple of str (default: none)
-        Import paths ``module:function`` that a run may name, beside the node config's ``allow-imports``.
-        None are the suite's own: what it offers has names, which are no import paths.
-    folders : tuple of Path (default: none)
-        Files and folders that a run may name, absolute; ``data-dir`` and ``data`` of the node config and
-        HEDGEROW_DATA_DIR are always among them.
-    share_state : bool (default: True)
-        Whether ``query.state`` and ``query.restore`` are obeyed; the node config's ``share-state`` can forbid
-        it too.
-    monitor : bool (default: False)
-        Whether a server may look at this node's model and objective. Never with ``privacy`` ``sound``.
-    max_hellos, max_restores : int (default: 4, 1)
-        In one run: how often a method of gossip may begin at this node, and its state be replaced; >= 0.
-    max_seconds : float (default: 3600)
-        That a message may take, > 0.
-    max_bytes : int (default: 2^30)
-        Of a message's records, >= 1.
-    max_memory : int or None (default: None)
-        Bytes that a message's process may allocate while it is handled, >= 1, on Linux; None for no limit.
-        Simulated nodes share a process, of which it bounds nothing.
-    secure_sums : {"allowed", "required"} (default: "allowed")
-        With ``required`` only messages are answered that reveal nothing of the records, or go into a secure
-        sum. The node config's ``secure-sum = true`` says the same.
-    privacy : {"none", "paper", "sound"} (default: "none")
-        The weakest mode that is obeyed. With any but ``none`` only messages are answered that reveal nothing
-        of the records, or whose answers are noised so.
-    max_pooled : int (default: 1)
-        How many different sums of each kind (moments of features, counts of classes) over the same records
-        are told without noise, in all runs, >= 0. A sum that was told may be told again.
-    max_unprotected : int or None (default: None)
-        How many messages are answered, in all runs, whose answers depend on records without noise or a secure
-        sum, >= 0; None for no bound.
-    noise_source : {"entropy", "seed"} (default: "entropy")
-        Where noise comes from: the operating system whatever a run says, or what the run says.
-    min_noise_multiplier : float (default: 0)
-        The least noise of a release, in sensitivities.
-    max_clip : float (default: inf)
-        The largest norm to which a run may clip.
-    max_epsilon_per_release, max_epsilon : float (default: inf)
-        Of one release, and of all that the ledger has, exact, at ``delta``.
-    delta : float (default: 1e-6)
-        In (0, 1); below one over the number of records.
-    ledger : Path or None (default: None)
-        The file of what was released; None is ``hedgerow-ledger.jsonl`` in Flower's home, FLWR_HOME.
-    """
-
+    # Message types that are answered; None for all that the app answers.
     messages: tuple[str, ...] | None = None
+    # Import paths ``module:function`` that a run may name, beside the node config's ``allow-imports``. None
+    # are the suite's own: what it offers has names, which are no import paths.
     imports: tuple[str, ...] = ()
+    # Files and folders that a run may name, absolute; ``data-dir`` and ``data`` of the node config and
+    # HEDGEROW_DATA_DIR are always among them.
     folders: tuple[Path, ...] = ()
+    # Whether ``query.state`` and ``query.restore`` are obeyed; the node config's ``share-state`` can forbid
+    # it too.
     share_state: bool = True
+    # Whether a server may look at this node's model and objective. Never with ``privacy`` ``sound``.
     monitor: bool = False
+    # In one run: how often a method of gossip may begin at this node, and its state be replaced; >= 0.
     max_hellos: int = 4
     max_restores: int = 1
-    max_seconds: float = 3600.0
-    max_bytes: int = 2**30
+    max_seconds: float = 3600.0  # That a message may take, > 0.
+    max_bytes: int = 2**30  # Of a message's records, >= 1.
+    # Bytes that a message's process may allocate while it is handled, >= 1, on Linux; None for no limit.
+    # Simulated nodes share a process, of which it bounds nothing.
     max_memory: int | None = None
+    # {"allowed", "required"}: With ``required`` only messages are answered that reveal nothing of the
+    # records, or go into a secure sum. The node config's ``secure-sum = true`` says the same.
     secure_sums: str = "allowed"
+    # {"none", "paper", "sound"}: The weakest mode that is obeyed. With any but ``none`` only messages are
+    # answered that reveal nothing of the records, or whose answers are noised so.
     privacy: str = "none"
+    # How many different sums of each kind (moments of features, counts of classes) over the same records are
+    # told without noise, in all runs, >= 0. A sum that was told may be told again.
     max_pooled: int = 1
+    # How many messages are answered, in all runs, whose answers depend on records without noise or a secure
+    # sum, >= 0; None for no bound.
     max_unprotected: int | None = None
+    # {"entropy", "seed"}: Where noise comes from: the operating system whatever a run says, or what the run
+    # says.
     noise_source: str = "entropy"
-    min_noise_multiplier: float = 0.0
-    max_clip: float = math.inf
+    min_noise_multiplier: float = 0.0  # The least noise of a release, in sensitivities.
+    max_clip: float = math.inf  # The largest norm to which a run may clip.
+    # Of one release, and of all that the ledger has, exact, at ``delta``.
     max_epsilon_per_release: float = math.inf
     max_epsilon: float = math.inf
-    delta: float = 1e-6
+    delta: float = 1e-6  # In (0, 1); below one over the number of records.
+    # The file of what was released; None is ``hedgerow-ledger.jsonl`` in Flower's home, FLWR_HOME.
     ledger: Path | None = None
 
     @property

@@ -36,21 +36,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Probe:
-    """Estimates at one model, on one node's samples.
+    """Estimates at one model, on one node's samples."""
 
-    Parameters
-    ----------
-    curvature : float
-        Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
-    gradient_variance : float
-        E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
-    loss : float
-        Mean local loss, on the samples that the curvature is measured on.
-    """
-
+    # Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
     curvature: float
+    # E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
     gradient_variance: float
-    loss: float
+    loss: float  # Mean local loss, on the samples that the curvature is measured on.
 
     def estimates(self) -> dict[str, float]:
         """Return what the planners take, by the names of a reply's metrics."""
@@ -90,26 +82,14 @@ def probe(
 ) -> Probe:
     """Return the estimates at the model's current parameters, in evaluation mode.
 
-    Parameters
-    ----------
-    model : nn.Module
-        On the device of ``x``. Its parameters and modes are left as they are.
-    x, y : Tensor
-        The data, (samples, ...) and (samples,).
-    part : NDArray[int64]
-        The node's own samples, as indices into ``x`` and ``y``, at least one.
-    batch_size : int
-        Samples of a training mini-batch, >= 1: the variance depends on it.
-    stream : np.random.Generator
-        Draws the samples, the first direction and the mini-batches.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    max_samples : int (default: 128)
-        The most samples in the fixed batch of curvature and loss, >= 1.
-    products : int (default: 10)
-        Hessian-vector products, >= 1.
-    batches : int (default: 8)
-        Mini-batches of the variance, >= 2.
+    - ``model``: On the device of ``x``. Its parameters and modes are left as they are.
+    - ``x``, ``y``: The data, (samples, ...) and (samples,).
+    - ``part``: The node's own samples, as indices into ``x`` and ``y``, at least one.
+    - ``batch_size``: Samples of a training mini-batch, >= 1: the variance depends on it.
+    - ``stream``: Draws the samples, the first direction and the mini-batches.
+    - ``max_samples``: The most samples in the fixed batch of curvature and loss, >= 1.
+    - ``products``: Hessian-vector products, >= 1.
+    - ``batches``: Mini-batches of the variance, >= 2.
     """
     with _evaluation_mode(model):
         fixed = _drawn(stream, part, max_samples)
@@ -132,18 +112,8 @@ def curvature(
     The estimate ||H v||, ||v|| = 1, never exceeds the eigenvalue and rises with each product. For a loss of
     second order zero it is 0.
 
-    Parameters
-    ----------
-    model : nn.Module
-        At the point in question.
-    x, y : Tensor
-        The batch, (samples, ...) and (samples,).
-    stream : np.random.Generator
-        Draws the first direction.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    products : int (default: 10)
-        Hessian-vector products, >= 1.
+    - ``x``, ``y``: The batch, (samples, ...) and (samples,).
+    - ``products``: Hessian-vector products, >= 1.
 
     Raises
     ------
@@ -181,16 +151,8 @@ def gradient_variance(
 
     sum_j ||g_j - mean(g)||^2 / (batches - 1): the full gradient is never computed.
 
-    Parameters
-    ----------
-    model : nn.Module
-        At the point in question.
-    x, y : Tensor
-        The data that ``batches`` index, (samples, ...) and (samples,).
-    batches : Sequence[NDArray[int64]]
-        The mini-batches, at least 2.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
+    - ``x``, ``y``: The data that ``batches`` index, (samples, ...) and (samples,).
+    - ``batches``: The mini-batches, at least 2.
 
     Raises
     ------
@@ -225,18 +187,10 @@ def local_gradient(
 
     What is no parameter that trains, such as statistics, has zeros.
 
-    Parameters
-    ----------
-    model : nn.Module
-        On the device of ``x``. Its parameters and modes are left as they are.
-    x, y : Tensor
-        The data, (samples, ...) and (samples,).
-    part : NDArray[int64]
-        The node's own samples, as indices into ``x`` and ``y``, at least one: all of them are taken.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    samples_at_once : int (default: 256)
-        Samples of one pass, >= 1.
+    - ``model``: On the device of ``x``. Its parameters and modes are left as they are.
+    - ``x``, ``y``: The data, (samples, ...) and (samples,).
+    - ``part``: The node's own samples, as indices into ``x`` and ``y``, at least one: all of them are taken.
+    - ``samples_at_once``: Samples of one pass, >= 1.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total = [torch.zeros_like(p, dtype=torch.float64) for p in trained.values()]

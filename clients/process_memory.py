@@ -25,10 +25,7 @@ def limited_memory(most: int | None) -> Iterator[None]:
 
     The limit that was there comes back at the end, and is kept where it is the lower one.
 
-    Parameters
-    ----------
-    most : int or None
-        Bytes, >= 1; None for no limit.
+    - ``most``: Bytes, >= 1; None for no limit.
 
     Raises
     ------

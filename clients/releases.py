@@ -42,36 +42,20 @@ class TooOften(ValueError):  # noqa: N818
 class Releases:
     """The ledger of a node's releases.
 
-    Parameters
-    ----------
-    path : Path
-        The file; made, with its folder, where it is not there, for its owner alone.
+    ``path`` is its file; made, with its folder, where it is not there, for its owner alone. Every method
+    raises ReleasesError if the file is damaged or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def hello(self, run: str, node: int, most: int) -> None:
-        """Note that a method of gossip begins in a run, which it may do ``most`` times.
-
-        Raises
-        ------
-        TooOften
-            If it did.
-        ReleasesError
-            If the file is damaged or cannot be written.
-        """
+        """Note that a method of gossip begins in a run; TooOften if it did so ``most`` times."""
         with self._opened() as (file, lines):
             _append(file, _one_more(lines, _HELLO, run, node, most))
 
     def lock(self, run: str, node: int) -> int:
-        """Note that a state is locked, and return its number: a later state has a higher one.
-
-        Raises
-        ------
-        ReleasesError
-            As ``hello``.
-        """
+        """Note that a state is locked, and return its number: a later state has a higher one."""
         with self._opened() as (file, lines):
             number = 1 + max((line["index"] for line in lines if line["what"] == _LOCK), default=0)
             _append(file, {"what": _LOCK, "run": run, "node": node, "index": number})
@@ -80,12 +64,7 @@ class Releases:
     def restore(self, run: str, node: int, most: int, of: str, number: int) -> None:
         """Note that a state of the run ``of``, locked under a number, replaces that of a run.
 
-        Raises
-        ------
-        TooOften
-            If ``most`` states were restored in the run, or a later one of the run ``of`` was.
-        ReleasesError
-            As ``hello``.
+        TooOften if ``most`` states were restored in the run, or a later one of the run ``of`` was.
         """
         with self._opened() as (file, lines):
             entry = _one_more(lines, _RESTORE, run, node, most)
@@ -96,42 +75,19 @@ class Releases:
                 raise TooOften(f"a later state of run {of} was restored than number {number}")
             _append(file, {**entry, "of": of, "index": number})
 
-    def once(self, what: str, run: str, node: int, index: int) -> None:
-        """Note a ``sum`` of a run, of which there may be one of each index.
-
-        Raises
-        ------
-        TooOften
-            If there was.
-        ReleasesError
-            As ``hello``.
-        """
-        entry = {"what": what, "run": run, "node": node, "index": index}
+    def summed(self, run: str, node: int, index: int) -> None:
+        """Note a sum of a run; TooOften if there was one of this index."""
+        entry = {"what": _SUM, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
-                raise TooOften(f"run {run} had {what} {index} already: each must be made once")
+                raise TooOften(f"run {run} had sum {index} already: each must be made once")
             _append(file, entry)
 
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
         """Note one sum over the records of a source; the same sum may be told again.
 
-        Parameters
-        ----------
-        run, node : str, int
-            Who is told by whom.
-        source : str
-            Which records it is over, and what kind of sum it is.
-        digest : str
-            What tells this sum from others.
-        most : int
-            How many different ones may be told, in all runs.
-
-        Raises
-        ------
-        TooOften
-            If as many others were.
-        ReleasesError
-            As ``hello``.
+        ``source`` is which records it is over, and what kind of sum; ``digest`` tells it from others.
+        TooOften if ``most`` others were told, in all runs.
         """
         entry = {"what": _POOLED, "run": run, "node": node, "source": source, "digest": digest}
         with self._opened() as (file, lines):
@@ -143,14 +99,9 @@ class Releases:
             _append(file, entry)
 
     def open(self, run: str, node: int, kind: str, most: int) -> None:
-        """Note a message whose answer depends on records without noise or a sum; ``most`` in all runs.
+        """Note a message whose answer depends on records without noise or a sum.
 
-        Raises
-        ------
-        TooOften
-            If there were as many.
-        ReleasesError
-            As ``hello``.
+        TooOften if there were ``most``, in all runs.
         """
         with self._opened() as (file, lines):
             if (made := sum(line["what"] == _OPEN for line in lines)) >= most:
@@ -160,27 +111,12 @@ class Releases:
     def release(
         self, run: str, node: int, root: int, index: int, multiplier: float, delta: float, max_epsilon: float
     ) -> None:
-        """Note one Gaussian release.
+        """Note one Gaussian release, whose noise is ``multiplier`` > 0 sensitivities wide.
 
-        Parameters
-        ----------
-        run, node : str, int
-            Whose it is.
-        root, index : int
-            What its noise is drawn from: the same noise on two gradients would give away their difference.
-        multiplier : float
-            The noise's standard deviation over the sensitivity, > 0.
-        delta, max_epsilon : float
-            The budget of all releases; infinite for none, then nothing is added up.
-
-        Raises
-        ------
-        Spent
-            If the budget does not allow it.
-        TooOften
-            If noise of this root and index was used already.
-        ReleasesError
-            If the file is damaged or cannot be written.
+        ``root`` and ``index`` are what its noise is drawn from: the same noise on two gradients would give
+        away their difference. ``delta`` and ``max_epsilon`` are the budget of all releases; where that is
+        infinite nothing is added up. Spent if the budget does not allow it, TooOften if the noise was used
+        already.
         """
         noise = sha256(f"{root}/{index}".encode()).hexdigest()[:32]
         with self._opened() as (file, lines):
@@ -188,13 +124,9 @@ class Releases:
             if any(line["noise"] == noise for line in made):
                 raise TooOften(f"the noise of release {index} was used already: each must be used once")
             entry: dict[str, Any] = {
-                "what": _RELEASE,
-                "run": run,
-                "node": node,
-                "noise": noise,
-                "multiplier": multiplier,
-            }
-            entry["rho"] = 1 / (2 * multiplier**2)
+                "what": _RELEASE, "run": run, "node": node, "noise": noise, "multiplier": multiplier,
+                "rho": 1 / (2 * multiplier**2),
+            }  # fmt: skip
             if max_epsilon < inf:
                 epsilon = epsilon_of([*(line["multiplier"] for line in made), multiplier], delta)
                 if epsilon > max_epsilon:
@@ -205,12 +137,6 @@ class Releases:
                 entry |= {"epsilon": epsilon, "delta": delta}
             _append(file, entry)
 
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon at delta of all releases; 0 without any."""
-        with self._opened() as (_, lines):
-            made = [line["multiplier"] for line in lines if line["what"] == _RELEASE]
-        return epsilon_of(made, delta) if made else 0.0
-
     def made(self, run: str) -> tuple[int, int]:
         """Return how many releases a run made, and to how many earlier runs it goes back.
 
@@ -218,11 +144,6 @@ class Releases:
         restored states: the one that was resumed, what it released after its checkpoint too, and others that
         were resumed from there. Nodes that share a ledger are counted together, for a node that comes back
         may have another id.
-
-        Raises
-        ------
-        ReleasesError
-            As ``hello``.
         """
         with self._opened() as (_, lines):
             links = [(line["run"], line["of"]) for line in lines if line["what"] == _RESTORE and "of" in line]

@@ -23,16 +23,8 @@ _TOLD, _OWN = "told/", "told-own/"  # before a name in ``context.state``
 def keep_told(context: Context, name: str, common: Mapping[str, Any], own: Mapping[str, Any] = {}) -> None:
     """Put what a server said into ``context.state``, for this run.
 
-    Parameters
-    ----------
-    context : Context
-        The node's.
-    name : str
-        Of the record.
-    common : Mapping[str, Any]
-        What all members of a sum must have been told alike.
-    own : Mapping[str, Any] (default: none)
-        What is this node's alone, such as the people whom it has.
+    - ``common``: What all members of a sum must have been told alike.
+    - ``own``: What is this node's alone, such as the people whom it has.
     """
     for prefix, values in ((_TOLD, common), (_OWN, own)):
         context.state[prefix + name] = ConfigRecord({**values, RUN_KEY: str(context.run_id)})

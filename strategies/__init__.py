@@ -16,6 +16,7 @@ from hedgerow.strategies.ceps import (
     Matcha,
     OneBitCode,
 )
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.exchange import (
     Ask,
@@ -46,14 +47,13 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
 from hedgerow.strategies.run import Run
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.strategies.sd_feel import (
     EdgeServerSDFeel,
     FedAvg,
@@ -169,7 +169,6 @@ __all__ = [
     "metropolis",
     "mixing",
     "only_arrays",
-    "parse_schedule",
     "push_weights",
     "together",
 ]

@@ -31,7 +31,8 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from hedgerow.strategies.inbox import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import ExchangeReport, checked_metrics
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import check_options
@@ -206,7 +207,12 @@ class Compressed(Strategy):
             self.uplink.feedback.forget()
             self.uplink = Uplink(self.uplink.feedback)
         if server_round == 1:
-            _check_callers(self)
+            for caller in filter(is_flowers, outer_strategies(self)):
+                name = type(caller).__name__
+                raise ValueError(
+                    f"strategy of {name} must not be Compressed, whose updates are still coded when {name} "
+                    f"sees them: write Compressed({name}(...)), which decodes them first"
+                )
         # Told now what nodes are asked for, the strategy books messages as large as they will be.
         config = ConfigRecord({**config, **self.uplink.feedback.asked(server_round - 1), "acknowledged": -1})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
@@ -278,9 +284,9 @@ class Compressed(Strategy):
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
                     "compressor must be 'sign', 'identity', or 'randk(0.1)' with smaller local steps for "
-                    f"{type(inner).__name__}, got {str(compressor)!r}: where each node chooses its own "
-                    "entries, most nodes send nothing of an entry, and a median, a trimmed mean or Krum "
-                    "finds that most want no change"
+                    f"{type(inner).__name__}, got {str(compressor)!r}: if each node selects its own "
+                    "entries, most nodes send nothing for any one entry, so a median, a trimmed mean or Krum "
+                    "concludes that most want no change"
                 )
             private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
             if private and self.uplink.feedback.error_feedback:
@@ -310,7 +316,10 @@ class Compressed(Strategy):
 
     def _decoded(self, replies: Iterable[Message]) -> Generator[Message, None, None]:
         """Yield what the wrapped strategy is to see; note which updates it takes."""
-        key = _setting(self.strategy, "weighted_by_key", "num-examples")
+        # A setting of Flower's strategies, or of this suite's.
+        owners = self.strategy, getattr(self.strategy, "settings", None)
+        keys = (getattr(owner, "weighted_by_key", None) for owner in owners)
+        key = next(filter(None, keys), "num-examples")
         for reply in replies:
             model = self.uplink.decoded(reply, key)
             if model is None:
@@ -539,26 +548,8 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
     return record
 
 
-def _check_callers(compressed: Compressed) -> None:
-    """Raise ValueError if a wrapper of Flower's is around this one: it would clip what is coded."""
-    for caller in outer_strategies(compressed):
-        if is_flowers(caller):
-            name = type(caller).__name__
-            raise ValueError(
-                f"strategy of {name} must not be Compressed, whose updates are still coded when {name} sees "
-                f"them: write Compressed({name}(...)), which decodes them first"
-            )
-
-
-def _setting(strategy: Strategy, name: str, default: str) -> str:
-    """Return a setting of Flower's strategies, or of this suite's."""
-    value = getattr(strategy, name, None) or getattr(getattr(strategy, "settings", None), name, default)
-    return str(value)
-
-
 def _partition_ids(strategy: Strategy) -> dict[int, int]:
     """Return partition ids by node id, where the strategy has asked its nodes."""
-    for owner in (strategy, getattr(strategy, "federation", None)):
-        if isinstance(roster := getattr(owner, "_roster", None), Roster):
-            return {node.node_id: node.partition_id for node in roster.nodes if not node.vacant}
-    return {}
+    federation = getattr(strategy, "federation", None)
+    nodes = federation.nodes if isinstance(federation, Federation) else ()
+    return {node.node_id: node.partition_id for node in nodes}

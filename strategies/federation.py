@@ -1,9 +1,4 @@
-"""What every strategy of the suite is made of: its nodes, the round at hand, and what has been spent.
-
-A strategy holds a ``Federation`` and says with it what a method is: who takes part, what they are sent, what
-a valid reply is, and what becomes of the replies. It is no base class: a method stands one step from
-Flower's ``Strategy``.
-"""
+"""What every strategy of the suite holds: its nodes, the round at hand, and what has been spent."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -35,9 +30,9 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.ledger import HUB_TO_NODE, Ledger
 from hedgerow.wire.limits import MAX_EXAMPLES
-from hedgerow.wire.records import Layout, PayloadError, nominal_bits, only_record, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, only_record
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -71,7 +66,7 @@ class FederationOptions(TypedDict, total=False):
     roster : Roster or None (default: None)
         The nodes, where they were asked before (``Roster.gather``), as for a model of their shapes.
     registry : Registry or None (default: None)
-        Who may take part as whom (``Registry.read("nodes.toml")``); None for whoever comes.
+        Who may take part as whom (``Registry.read("nodes.toml")``); None accepts any node.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -215,7 +210,7 @@ class Federation:
 
     @classmethod
     def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
-        """Return a federation of nodes that were gathered, for exchanges of no run, and of no model."""
+        """Return a federation of gathered nodes, for exchanges outside of a run."""
         federation = cls(len(roster), min_available_nodes=1)
         federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
         federation.layout = Layout((), (), ())
@@ -276,7 +271,7 @@ class Federation:
 
     @property
     def whole_report(self) -> ExchangeReport:
-        """The same, with what went beside the training exchange and is counted with it."""
+        """``report``, and what else is counted with the training exchange."""
         return self.report
 
     @property
@@ -312,19 +307,18 @@ class Federation:
                 return self._roster
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
             self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
-            self._leave_out_overstated(self._roster)
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
-            for node in self._roster.nodes if self._roster.known is None else ():
+            if self._roster.known is not None:
+                return self._roster
+            for node in self._roster.nodes:
                 if node.num_examples and node.partition_id not in self.sizes:
                     self.sizes[node.partition_id] = float(node.num_examples)
-            self._leave_out_overstated(self._roster)
+        self._leave_out_overstated(self._roster)
         return self._roster
 
     def _leave_out_overstated(self, roster: Roster) -> None:
-        """Leave nodes out that claim a size which none has: capped, it would still count ten medians."""
-        if roster.known is not None:
-            return
+        """Leave out nodes that claim an impossible size: capped, it would still count ten medians."""
         most = self._most_claimed()
         for client in [client for client, size in self.sizes.items() if size > most]:
             del self.sizes[client]
@@ -362,7 +356,7 @@ class Federation:
         )
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Leave a node out that has a place, for a reason of some words that is counted."""
+        """Leave out a node that has a place; the reason is counted."""
         if self._roster is not None:
             self._roster.refuse(node.node_id, reason, self.completed)
 
@@ -380,7 +374,7 @@ class Federation:
         return reasons
 
     def scheduled(self, server_round: int, pool: Sequence[int], count: int) -> list[int]:
-        """Return so many of a pool's partitions, ascending, or all where they are fewer.
+        """Return ``count`` of a pool's partitions, ascending, or all where they are fewer.
 
         They are drawn uniformly without replacement, from a stream of the round's own.
         """
@@ -401,7 +395,7 @@ class Federation:
         return self._roster.nodes[client]
 
     def there(self, chosen: Chosen = None) -> tuple[list[Node], int]:
-        """Return the same of those that were there when they were last looked for."""
+        """Return the chosen nodes that were online when they were last looked for, and how many were not."""
         roster = self._roster
         assert roster is not None
         if callable(chosen):
@@ -423,19 +417,12 @@ class Federation:
         *,
         offline: int = 0,
         message_type: str = MessageType.TRAIN,
-        quorum: int | None = None,
         group: str = "",
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
         group = f"{server_round}-{group}" if group else str(server_round)
-        self.open_exchange(
-            server_round,
-            [node for node, _ in contents],
-            check,
-            offline=offline,
-            quorum=quorum,
-            group=group,
-        )
+        nodes = [node for node, _ in contents]
+        self.open_exchange(server_round, nodes, check, offline=offline, group=group)
         return [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
             for node, content in contents
@@ -448,14 +435,15 @@ class Federation:
         check: Callable[[Node, RecordDict], Any],
         *,
         offline: int = 0,
-        quorum: int | None = None,
         group: str = "",
     ) -> Inbox:
         """Open a round's training exchange, whose replies the inbox that it returns takes."""
-        self.begin_bounds(server_round)
+        self._bound_round = server_round
+        for bound in self._bounds.values():
+            bound.begin(server_round)
         self.fell_back = 0
         self.trained_loss = None
-        self._exchange = Inbox(nodes, group or str(server_round), check, quorum)
+        self._exchange = Inbox(nodes, group or str(server_round), check)
         if offline:
             self._exchange.report.rejected["offline"] = offline
         self._exchange.report.rejected += self.left_out(server_round)
@@ -488,24 +476,6 @@ class Federation:
         self.ledger.book(server_round, link, source, client, bits, sizes[0])
         self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, sizes[1])
 
-    def book_up(
-        self,
-        server_round: int,
-        link: str,
-        client: int,
-        target: int,
-        bits: int,
-        record: ArrayRecord,
-        reply: Reply,
-    ) -> None:
-        """Book a reply: its arrays on the modelled link, its whole content on the leg to the hub.
-
-        ``bits`` are the paper's, unless the record was decoded from something smaller.
-        """
-        bits = nominal_bits(record, bits)
-        self.ledger.book(server_round, link, client, target, bits, payload_bytes(record))
-        self.ledger.book(server_round, NODE_TO_HUB, client, 0, bits, payload_bytes(reply.content))
-
     def checked_weight(self, content: RecordDict) -> float:
         """Return what a valid reply tells as its weight; raises PayloadError for other replies."""
         metrics = checked_metrics(content, self.settings.weighted_by_key)
@@ -515,11 +485,11 @@ class Federation:
         return told
 
     def valid_weights(self, told: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which of some weights that nodes tell ``checked_weight`` would take."""
+        """Return which of these weights ``checked_weight`` would accept."""
         return (told > 0) & (told <= min(MAX_EXAMPLES, self._most_claimed()))
 
     def weight_of(self, client: int) -> float:
-        """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
+        """Return what a client of known size counts: its size, up to ``max_weight_ratio`` medians."""
         here: Sequence[Node] = []
         if self._roster is not None and self.settings.registry is not None:
             here = self._roster.nodes[client : client + 1]
@@ -527,7 +497,7 @@ class Federation:
         return min(self.sizes[client], self._cap(), *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
-        """Return what each of the first clients counts (C,): as the mean one where that is not known."""
+        """Return what each of the first clients counts (C,); one of unknown size as the mean client."""
         if isinstance(self.sizes, KnownSizes):
             return np.minimum(self.sizes.array[:clients], self._cap())
         known = {client: self.weight_of(client) for client in self.sizes}
@@ -535,15 +505,12 @@ class Federation:
         return np.array([known.get(client, typical) for client in range(clients)])
 
     def _cap(self) -> float:
-        if self._most[0] != len(self.sizes):
-            self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
-            self._warn_of_cap()
-        return self._most[1]
-
-    def _warn_of_cap(self) -> None:
-        """Say once that a claim is cut: it may be an honest one."""
-        cut = sorted(client for client, size in self.sizes.items() if size > self._most[1])
-        if cut and not self._cap_told:
+        if self._most[0] == len(self.sizes):
+            return self._most[1]
+        most = capped(self.sizes, self.settings.max_weight_ratio)
+        self._most = len(self.sizes), most
+        cut = sorted(client for client, size in self.sizes.items() if size > most)
+        if cut and not self._cap_told:  # Once: a claim that is cut may be an honest one.
             self._cap_told = True
             log(
                 WARNING,
@@ -551,8 +518,9 @@ class Federation:
                 "nodes claim: they count with %g.",
                 cut[:8],
                 self.settings.max_weight_ratio,
-                self._most[1],
+                most,
             )
+        return most
 
     def bound(self, part: str = "model") -> UpdateBound:
         """Return what the updates of a part of the model are held against."""
@@ -561,9 +529,7 @@ class Federation:
             self._bounds[part].begin(self._bound_round)
         return self._bounds[part]
 
-    def check_update(
-        self, vector: NDArray[Any], sent: NDArray[Any], part: str = "model", noise: float = 0.0
-    ) -> None:
+    def check_update(self, vector: NDArray[Any], sent: NDArray[Any], part: str, noise: float) -> None:
         """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far.
 
         ``noise`` is the standard deviation of the noise that the run asked for on each number.
@@ -571,12 +537,6 @@ class Federation:
         if self.settings.max_update_norm_ratio:
             with np.errstate(over="ignore"):
                 self.bound(part).check(vector - sent, sent, noise)
-
-    def begin_bounds(self, server_round: int) -> None:
-        """Begin a round of all bounds."""
-        self._bound_round = server_round
-        for bound in self._bounds.values():
-            bound.begin(server_round)
 
     def combined(
         self, rule: Aggregation, updates: NDArray[np.float64], weights: NDArray[np.float64]
@@ -588,14 +548,15 @@ class Federation:
         """
         taken = rule.for_count(len(updates))
         if taken is not rule:
-            self.note_fallback(rule, len(updates))
+            self.fell_back += 1
+            log(
+                WARNING,
+                "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
+                len(updates),
+                rule,
+                rule.least,
+            )
         return taken.combined(updates, weights)
-
-    def note_fallback(self, rule: Aggregation, updates: int) -> None:
-        """Count a mean of too few updates for its rule."""
-        self.fell_back += 1
-        log(WARNING, "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
-            updates, rule, rule.least)  # fmt: skip
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate the metrics of the replies, as asked for or by weighted mean."""
@@ -719,7 +680,7 @@ class Federation:
         return taken
 
     def _seen(self) -> dict[str, Any]:
-        """Return what bounds go by, and who lost trust."""
+        """Return the updates' norms, the first losses, and who was refused or rests."""
         norms = {part: bound.state_dict() for part, bound in sorted(self._bounds.items())}
         seen = {
             "update-norms": norms,

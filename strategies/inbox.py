@@ -67,10 +67,9 @@ class ExchangeReport:
     accepted : int
         Replies that arrived in time and passed every check.
     rejected : Counter[str]
-        Lost replies by reason: ``error <code>``, ``no reply``, ``after quorum``, ``stale``,
-        ``unknown node``, ``duplicate``, ``no content``, ``too many keys``, ``update too large``,
-        ``non-finite``, ``wrong shape``, …; and nodes that were left out in
-        the round: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
+        Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
+        ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and nodes
+        that were left out: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
     errors : dict[int, Error]
         The errors that nodes replied with, by partition id.
     """
@@ -81,9 +80,7 @@ class ExchangeReport:
     errors: dict[int, Error] = field(default_factory=dict)
 
 
-def collect(
-    grid: Grid, messages: Sequence[Message], timeout: float, poll: float = _POLL_SECONDS
-) -> Iterator[Message]:
+def collect(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
     """Send messages and yield the replies as they arrive, until all came or the time is over.
 
     A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
@@ -102,47 +99,31 @@ def collect(
             answered = message.metadata.reply_to_message_id
             pending.pop(answered, None)
             arrived = True
-            yield _signed(message, sent.get(answered))
+            if (instruction := sent.get(answered)) is not None and message.has_error():
+                # In the name of the node it is about: the SuperLink signs errors itself.
+                yield Message(message.error, reply_to=instruction)
+            else:
+                yield message
         if now() >= end:
             return
         if pending and not arrived:
-            sleep(min(poll, max(end - now(), 0.0)))
-
-
-def _signed(message: Message, instruction: Message | None) -> Message:
-    """Return an error in the name of the node it is about: the SuperLink signs those itself."""
-    if instruction is None or not message.has_error():
-        return message
-    return Message(message.error, reply_to=instruction)
+            sleep(min(_POLL_SECONDS, max(end - now(), 0.0)))
 
 
 class Inbox:
     """One exchange: messages to some nodes, and the checks that their replies must pass.
 
-    Parameters
-    ----------
-    nodes : Iterable[Node]
-        The nodes that were sent a message.
-    group_id : str
-        The messages' group (the round); a reply of another group is ``stale``.
-    check : Callable[[Node, RecordDict], Any]
-        Returns what to keep of a valid reply; raises PayloadError for any other.
-    quorum : int or None (default: None)
-        Stop once this many replies are accepted; None waits for all until the deadline.
+    ``group_id`` is the messages' group (the round): a reply of another one is ``stale``. ``check`` returns
+    what to keep of a valid reply, and raises PayloadError for any other.
     """
 
     def __init__(
-        self,
-        nodes: Iterable[Node],
-        group_id: str,
-        check: Callable[[Node, RecordDict], Any],
-        quorum: int | None = None,
+        self, nodes: Iterable[Node], group_id: str, check: Callable[[Node, RecordDict], Any]
     ) -> None:
         self._waiting = {node.node_id: node for node in sorted(nodes, key=lambda n: n.partition_id)}
         self._asked = set(self._waiting)
         self._group_id = group_id
         self._check = check
-        self._quorum = quorum
         self.report = ExchangeReport(sent=len(self._waiting))
         # Partition ids of those whose replies were no good, and of those whose were.
         self.refused: set[int] = set()
@@ -166,15 +147,14 @@ class Inbox:
                 if (ready := held.pop(order[position], None)) is not None:
                     yield ready
                 position += 1
-            if self.report.accepted == self._quorum:
-                break
         for node_id in order[position:]:
             if node_id in held:
                 yield held.pop(node_id)
         if self._waiting:
-            reason = "after quorum" if self.report.accepted == self._quorum else "no reply"
-            self.report.rejected[reason] += len(self._waiting)
-        self._log()
+            self.report.rejected["no reply"] += len(self._waiting)
+        if self.report.rejected.total():
+            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
+            log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
 
     # Replies that come without messages.
 
@@ -195,13 +175,13 @@ class Inbox:
 
     def _validated(self, message: Message) -> Reply | None:
         try:
-            return self._check_envelope_and_content(message)
+            return self._checked(message)
         except PayloadError as error:
             self.report.rejected[error.reason] += 1
             log(INFO, "\t> Reply of node %d not used: %s", message.metadata.src_node_id, error)
             return None
 
-    def _check_envelope_and_content(self, message: Message) -> Reply:
+    def _checked(self, message: Message) -> Reply:
         node_id = message.metadata.src_node_id
         if message.metadata.group_id != self._group_id:
             stale = quoted(message.metadata.group_id)
@@ -214,24 +194,15 @@ class Inbox:
             self.report.errors[node.partition_id] = message.error
             raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
         try:
-            reply = self._read(node, message)
+            if not message.has_content():
+                raise PayloadError("no content", "neither content nor error")
+            _check_size(message.content)
+            reply = Reply(node, message.content, self._check(node, message.content))
         except PayloadError:
             self.refused.add(node.partition_id)
             raise
         self.used.add(node.partition_id)
         return reply
-
-    def _read(self, node: Node, message: Message) -> Reply:
-        if not message.has_content():
-            raise PayloadError("no content", "neither content nor error")
-        _check_size(message.content)
-        return Reply(node, message.content, self._check(node, message.content))
-
-    def _log(self) -> None:
-        lost = sum(self.report.rejected.values())
-        if lost:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
-            log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
 
 
 def _check_size(content: RecordDict) -> None:
@@ -287,7 +258,7 @@ def weighted_metrics(
 def mean_metrics(
     table: Mapping[str, NDArray[Any]], weighted_by_key: str, max_weight_ratio: float = 0.0
 ) -> MetricRecord:
-    """Return the same of metrics in columns (K, ...), by name."""
+    """Return the weighted mean of metrics in columns (K, ...), by name; see ``weighted_metrics``."""
     weights = np.asarray(table[weighted_by_key], np.float64)
     if max_weight_ratio:
         weights = np.minimum(weights, max_weight_ratio * np.median(weights))

@@ -18,13 +18,7 @@ __all__ = ["Introductions", "introduction_in", "refused_in"]
 
 
 def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
-    """Return the introduction in a node's answer to a hello, and whether the node pins its neighbours' keys.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``no sealing``.
-    """
+    """Return a node's introduction, of its answer to a hello, and whether it pins its neighbours' keys."""
     told = config_in(content, "hello")
     introduction = told.get("introduction")
     if not isinstance(introduction, bytes) or len(introduction) != INTRODUCTION_BYTES:
@@ -44,14 +38,10 @@ def refused_in(content: RecordDict, senders: Iterable[int]) -> dict[str, list[in
 
 
 class Introductions:
-    """The introductions of a run.
+    """The introductions of a run, by partition id.
 
-    Attributes
-    ----------
-    of : dict[int, bytes]
-        By partition id.
-    pinning : set[int]
-        Who pins its neighbours' keys; the others trust the first that they are told.
+    Nodes that are ``pinning`` their neighbours' keys trust no others; the rest trust the first that they are
+    told.
     """
 
     def __init__(self) -> None:

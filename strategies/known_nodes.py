@@ -1,6 +1,6 @@
-"""The nodes that an engine knows, of which none comes or goes, for a ``Roster`` that asks nobody who it is.
+"""The nodes that an engine knows, and which never change, for a ``Roster`` that need not ask who they are.
 
-What they cost goes by the nodes that take part, not by those that there are.
+The cost depends on how many nodes take part, not on how many there are.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, MutableSet, Sequence, ValuesView
@@ -47,15 +47,7 @@ class KnownSizes(MutableMapping[int, float]):
 
 
 class LazyNodes(Sequence[T]):
-    """One node for each place, made when it is first asked for.
-
-    Parameters
-    ----------
-    count : int
-        How many.
-    make : Callable[[int], T]
-        Makes the one of a partition id.
-    """
+    """One node for each place, made when it is first asked for."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._count, self._make = count, make

@@ -266,9 +266,9 @@ class Method(FederatedStrategy, Generic[S]):
         return self.current_arrays(), metrics
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
-        """Return the same of metrics in columns (K,), by name."""
+        """Return the round's metrics from what nodes told, in columns (K,) by name."""
         return self.federation.table_metrics(table)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        """Return the round's metrics of those that nodes told."""
+        """Return the round's metrics from what nodes told."""
         return self.federation.train_metrics(contents)

@@ -6,7 +6,6 @@ Every evaluation is at the nodes, each on the samples that it keeps aside.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -38,12 +37,6 @@ _LARGEST = 1e30
 _RESOLUTION = 1e-6
 # Whether a node is told again what it was told: its ClientApp raised.
 _LOST = "error 2"
-
-
-@dataclass(frozen=True)
-class _Standardisation:
-    mean: Sequence[float]
-    std: Sequence[float]
 
 
 class OwnNodes:
@@ -78,7 +71,8 @@ class OwnNodes:
                 "config names their data: --node-config 'data=\"/srv/x.npz\"'."
             )
         self.input_shape, self.num_classes = shape, classes
-        self._standardisation: _Standardisation | None = None
+        # ``mean`` and ``std`` of each feature.
+        self._standardisation: dict[str, list[float]] | None = None
         self._informed: set[int] = set()
         self._transfers: list[tuple[str, int, int, int]] = []
         self._strategy: FederatedStrategy | None = None
@@ -111,7 +105,7 @@ class OwnNodes:
         earlier : Mapping[str, Any] or None (default: None)
             What ``about`` said in a run that goes on.
         registry : Registry or None (default: None)
-            Who may take part as whom; None for whoever comes.
+            Who may take part as whom; None accepts any node.
 
         Raises
         ------
@@ -136,29 +130,18 @@ class OwnNodes:
             "num-classes": self.num_classes,
             "nodes": {str(node.partition_id): node.name for node in self._present()},
         }
-        if (told := self._standardisation) is not None:
-            said |= {"mean": list(told.mean), "std": list(told.std)}
-        return said
+        return said | (self._standardisation or {})
 
     # Standardisation.
 
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
         """Pool what the nodes tell of their features, and tell all of them; book both.
 
-        Parameters
-        ----------
-        features : int
-            How many features are standardised by themselves, >= 1.
-        earlier : Mapping[str, Any] or None (default: None)
-            What ``about`` said in a run that goes on: its nodes are told the same again.
-
-        Raises
-        ------
-        RosterError
-            If no node tells anything.
+        ``features`` are those that are standardised by themselves, >= 1. In a run that goes on ``earlier`` is
+        what ``about`` said: its nodes are told the same again. RosterError if no node tells anything.
         """
         if earlier is not None and "mean" in earlier:
-            self._standardisation = _Standardisation(earlier["mean"], earlier["std"])
+            self._standardisation = {key: list(earlier[key]) for key in ("mean", "std")}
         else:
             content = RecordDict({"config": ConfigRecord()})
             replies = self._ask(
@@ -170,18 +153,13 @@ class OwnNodes:
                     "node told any. Nodes refuse with share-statistics = false."
                 )
             mean, std = pooled([reply.value for reply in replies])
-            self._standardisation = _Standardisation(mean.tolist(), std.tolist())
+            self._standardisation = {"mean": mean.tolist(), "std": std.tolist()}
         self._tell([node.node_id for node in self._present()])
 
     def _tell(self, node_ids: Iterable[int]) -> None:
-        told = self._standardisation
-        if told is None:
-            return
-        record = ConfigRecord({"mean": list(told.mean), "std": list(told.std)})
+        content = RecordDict({"standardise": ConfigRecord({**(self._standardisation or {})})})
         nodes = [node for node in self._present() if node.node_id in set(node_ids)]
-        replies = self._ask(
-            nodes, RecordDict({"standardise": record}), STANDARDISE, "0", lambda _, reply: reply
-        )
+        replies = self._ask(nodes, content, STANDARDISE, "0", lambda _, reply: reply)
         self._informed |= {reply.node.node_id for reply in replies}
 
     def _on_round_end(self, end: RoundEnd) -> None:
@@ -284,12 +262,7 @@ def pooled(told: Sequence[Moments]) -> tuple[Floats, Floats]:
 
     Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances": counts,
     means and squared deviations of two parts make those of the whole. A feature that is constant has the
-    deviation 1.
-
-    Parameters
-    ----------
-    told : Sequence[tuple[int, ndarray, ndarray]]
-        Of each node the count, >= 1, the means (features,) and the sums of squared deviations from them.
+    deviation 1. Each node told its count >= 1, the means (features,), and the sums of squared deviations.
     """
     count, mean, squares = told[0]
     for n, m, s in told[1:]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, int_between, positive
 
-__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "PeerMessage", "Topic"]
+__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Topic"]
 
 # What reading a message that another orchestrator wrote may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -91,37 +91,25 @@ class PeerCredentials:
 
 @dataclass
 class LinkTraffic:
-    """What one neighbour and this orchestrator told each other, measured here.
-
-    Parameters
-    ----------
-    messages, bytes : int (default: 0)
-        What was sent and taken.
-    seconds : float (default: 0.0)
-        From the first byte of each message sent until the neighbour said that it has it.
-    received : int (default: 0)
-        Bytes that came of it and were taken.
-    waited : float (default: 0.0)
-        Seconds in exchanges after the neighbour had this one's message, until its own was there.
-    """
+    """What one neighbour and this orchestrator told each other, measured here."""
 
     messages: int = 0
     bytes: int = 0
+    # From the first byte of each message sent until the neighbour said that it has it.
     seconds: float = 0.0
+    # Bytes that came of it and were taken.
     received: int = 0
+    # Seconds in exchanges after the neighbour had this one's message, until its own was there.
     waited: float = 0.0
+
+    def since(self, before: LinkTraffic) -> LinkTraffic:
+        """Return what was measured after another moment."""
+        names = (one.name for one in fields(self))
+        return LinkTraffic(*(getattr(self, name) - getattr(before, name) for name in names))
 
 
 class Exchanged(NamedTuple):
-    """What came of an exchange.
-
-    Parameters
-    ----------
-    received : dict of bytes
-        By neighbour, ascending.
-    taken : set of int
-        The neighbours that said they have what was sent to them.
-    """
+    """What came of each neighbour in an exchange, ascending, and who said that it has what it was sent."""
 
     received: dict[int, bytes | bytearray]
     taken: set[int]
@@ -130,13 +118,6 @@ class Exchanged(NamedTuple):
     def both_ways(self) -> set[int]:
         """The neighbours with which it worked both ways."""
         return self.taken & self.received.keys()
-
-
-class PeerMessage(NamedTuple):
-    """A message of a neighbour that was not asked for."""
-
-    topic: Topic
-    payload: bytes | bytearray
 
 
 class _RefusedError(Exception):
@@ -245,13 +226,7 @@ class PeerChannel:
     # The life of a channel.
 
     def __enter__(self) -> Self:
-        """Listen.
-
-        Raises
-        ------
-        OSError
-            If the address cannot be listened on, or a file of the credentials cannot be read.
-        """
+        """Listen; OSError if the address cannot be listened on, or a credentials' file cannot be read."""
         # A sender that is ahead holds a thread until there is room for what it sends.
         threads = ThreadPoolExecutor((_AT_ONCE + 1) * len(self.neighbours) + 1, thread_name_prefix="peers")
         server = grpc.server(threads, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
@@ -301,16 +276,7 @@ class PeerChannel:
 
         Sends before it waits, and waits for those it sends to and for nobody else. One that listens and
         means to send is waited for until the time is up, one that does not listen for ``lost_after`` seconds.
-        Afterwards the topic is over: what comes later is refused.
-
-        Parameters
-        ----------
-        topic : Topic
-            After all topics of before.
-        payloads : Mapping[int, bytes or memoryview]
-            By neighbour, of at most ``largest`` bytes.
-        timeout : float
-            Seconds, > 0.
+        Afterwards the topic is over: what comes later is refused. Topics ascend from call to call.
         """
         end = time.monotonic() + timeout
         taken: dict[int, float] = {}
@@ -357,28 +323,6 @@ class PeerChannel:
                 box.passed = max(box.passed, topic)
             self._changed.notify_all()
             return Exchanged(received, set(taken))
-
-    # What is told to who does not answer, or needs not.
-
-    def tell(self, peer: int, topic: Topic, payload: bytes | memoryview, timeout: float) -> bool:
-        """Send a neighbour or listener something, and return whether it has it within ``timeout`` seconds."""
-        return self._send(peer, topic, payload, time.monotonic() + timeout)
-
-    def take(self, timeout: float) -> dict[int, PeerMessage]:
-        """Return what neighbours told, of each the earliest, by neighbour; waits for one of them at most.
-
-        What is taken is over: a topic of before is refused then.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: any(box.messages for box in self._boxes.values()), timeout)
-            found = {}
-            for peer, box in self._boxes.items():
-                if box.messages:
-                    topic = min(box.messages)
-                    found[peer] = PeerMessage(topic, box.messages.pop(topic).payload)
-                    box.passed = max(box.passed, topic)
-            self._changed.notify_all()
-            return found
 
     def leave_out(self, peer: int, until: Topic) -> None:
         """Take nothing of a neighbour up to a topic, and let it know when it sends or asks."""
@@ -459,17 +403,7 @@ class PeerChannel:
             return False
 
     def call(self, peer: int, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | None:
-        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses.
-
-        Parameters
-        ----------
-        peer : int
-            A neighbour.
-        request : Mapping[str, Any]
-            Of JSON values.
-        timeout : float
-            Seconds, > 0.
-        """
+        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses."""
         asked = json.dumps({**self._about(), "request": dict(request)}).encode()
         ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Call")
         try:

@@ -39,22 +39,9 @@ class RegistryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What the registry says of one node; None for what it leaves to the node.
+    """What the registry says of one node; None for what it leaves to the node."""
 
-    Parameters
-    ----------
-    name : str or None
-        The name that its key was registered with at the SuperLink, which it goes by in the run.
-    key : bytes or None
-        Its public key, DER.
-    partition : int or None
-        Its place, >= 0.
-    role, group : str or None
-        As in its node config.
-    max_examples : int or None
-        The most examples that it counts with, >= 1.
-    """
-
+    # The name that its key was registered with at the SuperLink, which it goes by in the run; the key, DER.
     name: str | None = None
     key: bytes | None = None
     partition: int | None = None
@@ -98,10 +85,7 @@ class Registry:
     def read(cls, path: str | Path) -> "Registry":
         """Return the registry of a TOML file; keys that are files are looked for beside it.
 
-        Raises
-        ------
-        RegistryError
-            If it cannot be read; names the file, the node and the key.
+        A RegistryError names the file, the node and the key.
         """
         file = Path(path).expanduser()
         try:

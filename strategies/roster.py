@@ -254,15 +254,7 @@ class Roster:
 
     @classmethod
     def of_known(cls, grid: Grid, expected: int | None, admits: Admits | None = None) -> "Roster | None":
-        """Return the roster of a grid's nodes where it knows who they are; None where they must be asked.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any; hedgerow's engine has ``known_nodes``.
-        expected, admits
-            As in ``gather``.
-        """
+        """Return the roster of a grid that knows its nodes, as hedgerow's engine does; None for others."""
         known: KnownNodes | None = getattr(grid, "known_nodes", lambda: None)()
         if known is None or expected not in (None, len(known.node_ids)):
             return None
@@ -310,7 +302,7 @@ class Roster:
         admits : Callable[[Node], str or None] or None (default: None)
             Returns why a node is left out, None if it is not.
         registry : Registry or None (default: None)
-            Who may take part as whom; None for whoever comes.
+            Who may take part as whom; None accepts any node.
 
         Raises
         ------
@@ -341,7 +333,6 @@ class Roster:
                 raise RosterError(f"No node can introduce itself. {answers.causes()}")
             return cls._by_rank(node_ids, expected, registry)
         seated._without(answers, 0)
-        seated._warn_of_all()
         if len(seated.online) < needed:
             short = seated._too_few(needed, len(answers.told), answers.num_asked)
             raise RosterError(" ".join(filter(None, (short, answers.causes()))))
@@ -387,13 +378,7 @@ class Roster:
     def continued(
         self, names: Mapping[str, int], shapes: Shapes | None = None, admits: Admits | None = None
     ) -> "Roster":
-        """Return the roster of the same nodes in the places that a run had them at, which goes on.
-
-        Parameters
-        ----------
-        names, shapes, admits
-            As in ``gather``.
-        """
+        """Return the roster of the same nodes in the places that they had in the run that goes on."""
         if not self.introduced or (self.known and not (names or shapes or admits)):
             return self
         if self.known is not None:
@@ -429,16 +414,8 @@ class Roster:
         """Note which nodes are online, and take in those that came, or came back under a new id.
 
         Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
-        rounds that take no time would be over before anyone can come back.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        timeout : float
-            Seconds.
-        server_round : int (default: 0)
-            The round, by which those that were left out are asked again.
+        rounds that take no time would be over before anyone can come back. Those that were left out are asked
+        again by ``server_round``.
         """
         now, sleep = grid_clock(grid)
         end = now() + timeout
@@ -493,7 +470,6 @@ class Roster:
         listed = _listed(grid)
         self._take_in(self._identified(answers.told, listed), server_round)
         self._without(answers, server_round)
-        self._warn_of_all()
 
     def _rank(self, strangers: list[int]) -> None:
         vacant = [node for node in self.nodes if node.node_id not in self.online | self._kept]
@@ -505,17 +481,25 @@ class Roster:
 
     def _identified(self, told: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
         """Return those that are there, under the names that their keys have, and why each is refused."""
-        return [_held_against(node, listed[i], self._registry) for i, node in told.items() if i in listed]
+        claims: list[_Claim] = []
+        for node, (name, public_key) in ((told[i], listed[i]) for i in told if i in listed):
+            known = replace(node, name=shown(name, MAX_WORD)) if name else node
+            if self._registry is None:
+                claims.append((known, None))
+            elif (entry := self._registry.find(public_key, name)) is None:
+                claims.append((known, "not registered"))
+            else:
+                claims.append((_as_registered(known, entry), _mismatch(known, entry, self._registry)))
+        return claims
 
     def _take_in(self, told: Sequence["_Claim"], server_round: int) -> None:
         """Give nodes their places: first those that say which partition they have, then by name."""
-        for node, refused in sorted(
-            told, key=lambda claim: (claim[0].partition_id == _UNTOLD, _by_name(claim[0]))
-        ):
-            if refused is not None:
-                self._leave_out(node, refused, server_round)
-                continue
-            seat, reason = self._seat(node)
+
+        def by_name(claim: _Claim) -> str:  # Not by when their answers came.
+            return (claim[0].name or "") if claim[0].partition_id == _UNTOLD else ""
+
+        for node, refused in sorted(told, key=by_name):
+            seat, reason = (node, refused) if refused is not None else self._seat(node)
             if reason is None:
                 reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
             if reason is not None:
@@ -586,10 +570,7 @@ class Roster:
     def rest(self, partition: int, server_round: int) -> bool:
         """Leave a node out whose replies are no good, in its place, for 2, 4, 8, … 64 rounds.
 
-        Returns
-        -------
-        bool
-            False if it stays, because else half of those that are there would rest.
+        Returns False if it stays, because else half of those that are there would rest.
         """
         if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
             return False
@@ -631,9 +612,10 @@ class Roster:
         self._warnings = []
 
     def _without(self, answers: "_Introductions", server_round: int) -> None:
-        """Note who gave no answer that can be used."""
+        """Note who gave no answer that can be used, and warn of all that are left out."""
         for node_id, reason in answers.unusable.items():
             self._leave_out(Node(_UNTOLD, node_id), reason, server_round)
+        self._warn_of_all()
 
     def _too_few(self, needed: int, answered: int, asked: int) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._refusals.items()))
@@ -645,11 +627,6 @@ class Roster:
             f"Expected partitions 0 to {needed - 1}, but no node introduced itself as {missing[:5]}"
             f"{' …' if len(missing) > 5 else ''} {told}."
         )
-
-
-def _by_name(node: Node) -> str:
-    """Return by what nodes without a partition are put in order: not by when their answers came."""
-    return (node.name or "") if node.partition_id == _UNTOLD else ""
 
 
 def _most_common(told: Sequence[Node]) -> Shapes:
@@ -668,18 +645,6 @@ _Claim = tuple[Node, str | None]
 def _listed(grid: Grid) -> dict[int, _Listing]:
     """Return who is there, by node id."""
     return {info.node_id: (info.name, info.public_key) for info in grid.get_nodes()}
-
-
-def _held_against(node: Node, listing: _Listing, registry: Registry | None) -> _Claim:
-    name, public_key = listing
-    if name:
-        node = replace(node, name=shown(name, MAX_WORD))
-    if registry is None:
-        return node, None
-    entry = registry.find(public_key, name)
-    if entry is None:
-        return node, "not registered"
-    return _as_registered(node, entry), _mismatch(node, entry, registry)
 
 
 def _as_registered(node: Node, entry: Registered) -> Node:
@@ -854,37 +819,32 @@ class _Introductions:
 def introduced(message: Message) -> Node:
     """Return who a node says that it is; its partition id is -1 where it has a name alone.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``malformed introduction``; or ``another message format``, where the node's version of
-        this suite speaks another than this one.
+    PayloadError with reason ``malformed introduction``; or ``another message format``, where the node's
+    version of this suite speaks another than this one.
     """
     try:
-        return _introduced(message)
-    except PayloadError:
-        raise
+        me = message.content.config_records["whoami"]
+        # Who introduces itself by code of its own does not say.
+        spoken = _told(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
+        if spoken == MESSAGE_FORMAT:
+            return _node(me, message.metadata.src_node_id)
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadError("malformed introduction", shown(error)) from None
+    raise PayloadError(
+        "another message format",
+        f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the same "
+        "version of hedgerow on both",
+    )
 
 
-def _introduced(message: Message) -> Node:
-    me = message.content.config_records["whoami"]
-    # Who introduces itself by code of its own does not say.
-    spoken = _told(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
-    if spoken != MESSAGE_FORMAT:
-        raise PayloadError(
-            "another message format",
-            f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the "
-            "same version of hedgerow on both",
-        )
+def _node(me: ConfigRecord, node_id: int) -> Node:
     name = _word(me, "name") or None
     at = _told(me, "partition-id") if "partition-id" in me or name is None else _UNTOLD
     if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
         raise ValueError(f"name is {name!r}, which is that of a node with this partition-id")
     return Node(
         partition_id=at,
-        node_id=message.metadata.src_node_id,
+        node_id=node_id,
         num_examples=_told(me, "num-examples") if "num-examples" in me else None,
         role=_word(me, "role"),
         group=_word(me, "group"),

@@ -129,16 +129,11 @@ def run_rounds(
 ) -> Result:
     """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
 
-    ``strategy.finished`` and ``strategy.budget`` end the run before ``num_rounds``.
-
-    Raises
-    ------
-    TooFewRepliesError
-        If a round stays under its minimum ``1 + strategy.max_repeats`` times.
-    DivergenceError
-        If the model is not finite after a round, if its loss exceeds ``max_loss_ratio`` times that of the
-        start, or if most updates of a round exceed ``max_update_norm_ratio``. Callbacks are not told of that
-        round: the state that they were told of last is from before.
+    ``strategy.finished`` and ``strategy.budget`` end the run before ``num_rounds``. TooFewRepliesError if a
+    round stays under its minimum ``1 + strategy.max_repeats`` times. DivergenceError if the model is not
+    finite after a round, if its loss exceeds ``max_loss_ratio`` times that of the start, or if most updates
+    of a round exceed ``max_update_norm_ratio``: callbacks are not told of that round, so that the state that
+    they were told of last is from before.
     """
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
     strategy.summary()
@@ -277,19 +272,13 @@ def _tell(
     evaluate: MetricRecord | None = None,
     central: MetricRecord | None = None,
 ) -> None:
-    progress = strategy.progress()
     report = strategy.report
     end = RoundEnd(
         round=current,
         train=dict(train or {}),
         evaluate=dict(evaluate or {}),
         central=dict(central or {}),
-        iterations=progress.iterations,
-        total_iterations=progress.total_iterations,
-        bits=progress.bits,
-        payload_bytes=progress.payload_bytes,
-        by_link=progress.by_link,
-        sim_seconds=progress.sim_seconds,
+        **vars(strategy.progress()),
         wall_seconds=time.monotonic() - started,
         sent=report.sent,
         accepted=report.accepted,

@@ -51,24 +51,16 @@ def graph_at(graph: nx.Graph | GraphAt) -> GraphAt:
 
 @dataclass
 class RoutingReport:
-    """What one event asked for, carried and lost.
+    """What one event asked for, carried and lost."""
 
-    Parameters
-    ----------
-    readers : dict[int, list[int]]
-        Who was handed what each published, ascending.
-    refused : int
-        Requests for a node that is no neighbour: never carried.
-    lost : Counter[str]
-        Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived),
-        and those of ``ExchangeReport.rejected``.
-    withheld : int
-        Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
-    """
-
+    # Who was handed what each published, ascending.
     readers: dict[int, list[int]] = field(default_factory=dict)
+    # Requests for a node that is no neighbour: never carried.
     refused: int = 0
+    # Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived), and
+    # those of ``ExchangeReport.rejected``.
     lost: Counter[str] = field(default_factory=Counter)
+    # Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
     withheld: int = 0
 
     @property
@@ -159,14 +151,10 @@ class Router(Part):
         return own is None
 
     def agreed(self, own: int | None, wants: Wants) -> int | None:
-        """Return the next event, after asking who else carries payloads.
+        """Return the next event, after asking who else carries payloads; None if there is none.
 
-        Parameters
-        ----------
-        own : int or None
-            The next iteration at which a node of this server communicates; None if there is none.
-        wants : Mapping[int, Sequence[int]]
-            Whom those nodes then want to hear, by node.
+        ``own`` is the next iteration at which a node of this server communicates, None if there is none, and
+        ``wants`` whom those nodes then want to hear, by node.
         """
         return own
 

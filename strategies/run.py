@@ -29,7 +29,7 @@ from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import Layout, payload_bytes
+from hedgerow.wire.records import Layout, nominal_bits, payload_bytes
 
 __all__ = ["ReadReply", "Run", "read", "send"]
 
@@ -120,7 +120,7 @@ class Run:
         return exchange
 
     def prepared(self, exchange: Exchange) -> Exchange:
-        """Return the same, with what the caller has every node told."""
+        """Return what parts make of an exchange, with what the caller has every node told."""
         exchange = self.changed(exchange)
         return replace(exchange, config={**self.config, **exchange.config})
 
@@ -259,16 +259,17 @@ class Run:
 
     def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
         """Yield the valid replies of an exchange, booked."""
-        federation = self.federation
-        held: list[Reply] = []
+        ledger, held = self.federation.ledger, list[Reply]()
         rows = max(1, _CHUNK // max(1, self.layout.size * 8))
         for reply in replies:
             node, bits = reply.node.partition_id, reply.value.bits
             if link := exchange.links[1]:
                 pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
-                federation.book_up(self.round, link, node, pool, bits, arrays, reply)
-            elif exchange.booked:
-                federation.ledger.book(self.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
+                # The paper's, unless the record was decoded from something smaller.
+                bits = nominal_bits(arrays, bits)
+                ledger.book(self.round, link, node, pool, bits, payload_bytes(arrays))
+            if link or exchange.booked:
+                ledger.book(self.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
             for part in self.parts:
                 part.take(exchange, reply, self)
             if exchange.reads is None:
@@ -280,11 +281,18 @@ class Run:
                 held = []
         if held:
             yield self._learnt(exchange, held)
-        if exchange.reads is None and not federation.enough():
+        if exchange.reads is None and not self.federation.enough():
             raise RoundFailedError
 
     def _learnt(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-        columns = _columns(exchange, replies)
+        nodes = [reply.node.partition_id for reply in replies]
+        columns = Columns(
+            nodes,
+            [exchange.asked[node].pool for node in nodes],
+            [reply.value.row for reply in replies],
+            [reply.value.claimed for reply in replies],
+            replies,
+        )
         if exchange.reads is None:
             for part in self.parts:
                 part.learnt(exchange, columns, self)
@@ -341,14 +349,3 @@ def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iter
         # It has been read by now.
         if done is not None and done():
             return
-
-
-def _columns(exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-    nodes = [reply.node.partition_id for reply in replies]
-    return Columns(
-        nodes,
-        [exchange.asked[node].pool for node in nodes],
-        [reply.value.row for reply in replies],
-        [reply.value.claimed for reply in replies],
-        replies,
-    )

@@ -6,7 +6,6 @@ Differs: a stage of the step-decay schedule may have any length; Theorem 3 wants
 """
 
 import math
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -22,7 +21,6 @@ __all__ = [
     "Fixed",
     "Schedule",
     "StepDecay",
-    "parse_schedule",
     "schedule",
     "theory_stage_len",
 ]
@@ -48,7 +46,7 @@ class Schedule(ABC):
         return self._steps(np.arange(num_rounds))
 
     def __str__(self) -> str:
-        """Return what ``parse_schedule`` reads back."""
+        """Return name and parameters, as ``fixed(c=2, num_rounds=400)``."""
         said = (f"{field.name}={_plain(getattr(self, field.name))!r}" for field in fields(self))
         return f"{self.name}({', '.join(said)})"
 
@@ -202,30 +200,6 @@ def schedule(kind: str, **params: float) -> Schedule:
     return _KINDS[kind](**params)
 
 
-def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that ``str`` wrote: ``parse_schedule(str(s)) == s``.
-
-    Raises
-    ------
-    ValueError
-        If the text is not ``name(key=number, ...)``, or ``schedule`` refuses it.
-
-    Examples
-    --------
-    >>> parse_schedule("diminishing(c=0.8, nu=0.51)")
-    Diminishing(c=0.8, nu=0.51)
-    """
-    written = re.fullmatch(r"\s*([\w-]+)\s*\(([^()]*)\)\s*", text)
-    try:
-        if written is None:
-            raise ValueError
-        pairs = [pair.split("=") for pair in written[2].split(",") if pair.strip()]
-        params = {key.strip(): _number(value) for key, value in pairs}
-    except ValueError:
-        raise ValueError(f"schedule must be like 'fixed(c=2, num_rounds=400)', got {text!r}") from None
-    return schedule(written[1], **params)
-
-
 def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
     """Return ceil(2 K / log_a K), the stage length that Theorem 3 wants for K rounds and decay factor a.
 
@@ -238,11 +212,6 @@ def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
     decay_factor : float
         a, finite, > 1.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-
     Examples
     --------
     >>> theory_stage_len(256, 2), theory_stage_len(400, 2)
@@ -253,13 +222,6 @@ def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
     length = 2 * num_rounds * math.log2(decay_factor) / math.log2(num_rounds)
     # Rounding of the logarithms must not push an exact integer to the next one.
     return math.ceil(length * (1 - 1e-12))
-
-
-def _number(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
 
 
 def _plain(value: float) -> float:

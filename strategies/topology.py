@@ -60,10 +60,6 @@ def _path(D: int) -> Edges:
     return [(d, d + 1) for d in range(D - 1)]
 
 
-def _star(D: int) -> Edges:
-    return [(0, d) for d in range(1, D)]
-
-
 def _complete(D: int) -> Edges:
     return combinations(range(D), 2)
 
@@ -89,21 +85,9 @@ def _regular(D: int, rng: np.random.Generator, k: float) -> Edges:
     return edges
 
 
-def _erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
-    return [pair for pair in combinations(range(D), 2) if rng.random() < p]
-
-
 def _geometric(D: int, rng: np.random.Generator, r: float) -> Edges:
     place = rng.random((D, 2))  # (nodes, 2)
     return [(i, j) for i, j in combinations(range(D), 2) if math.dist(place[i], place[j]) <= r]
-
-
-def _directed_ring(D: int) -> Edges:
-    return [(d, (d + 1) % D) for d in range(D if D > 1 else 0)]
-
-
-def _directed_exponential(D: int) -> Edges:
-    return [(d, (d + 2**h) % D) for d in range(D) for h in range((D - 1).bit_length())]
 
 
 def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
@@ -111,10 +95,6 @@ def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
     return [
         (d, int(d + other) % D) for d in range(D) for other in 1 + rng.choice(D - 1, int(k), replace=False)
     ]
-
-
-def _directed_erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
-    return [pair for pair in permutations(range(D), 2) if rng.random() < p]
 
 
 @dataclass(frozen=True)
@@ -147,21 +127,12 @@ def _is_torus(D: int, p: tuple[float, ...]) -> bool:
     return not p or (len(p) == 2 and p[0] >= 1 and p[0] == int(p[0]) and p[0] * p[1] == D)
 
 
-def _is_regular(D: int, p: tuple[float, ...]) -> bool:
-    whole = len(p) == 1 and p[0] == int(p[0]) and 1 <= p[0] < D and p[0] * D % 2 == 0
-    return whole and (p[0] >= 2 or D == 2)
+def _is_degree(D: int, p: tuple[float, ...]) -> bool:
+    return len(p) == 1 and p[0] == int(p[0]) and 1 <= p[0] < D and (p[0] >= 2 or D == 2)
 
 
 def _is_probability(D: int, p: tuple[float, ...]) -> bool:
     return len(p) == 1 and 0 < p[0] <= 1
-
-
-def _is_out_degree(D: int, p: tuple[float, ...]) -> bool:
-    return len(p) == 1 and p[0] == int(p[0]) and 1 <= p[0] < D and (p[0] >= 2 or D == 2)
-
-
-def _is_radius(D: int, p: tuple[float, ...]) -> bool:
-    return len(p) == 1 and p[0] > 0
 
 
 def _all(D: int, *_: float) -> float:
@@ -176,7 +147,7 @@ _FAMILIES = {
     "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
-        _directed_erdos_renyi,
+        lambda D, rng, p: [pair for pair in permutations(range(D), 2) if rng.random() < p],
         "be directed-erdos-renyi(p) with 0 < p <= 1",
         _is_probability,
         ("(p)",),
@@ -185,26 +156,38 @@ _FAMILIES = {
         directed=True,
     ),
     "directed-exponential": _Family(
-        _directed_exponential, size=lambda D: D * (D - 1).bit_length(), directed=True
+        lambda D: [(d, (d + 2**h) % D) for d in range(D) for h in range((D - 1).bit_length())],
+        size=lambda D: D * (D - 1).bit_length(),
+        directed=True,
     ),
     "directed-out": _Family(
         _directed_out,
         "be directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
-        _is_out_degree,
+        _is_degree,
         ("(k)",),
         random=True,
         size=lambda D, k: D * k,
         directed=True,
     ),
-    "directed-ring": _Family(_directed_ring, directed=True),
+    "directed-ring": _Family(lambda D: [(d, (d + 1) % D) for d in range(D if D > 1 else 0)], directed=True),
     "erdos-renyi": _Family(
-        _erdos_renyi, "be erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
+        lambda D, rng, p: [pair for pair in combinations(range(D), 2) if rng.random() < p],
+        "be erdos-renyi(p) with 0 < p <= 1",
+        _is_probability,
+        ("(p)",),
+        random=True,
+        size=_all,
     ),
     "fig2a": _Family(_ring, "have six nodes", _six),
     "fig2b": _Family(_ring_chords, "have six nodes", _six),
     "fig2c": _Family(_complete, "have six nodes", _six),
     "geometric": _Family(
-        _geometric, "be geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
+        _geometric,
+        "be geometric(r) with r > 0 in the unit square",
+        lambda D, p: len(p) == 1 and p[0] > 0,
+        ("(r)",),
+        random=True,
+        size=_all,
     ),
     "line": _Family(_path),
     "partial": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
@@ -212,7 +195,7 @@ _FAMILIES = {
     "regular": _Family(
         _regular,
         "be regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
-        _is_regular,
+        lambda D, p: _is_degree(D, p) and p[0] * D % 2 == 0,
         ("(k)",),
         random=True,
         size=lambda D, k: D * k / 2,
@@ -221,19 +204,16 @@ _FAMILIES = {
     "ring-chords": _Family(
         _ring_chords, "have an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
     ),
-    "star": _Family(_star),
+    "star": _Family(lambda D: [(0, d) for d in range(1, D)]),
     "torus": _Family(_torus, "be torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
 }
 
 
-def _spelled(*, directed: bool) -> tuple[str, ...]:
-    families = {name: family for name, family in _FAMILIES.items() if family.directed == directed}
-    return tuple(name + ending for name, family in families.items() for ending in family.spelled)
-
-
 # As a user spells them: a parameter stands in parentheses, as in "erdos-renyi(0.4)" or "torus(2,5)".
-TOPOLOGIES = _spelled(directed=False)
-DIRECTED_TOPOLOGIES = _spelled(directed=True)
+TOPOLOGIES, DIRECTED_TOPOLOGIES = (
+    tuple(name + end for name, of in _FAMILIES.items() if of.directed == directed for end in of.spelled)
+    for directed in (False, True)
+)
 # Which changes from one communication to the next: ``one_peer_exponential`` makes its graphs.
 ONE_PEER = "one-peer-exponential"
 
@@ -274,21 +254,9 @@ def _from_edges(D: int, edges: Edges, kind: type[nx.Graph] = nx.Graph) -> nx.Gra
 
 
 def validate_topology(name: str, num_nodes: int, *, directed: bool = False) -> None:
-    """Check that a named graph exists on so many nodes, without drawing it.
+    """Raise ValueError unless a named graph exists on so many nodes (>= 1), without drawing it.
 
-    Parameters
-    ----------
-    name : str
-        One of ``TOPOLOGIES``, or of ``DIRECTED_TOPOLOGIES`` where ``directed`` ones are valid too.
-    num_nodes : int
-        D >= 1.
-    directed : bool (default: False)
-        Whether a directed graph is valid.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, its parameters are out of range, or it has no graph of this size.
+    A name is one of ``TOPOLOGIES``, or of ``DIRECTED_TOPOLOGIES`` where ``directed`` ones are valid too.
     """
     _parse(name, num_nodes, directed=directed)
 
@@ -314,10 +282,11 @@ def graph(name: str, num_nodes: int, seed: int = 0) -> nx.Graph:
     ValueError
         If the graph does not exist, or 1,000 draws of a random one are all disconnected.
     """
-    return _drawn(name, *_parse(name, num_nodes), num_nodes, seed)
+    return _drawn(name, num_nodes, seed)
 
 
-def _drawn(name: str, family: _Family, parameters: tuple[float, ...], num_nodes: int, seed: int) -> nx.Graph:
+def _drawn(name: str, num_nodes: int, seed: int, *, directed: bool = False) -> nx.Graph:
+    family, parameters = _parse(name, num_nodes, directed=directed)
     rng = generator(seed, purpose=Purpose.TOPOLOGY)
     for _ in range(_MAX_DRAWS if family.random else 1):
         candidate = family.build(num_nodes, parameters, rng)
@@ -353,7 +322,7 @@ def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) 
         If the graph has parallel edges, self loops or other nodes, or is not strongly connected.
     """
     if isinstance(topology, str):
-        return _drawn(topology, *_parse(topology, num_nodes, directed=True), num_nodes, seed).to_directed()
+        return _drawn(topology, num_nodes, seed, directed=True).to_directed()
     if not (isinstance(topology, nx.DiGraph) and not topology.is_multigraph()):
         return as_graph(topology, num_nodes, seed).to_directed()
     _check_nodes(topology, num_nodes)
@@ -366,17 +335,10 @@ def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) 
 
 
 def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
-    """Return the one-peer exponential graph of a communication: each node sends to one, and hears one.
+    """Return the one-peer exponential graph of a communication (>= 0): each node sends to one, and hears one.
 
     Node d sends to d + 2^h, where h goes through 0, 1, ..., floor(log2(D - 1)) from one communication to the
     next. On D = 2^q nodes q communications in a row average exactly.
-
-    Parameters
-    ----------
-    num_nodes : int
-        D >= 1.
-    communication : int
-        Its number, >= 0.
 
     Examples
     --------
@@ -500,8 +462,6 @@ class Mixing:
     ----------
     matrix : numpy.ndarray
         P, shape (D, D), float64, read-only. ``matrix[j, d]`` is what server d gives to the model of j.
-    scale : float
-        s with P = I - s L Omega; nan where P has no such form.
     zeta : float
         Second largest eigenvalue modulus of P, in [0, 1) on a connected graph.
     sizes : numpy.ndarray
@@ -511,7 +471,6 @@ class Mixing:
     """
 
     matrix: Array
-    scale: float
     zeta: float
     sizes: Array
     graph: nx.Graph
@@ -526,95 +485,27 @@ class Mixing:
         weights: Array = self.sizes / self.sizes.sum()
         return weights
 
-    @property
-    def spectral_gap(self) -> float:
-        """1 - zeta."""
-        return 1.0 - self.zeta
+    def gossip(self, models: npt.NDArray[np.floating[Any]], alpha: int) -> npt.NDArray[np.floating[Any]]:
+        """Return the models (D, ...) after ``alpha`` >= 0 gossip steps, each from the values before it.
 
-    def power(self, alpha: int) -> Array:
-        """Return P to the power ``alpha`` (>= 0), what ``alpha`` gossip steps do together."""
-        _check_alpha(alpha)
-        power: Array = np.linalg.matrix_power(self.matrix, alpha)
-        return power
-
-    def step(self, models: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
-        """Return the models after one gossip step: with one row a server this is ``P.T @ models``."""
-        return self.gossip(models, 1)
-
-    def gossip(
-        self,
-        models: npt.NDArray[np.floating[Any]],
-        alpha: int,
-        *,
-        out: npt.NDArray[np.floating[Any]] | None = None,
-    ) -> npt.NDArray[np.floating[Any]]:
-        """Return the models after ``alpha`` gossip steps, each from the values of the step before.
-
-        Sums run over the senders in ascending order, in float64 through all steps, and are rounded once
-        at the end; no BLAS is called, so the bits depend on neither threads nor shapes. Besides the
-        result this takes 2 D * 16,384 doubles of memory, whatever the models' size.
-
-        Parameters
-        ----------
-        models : numpy.ndarray
-            One model a server, shape (D, ...), floating.
-        alpha : int
-            Gossip steps, >= 0; 0 returns the models as they are.
-        out : numpy.ndarray | None (default: None)
-            Where the result goes: C-contiguous, floating, the models' shape. ``out=models`` works in
-            place. If None, a new array of the models' dtype.
-
-        Raises
-        ------
-        ValueError
-            If a shape, a dtype or ``alpha`` is not valid.
+        Sums run over the senders in ascending order, in float64 through all steps, and are rounded once to
+        the models' dtype at the end; no BLAS is called, so the bits depend on neither threads nor shapes.
+        Besides the result this takes 2 D * 16,384 doubles of memory, whatever the models' size.
         """
-        _check_alpha(alpha)
+        int_at_least(0, alpha=alpha)
         D = len(self.sizes)
         if models.ndim < 1 or models.shape[0] != D or not np.issubdtype(models.dtype, np.floating):
             raise ValueError(
                 f"models must be floating-point of shape ({D}, ...), got {models.dtype} of shape "
                 f"{models.shape}"
             )
-        out = np.empty(models.shape, models.dtype) if out is None else out
-        if (
-            out.shape != models.shape
-            or not out.flags.c_contiguous
-            or not np.issubdtype(out.dtype, np.floating)
-        ):
-            raise ValueError(
-                f"out must be floating-point, C-contiguous, of shape {models.shape}, got {out.dtype} of "
-                f"shape {out.shape}"
-            )
-        rows, results = (
-            models.reshape(D, math.prod(models.shape[1:])),
-            out.reshape(D, math.prod(out.shape[1:])),
-        )
-        gossip(rows, columns(self.matrix), alpha, out=results)
-        return out
-
-    def mean(self, models: npt.NDArray[np.floating[Any]]) -> Array:
-        """Return the size-weighted mean u of the models (D, ...), which gossip leaves unchanged."""
-        total = np.zeros(models.shape[1:])
-        for weight, model in zip(self.weights, models, strict=True):
-            total += weight * model
-        return total
-
-    def deviation(self, models: npt.NDArray[np.floating[Any]]) -> float:
-        """Return the weighted distance to consensus, the root of sum_d m_d ||w_d - u||^2."""
-        mean = self.mean(models)
-        squares = (float(np.sum((model - mean) ** 2)) for model in models)
-        return math.sqrt(sum(weight * square for weight, square in zip(self.weights, squares, strict=True)))
+        rows = models.reshape(D, math.prod(models.shape[1:]))
+        return gossip(rows, columns(self.matrix), alpha).reshape(models.shape)
 
     def without_edge(self, i: int, j: int) -> "Mixing":
-        """Return the mixing of a step in which one edge is lost, noticed at both ends.
+        """Return the mixing of a step in which an edge of the graph is lost, noticed at both ends.
 
         Both move the lost weight to themselves: consensus and weighted mean stay as they were.
-
-        Raises
-        ------
-        ValueError
-            If the graph has no such edge.
         """
         if not self.graph.has_edge(i, j):
             raise ValueError(f"edge must be one of {sorted(self.graph.edges)}, got ({i}, {j})")
@@ -656,15 +547,15 @@ def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = F
         raise ValueError(f"sizes must be {D} finite numbers > 0, got {sizes.tolist()}")
     m = sizes / sizes.sum()
     if D == 1:
-        return Mixing(np.ones((1, 1)), math.nan, 0.0, sizes, graph)
+        return Mixing(np.ones((1, 1)), 0.0, sizes, graph)
     if exact_if_complete and graph.number_of_edges() == D * (D - 1) // 2:
-        return Mixing(np.tile(m[:, None], D), math.nan, 0.0, sizes, graph)
+        return Mixing(np.tile(m[:, None], D), 0.0, sizes, graph)
     # The symmetric matrix has the spectrum of L Omega, and a symmetric solver keeps it real.
     eigenvalues = np.linalg.eigvalsh(laplacian(graph) / np.sqrt(np.outer(m, m)))  # ascending, first is 0
     smallest, largest = float(eigenvalues[1]), float(eigenvalues[-1])
     scale = 2.0 / (largest + smallest)
     zeta = (largest - smallest) / (largest + smallest)
-    return Mixing(_with_self_weights(scale * _adjacency(graph) / m), scale, zeta, sizes, graph)
+    return Mixing(_with_self_weights(scale * _adjacency(graph) / m), zeta, sizes, graph)
 
 
 def metropolis(graph: nx.Graph) -> Mixing:
@@ -687,7 +578,7 @@ def metropolis(graph: nx.Graph) -> Mixing:
     degrees = adjacency.sum(axis=0)
     sizes = np.ones(len(graph))
     matrix = _with_self_weights(adjacency / (1.0 + np.maximum.outer(degrees, degrees)))
-    return Mixing(matrix, math.nan, _second_modulus(matrix, sizes / sizes.sum()), sizes, graph)
+    return Mixing(matrix, _second_modulus(matrix, sizes / sizes.sum()), sizes, graph)
 
 
 def _with_self_weights(edge_weights: Array) -> Array:
@@ -701,7 +592,3 @@ def _second_modulus(matrix: Array, weights: Array) -> float:
     root = np.sqrt(weights)
     eigenvalues = np.linalg.eigvalsh(matrix * root / root[:, None])  # ascending, the last is 1
     return float(np.max(np.abs(eigenvalues[:-1])))
-
-
-def _check_alpha(alpha: int) -> None:
-    int_at_least(0, alpha=alpha)

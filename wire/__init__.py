@@ -31,14 +31,12 @@ if TYPE_CHECKING:
         TopK,
         pack_update,
         parse_compressor,
-        payload_record,
         rand_k,
         record_payload,
         unpack_update,
         validate_compressor,
     )
     from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits
-    from hedgerow.wire.factors import FactoredLayer
     from hedgerow.wire.gaussian_dp import (
         gaussian_delta,
         gaussian_epsilon,
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from hedgerow.wire.layers import LayerShape, layers_of
     from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Ledger, Traffic, Transfer
     from hedgerow.wire.limits import MAX_EXAMPLES, MAX_SAMPLES, MAX_STEPS
-    from hedgerow.wire.lowrank import Factorisation
+    from hedgerow.wire.lowrank import FactoredLayer, Factorisation
     from hedgerow.wire.masked_sums import MASKED, MASKED_SUM, default_neighbours, survivors_needed
     from hedgerow.wire.message_types import (
         HELLO,
@@ -159,7 +157,6 @@ __all__ = [
     "parse_codec",
     "parse_compressor",
     "payload_bytes",
-    "payload_record",
     "rand_k",
     "record_payload",
     "survivors_needed",
@@ -173,79 +170,17 @@ __all__ = [
     "zcdp_epsilon",
 ]
 
-_MODULES = {
-    "budget": ("Budget",),
-    "calls": (
-        "LINKS_RECORD",
-        "NODE_RECORD",
-        "SEALED_RECORD",
-        "SECRET_RECORD",
-        "BatchHandler",
-        "Batched",
-        "Call",
-        "ColumnHandler",
-        "InColumns",
-        "Told",
-    ),
-    "clock": ("Clock", "Compute", "Rates"),
-    "compress": (
-        "COMPRESSORS",
-        "Compressor",
-        "RandK",
-        "ScaledSign",
-        "Ternary",
-        "TopK",
-        "pack_update",
-        "parse_compressor",
-        "payload_record",
-        "rand_k",
-        "record_payload",
-        "unpack_update",
-        "validate_compressor",
-    ),
-    "elias_fano": ("decode_indices", "encode_indices", "index_bits"),
-    "factors": ("FactoredLayer",),
-    "gaussian_dp": ("gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp", "zcdp_epsilon"),
-    "layers": ("LayerShape", "layers_of"),
-    "ledger": ("HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"),
-    "limits": ("MAX_EXAMPLES", "MAX_SAMPLES", "MAX_STEPS"),
-    "lowrank": ("Factorisation",),
-    "masked_sums": ("MASKED", "MASKED_SUM", "default_neighbours", "survivors_needed"),
-    "message_types": (
-        "HELLO",
-        "MESSAGE_FORMAT",
-        "MONITOR",
-        "NO_MONITOR",
-        "PUBLISH",
-        "RESTORE",
-        "STANDARDISE",
-        "STATE",
-        "STATISTICS",
-        "SUM_KEYS",
-        "SUM_SHARES",
-        "UPDATE",
-        "WHOAMI",
-    ),
-    "onebit": ("OneBit",),
-    "records": (
-        "Layout",
-        "PayloadError",
-        "finite_views",
-        "lazy_array",
-        "payload_bytes",
-        "to_record",
-        "to_state_dict",
-        "view",
-    ),
-    "robust_means": ("AGGREGATIONS", "Aggregation", "parse_aggregation"),
-    "sealed": ("SEAL_BYTES", "SealingKey"),
-    "seeds": ("Purpose", "generator", "torch_generator"),
-    "vector_codecs": ("CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"),
-}
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+# In which the names are looked for: those that need neither Flower nor torch first.
+_MODULES = (
+    "budget", "clock", "gaussian_dp", "ledger", "limits", "message_types", "robust_means", "seeds", "layers",
+    "calls", "records", "elias_fano", "compress", "vector_codecs", "lowrank", "onebit", "masked_sums",
+    "sealed",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    if name in __all__:
+        for module in map(import_module, (f"{__name__}.{module}" for module in _MODULES)):
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bytes_of", "from_bits", "index_width", "to_bits"]
+from hedgerow.wire.records import PayloadError
+
+__all__ = ["bits_in", "bytes_of", "from_bits", "index_width", "packed", "to_bits"]
+
+Bytes = NDArray[np.uint8]
 
 
 def index_width(size: int) -> int:
@@ -18,14 +22,27 @@ def bytes_of(bits: int) -> int:
     return -(-bits // 8)
 
 
-def to_bits(numbers: NDArray[np.integer[Any]], width: int) -> NDArray[np.uint8]:
+def to_bits(numbers: NDArray[np.integer[Any]], width: int) -> Bytes:
     """Return the lowest ``width`` bits, 0 to 32, of each number (k,), as zeros and ones (k width,)."""
     bits = np.unpackbits(numbers.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)  # (k, 32)
     return bits[:, 32 - width :].ravel()
 
 
-def from_bits(bits: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
-    """Return the numbers (k,) of zeros and ones (k width,), ``width`` >= 1: the inverse of ``to_bits``."""
-    padded = np.zeros((bits.size // width, 32), np.uint8)
-    padded[:, 32 - width :] = bits.reshape(-1, width)
+def from_bits(bits: Bytes, count: int, width: int) -> NDArray[np.int64]:
+    """Return ``count`` numbers of as many times ``width`` zeros and ones: the inverse of ``to_bits``."""
+    padded = np.zeros((count, 32), np.uint8)
+    padded[:, 32 - width :] = bits.reshape(count, width)
     return np.packbits(padded, axis=1).view(">u4")[:, 0].astype(np.int64)
+
+
+def packed(numbers: NDArray[np.integer[Any]], width: int) -> Bytes:
+    """Return the lowest ``width`` bits of each number in bytes, zeros at the end."""
+    return np.packbits(to_bits(numbers, width))
+
+
+def bits_in(coded: Bytes, count: int) -> Bytes:
+    """Return the first ``count`` bits of bytes; PayloadError ``bad padding`` if one after them is set."""
+    bits = np.unpackbits(coded)
+    if bits[count:].any():
+        raise PayloadError("bad padding", "the bits after the last field are not zero")
+    return bits[:count]

@@ -152,15 +152,7 @@ class TellsSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownNodes:
-    """All nodes of a grid that knows who they are, and in which none comes or goes.
+    """All nodes of a grid that knows who they are, and in which none comes or goes."""
 
-    Parameters
-    ----------
-    node_ids : ndarray of uint64, (N,)
-        Their ids, by partition id.
-    sizes : Sequence[int]
-        Their numbers of examples, >= 1, by partition id.
-    """
-
-    node_ids: NDArray[np.uint64]
-    sizes: Sequence[int]
+    node_ids: NDArray[np.uint64]  # (N,): Their ids, by partition id.
+    sizes: Sequence[int]  # Their numbers of examples, >= 1, by partition id.

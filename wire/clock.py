@@ -4,13 +4,12 @@ A method's latency formula adds these costs up; the clock only keeps the sum. Si
 computed, never measured: a record states them beside the real wall time, not instead of it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hedgerow.wire.checks import is_real, not_negative, positive, require
+from hedgerow.wire.checks import not_negative, positive
 
-__all__ = ["Clock", "Compute", "Rates", "shannon_rate"]
+__all__ = ["Clock", "Compute", "Rates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +119,3 @@ class Clock:
             raise ValueError(f"state must be a clock's, with 'seconds', got the keys {sorted(state)}")
         not_negative(seconds=state["seconds"])
         self._seconds = float(state["seconds"])
-
-
-def shannon_rate(bandwidth_hz: float, snr_db: float) -> float:
-    """Return the capacity B log2(1 + SNR) of a channel in bits per second.
-
-    Parameters
-    ----------
-    bandwidth_hz : float
-        Bandwidth in hertz, > 0.
-    snr_db : float
-        Signal-to-noise ratio in decibels, finite.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-
-    Examples
-    --------
-    >>> round(shannon_rate(1e6, 15.0))
-    5027808
-    """
-    positive(bandwidth_hz=bandwidth_hz)
-    require("snr_db", snr_db, "a finite number", is_real(snr_db))
-    # log1p keeps the digits of very noisy channels, where 1 + SNR rounds to 1.
-    return bandwidth_hz * math.log1p(10.0 ** (snr_db / 10.0)) / math.log(2.0)

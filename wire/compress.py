@@ -7,7 +7,7 @@ least-squares scale, because one of scale ||v||_2 is not contractive.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -19,11 +19,14 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.wire.bits import bytes_of, from_bits, index_width, to_bits
+from hedgerow.wire.bits import bytes_of, from_bits, index_width, packed
 from hedgerow.wire.checks import at_least, in_range, int_at_least, int_between
+from hedgerow.wire.codec import Code, Seed
 from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, to_record, view
 from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.sign_shares import signed
+from hedgerow.wire.thresholding import largest
 
 __all__ = [
     "COMPRESSORS",
@@ -39,10 +42,8 @@ __all__ = [
     "compressed_part",
     "dense_part",
     "in_round",
-    "pack_payload",
     "pack_update",
     "parse_compressor",
-    "payload_record",
     "promoted",
     "rand_k",
     "record_payload",
@@ -68,41 +69,37 @@ _MAX_SIZE = 2**31 - 1
 _MAX_ROUND = 10**10
 
 
-class Compressor(Protocol):
+class Compressor(Code[Payload], Protocol):
     """A compressor Q of vectors (d,), 1 <= d < 2^31, and the code of what it keeps."""
 
     def __str__(self) -> str:
         """The name that ``parse_compressor`` reads back."""
 
-    def encode(self, v: NDArray[Any]) -> Payload:
-        """Return the payload of a vector (d,), taken as float32; ValueError if it is not finite."""
-
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return Q(v) (size,); PayloadError if the payload is none of a vector of that size."""
-
-    def bits(self, size: int, payload: Payload | None = None) -> int:
-        """Return the paper's count of a message's bits."""
 
     def contraction(self, size: int) -> float:
         """Return the largest alpha of Assumption 3 that holds for every vector (size,)."""
 
-    def encode_stack(self, v: Tensor) -> list[Payload]:
+    def encode_stack(self, v: Tensor, seeds: Sequence[Seed] = ()) -> list[Payload]:
         """Return ``encode`` of each row of (nodes, d), bit for bit, whatever the tensor's device."""
+        rows = v.detach().cpu().numpy()
+        return [self.encode(*each) for each in zip(rows, seeds or [()] * len(rows), strict=True)]
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Compressor):
     """Q(v) = v: d float32, 32 d bits, alpha = 1."""
 
     def __str__(self) -> str:
         return "identity"
 
-    def encode(self, v: NDArray[Any]) -> Payload:
+    def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
         """Return ``values``, float32 (d,)."""
         vector, _ = _checked(v)
         return {"values": vector.copy()}
 
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return the values."""
         values: NDArray[np.float32] = _agreed(payload, values=(np.float32, size))["values"]
         return values.copy()
@@ -114,10 +111,6 @@ class Identity:
     def contraction(self, size: int) -> float:
         """Return 1."""
         return 1.0
-
-    def encode_stack(self, v: Tensor) -> list[Payload]:
-        """Return ``encode`` of each row."""
-        return [self.encode(row) for row in _host_rows(v)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ class _Keeping:
 
 
 @dataclass(frozen=True)
-class TopK(_Keeping):
+class TopK(_Keeping, Compressor):
     """Keep the k entries of largest magnitude, over all layers at once; alpha = k / d.
 
     Indices travel by ``encode_indices``: with 1 % of the entries about 8.6 bits each, where the specification
@@ -172,13 +165,13 @@ class TopK(_Keeping):
     def __str__(self) -> str:
         return f"topk({self._share})"
 
-    def encode(self, v: NDArray[Any]) -> Payload:
+    def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
         """Return ``indices``, the code of k ascending ones, and ``values``, float32 (k,)."""
         vector, magnitudes = _checked(v)
-        indices = _largest(magnitudes, self.kept(vector.size))
+        indices = largest(magnitudes, self.kept(vector.size))
         return self._payload(indices, vector[indices], vector.size)
 
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return the vector of the values at the indices, zero elsewhere."""
         k = self.kept(size)
         arrays = _agreed(payload, indices=(np.uint8, None), values=(np.float32, k))
@@ -194,10 +187,10 @@ class TopK(_Keeping):
         """Return k / d, which all-equal magnitudes attain."""
         return self.kept(size) / size
 
-    def encode_stack(self, v: Tensor) -> list[Payload]:
+    def encode_stack(self, v: Tensor, seeds: Sequence[Seed] = ()) -> list[Payload]:
         """Return ``encode`` of each row; a GPU selects in all rows at once, and sends home what is kept."""
         if v.device.type == "cpu":
-            return [self.encode(row) for row in _host_rows(v)]
+            return super().encode_stack(v, seeds)
         indices, values = _largest_of_rows(v.detach(), self.kept(v.shape[1]))
         return [self._payload(i, x, v.shape[1]) for i, x in zip(indices, values, strict=True)]
 
@@ -206,7 +199,7 @@ class TopK(_Keeping):
 
 
 @dataclass(frozen=True)
-class RandK(_Keeping):
+class RandK(_Keeping, Compressor):
     """Keep k entries that are drawn anew each round, the same at all nodes; alpha = k / d in expectation.
 
     Entries are kept as they are, not scaled by d / k: error feedback, which it needs, adds the others later.
@@ -236,12 +229,12 @@ class RandK(_Keeping):
     def __str__(self) -> str:
         return f"randk({self._share}{'' if self.round is None else f',round={self.round}'})"
 
-    def encode(self, v: NDArray[Any]) -> Payload:
+    def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
         """Return ``values``, float32 (k,); both sides know the indices."""
         vector, _ = _checked(v)
         return {"values": vector[self._support(vector.size)]}
 
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return the vector of the values at the round's indices, zero elsewhere."""
         support = self._support(size)
         vector = np.zeros(size, np.float32)
@@ -256,10 +249,6 @@ class RandK(_Keeping):
         """Return k / d, of Assumption 3 in expectation over rounds; in one round nothing may be kept."""
         return self.kept(size) / size
 
-    def encode_stack(self, v: Tensor) -> list[Payload]:
-        """Return ``encode`` of each row."""
-        return [self.encode(row) for row in _host_rows(v)]
-
     def _support(self, size: int) -> NDArray[np.int64]:
         if self.round is None:
             raise ValueError(f"compressor must name a round, as 'randk(0.1,round=3)', got {str(self)!r}")
@@ -267,7 +256,7 @@ class RandK(_Keeping):
 
 
 @dataclass(frozen=True)
-class ScaledSign:
+class ScaledSign(Compressor):
     """Q(v) = (||v||_1 / d) sign(v), sign(0) = +1: d + 32 bits, alpha = 1 / d at worst.
 
     For a given vector alpha is exactly ||v||_1^2 / (d ||v||_2^2).
@@ -276,16 +265,16 @@ class ScaledSign:
     def __str__(self) -> str:
         return "sign"
 
-    def encode(self, v: NDArray[Any]) -> Payload:
+    def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
         """Return ``bits``, uint8 (ceil(d / 8),), a set bit for +, and ``scale``, float32 (1,)."""
         vector, magnitudes = _checked(v)
         mean = magnitudes.view(np.float32).sum(dtype=np.float64) / vector.size
         return {"bits": np.packbits(vector >= 0), "scale": np.array([mean], np.float32)}
 
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return the scale with the signs."""
         arrays = _agreed(payload, bits=(np.uint8, bytes_of(size)), scale=(np.float32, 1))
-        return _signed(_scale(arrays), arrays["bits"], size)
+        return _signed(arrays, "bits", size)
 
     def bits(self, size: int, payload: Payload | None = None) -> int:
         """Return d + 32."""
@@ -295,13 +284,9 @@ class ScaledSign:
         """Return 1 / d, which a vector with one entry attains."""
         return 1 / size
 
-    def encode_stack(self, v: Tensor) -> list[Payload]:
-        """Return ``encode`` of each row."""
-        return [self.encode(row) for row in _host_rows(v)]
-
 
 @dataclass(frozen=True)
-class Ternary:
+class Ternary(Compressor):
     """The m* entries of largest magnitude as +-S_m* / m*, zero elsewhere; alpha = 1 / d at worst.
 
     S_m is the sum of the m largest magnitudes and m* the smallest maximiser of S_m^2 / m, which makes
@@ -311,22 +296,27 @@ class Ternary:
     def __str__(self) -> str:
         return "ternary"
 
-    def encode(self, v: NDArray[Any]) -> Payload:
+    def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
         """Return ``indices`` and ``signs``, packed bits, and ``scale``, float32 (1,)."""
         vector, magnitudes = _checked(v)
         sums = np.cumsum(np.sort(magnitudes)[::-1].view(np.float32), dtype=np.float64)  # S_1 … S_d
         m = int(np.argmax(sums**2 / np.arange(1, vector.size + 1))) + 1
-        indices = _largest(magnitudes, m)
+        indices = largest(magnitudes, m)
         return {
-            "indices": np.packbits(to_bits(indices, index_width(vector.size))),
+            "indices": packed(indices, index_width(vector.size)),
             "signs": np.packbits(vector[indices] >= 0),
             "scale": np.array([sums[m - 1] / m], np.float32),
         }
 
-    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+    def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
         """Return the scale with the signs at the indices, zero elsewhere."""
         indices = self._indices(payload, size)
-        return _scattered(indices, _signed(_scale(payload), payload["signs"], indices.size), size)
+        values = _signed(payload, "signs", indices.size)
+        if indices[-1] >= size or not (indices[1:] > indices[:-1]).all():
+            raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
+        vector = np.zeros(size, np.float32)
+        vector[indices] = values
+        return vector
 
     def bits(self, size: int, payload: Payload | None = None) -> int:
         """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
@@ -338,20 +328,14 @@ class Ternary:
         """Return 1 / d."""
         return 1 / size
 
-    def encode_stack(self, v: Tensor) -> list[Payload]:
-        """Return ``encode`` of each row."""
-        return [self.encode(row) for row in _host_rows(v)]
-
-    def _indices(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.int64]:
+    def _indices(self, payload: Payload, size: int) -> NDArray[np.int64]:
         """Return the m* indices. They ascend, so a zero after the first is padding."""
         width = index_width(size)
         arrays = _agreed(payload, indices=(np.uint8, None), signs=(np.uint8, None), scale=(np.float32, 1))
         coded, signs = arrays["indices"], arrays["signs"]
         if coded.size <= bytes_of(size * width):
             room = min(size, 8 * coded.size // width) if width else 1
-            indices = (
-                from_bits(np.unpackbits(coded, count=room * width), width) if width else np.zeros(1, int)
-            )
+            indices = from_bits(np.unpackbits(coded, count=room * width), room, width)
             m = int(np.flatnonzero(indices)[-1]) + 1 if indices.any() else 1
             if (coded.size, signs.size) == (bytes_of(m * width), bytes_of(m)):
                 return indices[:m]
@@ -372,21 +356,20 @@ def parse_compressor(text: str) -> Compressor:
     ValueError
         If it is none of them.
     """
-    plain: dict[str, Compressor] = {str(c): c for c in (Identity(), ScaledSign(), Ternary())}
-    if (known := plain.get(text.strip())) is not None:
-        return known
+    plain: tuple[Compressor, ...] = (Identity(), ScaledSign(), Ternary())
+    for one in plain:
+        if text.strip() == str(one):
+            return one
     number = r"(?:(?P<count>\d{1,10})|(?P<fraction>\d*\.\d*(?:e-?\d+)?|\d+e-?\d+))"
-    top = rf"topk\(\s*{number}\s*\)"
-    random = rf"randk\(\s*{number}\s*(?:,\s*round\s*=\s*(?P<round>\d{{1,10}})\s*)?\)"
-    for form in (top, random):
-        if (match := re.fullmatch(rf"\s*{form}\s*", text, re.ASCII)) is None:
-            continue
-        count, fraction = match["count"], match["fraction"]
+    of_round = r"(?:,\s*round\s*=\s*(?P<k>\d{1,10})\s*)?"
+    if match := re.fullmatch(rf"\s*(topk|randk)\(\s*{number}\s*{of_round}\)\s*", text, re.ASCII):
+        count, fraction, k = match["count"], match["fraction"], match["k"]
         try:
             share, number_of = (None, int(count)) if count else (float(fraction), None)
-            if form == top:
+            if match[1] == "randk":
+                return RandK(share, number_of, int(k) if k else None)
+            if k is None:
                 return TopK(share, number_of)
-            return RandK(share, number_of, int(match["round"]) if match["round"] else None)
         except ValueError:
             pass
     raise ValueError(
@@ -440,11 +423,6 @@ def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) ->
 # Records.
 
 
-def payload_record(payload: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return the payload as a record of lazy arrays."""
-    return to_record(payload)
-
-
 def record_payload(record: ArrayRecord) -> Payload:
     """Return the record's arrays, read-only; PayloadError ``undecodable`` if one is no array."""
     return {key: view(array) for key, array in record.items()}
@@ -471,44 +449,29 @@ def dense_part(layout: Layout) -> Layout:
     return _part(layout, frozenset(layout.keys) - frozenset(compressed_keys(layout)))
 
 
-def pack_update(
-    compressor: Compressor, layout: Layout, update: NDArray[Any], dense: Mapping[str, Tensor | NDArray[Any]]
-) -> ArrayRecord:
+def pack_update(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | NDArray[Any]]) -> ArrayRecord:
     """Return the record of one update.
 
     Parameters
     ----------
-    compressor : Compressor
-        Encodes the update.
     layout : Layout
         The layout of the whole state dict.
-    update : NDArray
-        The message (d,) over ``compressed_part(layout)``.
+    payload : Mapping[str, NDArray]
+        The encoded message (d,) over ``compressed_part(layout)``.
     dense : Mapping[str, Tensor or NDArray]
         The values of ``dense_part(layout)``: values, not differences.
 
     Raises
     ------
     ValueError
-        If the update has another size or is not finite, if dense has other keys, or if a key of the state
-        dict is also one of the payload.
+        If dense has other keys, or if a key of the state dict is also one of the payload.
     """
-    if update.shape != (size := compressed_part(layout).size,):
-        raise ValueError(f"update must have the shape ({size},), got {update.shape}")
-    return pack_payload(layout, compressor.encode(update), dense)
-
-
-def pack_payload(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | NDArray[Any]]) -> ArrayRecord:
-    """Return the record of an update that is encoded already; see ``pack_update``."""
     keys = dense_part(layout).keys
     if set(dense) != set(keys):
         raise ValueError(f"dense must have the keys {sorted(keys)}, got {sorted(dense)}")
     if shared := set(keys) & set(payload):
         raise ValueError(f"the state dict must have no key of {set(payload)}, got {min(shared)!r}")
-    record = payload_record(payload)
-    for key, array in to_record({key: dense[key] for key in keys}).items():
-        record[key] = array
-    return record
+    return to_record(payload | {key: dense[key] for key in keys})
 
 
 def unpack_update(
@@ -540,12 +503,9 @@ def unpack_update(
 def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return what the arrays of a node's answer are changes of, where answers are added up.
 
-    Parameters
-    ----------
-    compressor : Compressor
-        ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an update.
-    sent : Mapping[str, NDArray]
-        The model that the node was sent.
+    - ``compressor``: ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an
+      update.
+    - ``sent``: The model that the node was sent.
 
     Raises
     ------
@@ -598,23 +558,8 @@ def _checked(v: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     return vector, magnitudes
 
 
-def _host_rows(v: Tensor) -> NDArray[Any]:
-    rows: NDArray[Any] = v.detach().cpu().numpy()
-    return rows
-
-
-def _largest(magnitudes: NDArray[np.int32], k: int) -> NDArray[np.intp]:
-    """Return the ascending indices of the k largest, ties to the lower index, in O(d)."""
-    threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    chosen = np.flatnonzero(magnitudes >= threshold)
-    if surplus := chosen.size - k:
-        ties = np.flatnonzero(magnitudes[chosen] == threshold)
-        chosen = np.delete(chosen, ties[-surplus:])
-    return chosen
-
-
 def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return indices and values (nodes, k) of ``_largest`` of each row, found on the tensor's device."""
+    """Return indices and values (nodes, k) of ``largest`` of each row, found on the tensor's device."""
     v = v.to(torch.float32)
     magnitudes = v.abs()  # (nodes, d)
     if v.numel() and not torch.isfinite(magnitudes.amax()):
@@ -627,21 +572,7 @@ def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.f
     return indices.cpu().numpy(), v.gather(1, indices).cpu().numpy()
 
 
-def _signed(scale: np.float32, signs: NDArray[np.uint8], count: int) -> NDArray[np.float32]:
-    return np.where(np.unpackbits(signs, count=count).view(bool), scale, -scale)
-
-
-def _scattered(indices: NDArray[Any], values: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    if indices[0] < 0 or indices[-1] >= size or not (indices[1:] > indices[:-1]).all():
-        raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
-    vector = np.zeros(size, np.float32)
-    vector[indices] = values
-    return vector
-
-
-def _agreed(
-    payload: Mapping[str, NDArray[Any]], **forms: tuple[type[np.generic], int | None]
-) -> Mapping[str, NDArray[Any]]:
+def _agreed(payload: Payload, **forms: tuple[type[np.generic], int | None]) -> Payload:
     """Return the payload if its arrays are of the agreed keys, dtypes and lengths (None: any), and finite."""
     if missing := sorted(set(forms) - set(payload)):
         raise PayloadError("missing key", f"{missing[0]!r}")
@@ -658,8 +589,9 @@ def _agreed(
     return payload
 
 
-def _scale(payload: Mapping[str, NDArray[Any]]) -> np.float32:
-    scale: np.float32 = payload["scale"][0]
+def _signed(payload: Payload, signs: str, count: int) -> NDArray[np.float32]:
+    """Return the payload's scale with the signs that it has under a key."""
+    scale = payload["scale"][0]
     if scale < 0:
         raise PayloadError("bad scale", f"{scale} is negative")
-    return scale
+    return signed(np.unpackbits(payload[signs], count=count).view(bool), scale)

@@ -35,10 +35,7 @@ Flags = NDArray[np.bool_]
 class CoinFlips:
     """Uniform integers from the key stream of ChaCha20.
 
-    Parameters
-    ----------
-    key : bytes or None (default: None)
-        32 bytes; None has the operating system draw them.
+    - ``key``: 32 bytes; None has the operating system draw them.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -66,14 +63,8 @@ class CoinFlips:
 def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
     """Return ``count`` integers y, each of a probability ~ exp(-y^2 / (2 sigma^2)), Algorithm 3.
 
-    Parameters
-    ----------
-    deviation : int
-        sigma, 1 to 2^24.
-    count : int
-        How many, >= 0.
-    flips : CoinFlips
-        What they are drawn from.
+    - ``deviation``: sigma, 1 to 2^24.
+    - ``count``: How many, >= 0.
 
     Raises
     ------
@@ -159,10 +150,7 @@ def deviation_of(gaussian: float) -> int:
     zero-concentrated DP is that of sigma without any such term, Theorem 4 of Canonne et al.; rejecting what
     is beyond 100 sigma adds a delta of e^-4999.)
 
-    Parameters
-    ----------
-    gaussian : float
-        s, in steps of the grid, > 0; may be too small by a part in 10^10.
+    - ``gaussian``: s, in steps of the grid, > 0; may be too small by a part in 10^10.
     """
     # (s + 3)^2 >= s^2 + 9.
     return floor(gaussian * (1 + 2.0**-32)) + 4
@@ -174,16 +162,10 @@ def concentration(sensitivity: float, deviation: int, shares: int, size: int) ->
     Theorem 1 of Kairouz et al. in its last form: the sum of ``shares`` such noises is not quite discrete
     Gaussian, which costs tau = 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)), nothing where sigma is 2 or more.
 
-    Parameters
-    ----------
-    sensitivity : float
-        How far a member moves the sum at most, in the 2-norm.
-    deviation : int
-        sigma of one member's noise, >= 1, in the same unit.
-    shares : int
-        How many members' noise is counted on, >= 1.
-    size : int
-        Numbers d of the sum.
+    - ``sensitivity``: How far a member moves the sum at most, in the 2-norm.
+    - ``deviation``: sigma of one member's noise, >= 1, in the same unit.
+    - ``shares``: How many members' noise is counted on, >= 1.
+    - ``size``: Numbers d of the sum.
     """
     tau = 10 * sum(exp(-2 * pi**2 * deviation**2 * k / (k + 1)) for k in range(1, shares))
     epsilon = sensitivity / (sqrt(shares) * deviation) + tau * sqrt(size)

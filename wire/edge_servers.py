@@ -53,12 +53,8 @@ Column = Sequence[tuple[int, float]]
 def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]) -> NDArray[Any]:
     """Return each server's weighted mean of the models that it got, eq. (3), renormalised over them.
 
-    Parameters
-    ----------
-    replies : Iterable[tuple[int, float, NDArray]]
-        (server, weight |S_i|, model (M,)) in a fixed order; sums are float64 in that order.
-    previous : NDArray
-        The servers' models so far (D, M); a server that got nothing keeps its own.
+    - ``replies``: (server, weight |S_i|, model (M,)) in a fixed order; sums are float64 in that order.
+    - ``previous``: The servers' models so far (D, M); a server that got nothing keeps its own.
     """
     totals: dict[int, NDArray[np.float64]] = {}
     weights: dict[int, float] = {}
@@ -93,16 +89,9 @@ def robust_step(
     tau is large: a neighbour that lies moves it by p_{j,d} tau at most. The median and the trimmed mean are
     of its model and theirs, entry by entry, and mind no p.
 
-    Parameters
-    ----------
-    server : int
-        d.
-    models : Mapping[int, NDArray[float64]]
-        Its own and its neighbours', by server, ascending.
-    weights : Mapping[int, float]
-        p_{j,d}, by server.
-    rule : Aggregation
-        Of ``neighbourhood_rule``, and not the mean.
+    - ``models``: Its own and its neighbours', by server, ascending.
+    - ``weights``: p_{j,d}, by server.
+    - ``rule``: Of ``neighbourhood_rule``, and not the mean.
     """
     own = models[server]
     if rule.name != "clipped":
@@ -116,7 +105,7 @@ def robust_step(
 
 
 def columns(matrix: NDArray[np.float64]) -> list[Column]:
-    """Return the columns of a mixing matrix P (D, D) without what is no edge of the graph."""
+    """Return the columns of a mixing matrix P (D, D), without pairs that the graph does not join."""
     nodes = range(len(matrix))
     return [[(j, float(matrix[j, d])) for j in nodes if j == d or matrix[j, d] != 0.0] for d in nodes]
 
@@ -128,12 +117,8 @@ def weighted_sum(
 
     Weights can be negative, and their sum is not normalised.
 
-    Parameters
-    ----------
-    terms : Iterable[tuple[float, NDArray]]
-        (p_j, w_j (M,)).
-    out, term : NDArray[float64]
-        The sum and room for one term (M,); neither may overlap a w_j.
+    - ``terms``: (p_j, w_j (M,)).
+    - ``out``, ``term``: The sum and room for one term (M,); neither may overlap a w_j.
     """
     out[:] = 0.0
     for weight, model in terms:
@@ -147,16 +132,10 @@ def gossip(
 
     What is between two steps is float64, and the result is rounded once to the models' dtype.
 
-    Parameters
-    ----------
-    models : NDArray
-        One model a server (D, M), floating.
-    receivers : Sequence[Column]
-        What each server takes, as of ``columns``.
-    steps : int
-        Alpha, >= 0; 0 returns the models as they are.
-    out : NDArray or None (default: None)
-        Where the result goes (D, M), floating; it may be ``models``. None takes a new array.
+    - ``models``: One model a server (D, M), floating.
+    - ``receivers``: What each server takes, as of ``columns``.
+    - ``steps``: Alpha, >= 0; 0 returns the models as they are.
+    - ``out``: Where the result goes (D, M), floating; it may be ``models``. None takes a new array.
     """
     results = np.empty_like(models) if out is None else out
     for start in range(0, models.shape[1], _CHUNK):

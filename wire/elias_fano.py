@@ -8,13 +8,14 @@ entries on average is 0.6 bits an index less. Ours: where a bitmap of d bits is 
 and nothing where all d entries are kept.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.bits import bytes_of, from_bits, to_bits
+from hedgerow.wire.bits import bits_in, bytes_of, from_bits, to_bits
 from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
@@ -47,25 +48,13 @@ def index_bits(size: int, count: int) -> int:
 def most_entries(size: int, bits: int, value_bits: int = 32) -> int:
     """Return the largest K whose values and indices fit so many bits; 1 where none does.
 
-    Parameters
-    ----------
-    size : int
-        d, as in ``index_bits``.
-    bits : int
-        The budget.
-    value_bits : int (default: 32)
-        Bits of one value, >= 1.
+    - ``size``: d, as in ``index_bits``.
+    - ``value_bits``: Bits of one value, >= 1.
     """
     if size * value_bits <= bits:
         return size
-    low, high = 1, size  # ``low`` fits or is the least, ``high`` does not.
-    while high - low > 1:
-        middle = (low + high) // 2
-        if middle * value_bits + index_bits(size, middle) <= bits:
-            low = middle
-        else:
-            high = middle
-    return low
+    fitting = bisect_right(range(1, size), bits, key=lambda k: k * value_bits + index_bits(size, k))
+    return max(1, fitting)
 
 
 def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]:
@@ -115,19 +104,15 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
         raise PayloadError("wrong shape", f"indices have {coded.shape}, expected ({bytes_of(bits)},)")
     if count in (0, size):
         return np.arange(count)
-    told = np.unpackbits(coded)
-    if told[bits:].any():
-        raise PayloadError("bad padding", "the bits after the last index are not zero")
-    if _is_bitmap(size, count):
-        indices = np.flatnonzero(told[:bits])
-        if indices.size != count:
-            raise PayloadError("bad index", f"{indices.size} indices, expected {count}")
-        return indices
-    length, low = _high_bits(size, count), _low(size, count)
+    told = bits_in(coded, bits)
+    whole = _is_bitmap(size, count)
+    length, low = bits if whole else _high_bits(size, count), _low(size, count)
     places = np.flatnonzero(told[:length])
     if places.size != count:
         raise PayloadError("bad index", f"{places.size} indices, expected {count}")
-    rest = from_bits(told[length:bits], low) if low else 0
+    if whole:
+        return places
+    rest = from_bits(told[length:], count, low) if low else 0
     found: NDArray[np.int64] = ((places - np.arange(count)) << low) | rest
     if not _ascending(found, size):
         raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
@@ -137,12 +122,8 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
 def added(vector: NDArray[np.float32], update: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return a vector (d,) plus a sparse update.
 
-    Parameters
-    ----------
-    vector : NDArray[float32]
-        The vector (d,), which is not changed.
-    update : Mapping[str, NDArray]
-        ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
+    - ``vector``: The vector (d,), which is not changed.
+    - ``update``: ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
 
     Raises
     ------

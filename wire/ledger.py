@@ -68,17 +68,9 @@ class Traffic:
 
 
 class Ledger:
-    """Totals by link over the whole run, and the single transfers of the round at hand.
+    """Totals by link over the whole run, and the single transfers of the round at hand."""
 
-    Parameters
-    ----------
-    keep_all : bool (default: False)
-        Keep every transfer of the run in ``transfers`` instead of those of the last round only.
-        A thousand nodes book some thousand transfers a round.
-    """
-
-    def __init__(self, keep_all: bool = False) -> None:
-        self.keep_all = keep_all
+    def __init__(self) -> None:
         self._booked: list[Transfer | _Many] = []
         self._totals: dict[str, Traffic] = {}
 
@@ -104,12 +96,12 @@ class Ledger:
         self._totals[link] = self._totals.get(link, Traffic()) + sums
 
     def _begin(self, round: int) -> None:
-        if not self.keep_all and self._booked and self._booked[-1].round != round:
+        if self._booked and self._booked[-1].round != round:
             self._booked.clear()
 
     @property
     def transfers(self) -> list[Transfer]:
-        """The single transfers, of the round at hand or of all."""
+        """The single transfers of the round at hand."""
         return [one for entry in self._booked for one in entry.each()]
 
     def largest(self, round: int, link: str) -> int:

@@ -84,6 +84,12 @@ COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
 _PROTOCOL = b"hedgerow masked sum 1"
 _LARGEST = 2**31 - 1
 _MOST_METRICS = 16
+# A plan's record: its keys in order, and their types.
+_KINDS = {
+    "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
+    "clip": float, "max-weight": float, "weighted-by": str, "metrics": str, "norm": float,
+    "multiplier": float, "noise-source": str,
+}  # fmt: skip
 
 Words = NDArray[np.uint32]
 
@@ -115,49 +121,25 @@ def default_neighbours(members: int) -> int:
 class SumPlan:
     """One sum, as every member of it is told.
 
-    Parameters
-    ----------
-    number : int
-        Counts the sums of a run, from 1; a member takes part in rising ones alone.
-    members : tuple of int
-        The partition ids of its members, ascending, at most 255.
-    introductions : tuple of bytes
-        Their public keys (``sealed.Identity.introduction``), 64 bytes each.
-    threshold : int
-        How many of them must survive.
-    neighbours : int
-        With how many others a member shares masks: an even number, or all.
-    clip : float
-        R, > 0: each number of an update is clipped to [-R, R] by the member.
-    max_weight : float
-        W, > 0: a member's weight is at most W.
-    weighted_by : str
-        The metric that is a member's weight; empty where all weigh 1.
-    metrics : tuple of str
-        Metrics that are averaged within the sum, clipped to [-1024, 1024].
-    norm, multiplier : float (default: 0, 0)
-        With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is
-        told.
-    noise_source : {"entropy", "seed"} (default: "entropy")
-        Where a member draws noise: from the operating system, or from the run's seed.
-
     Raises
     ------
     ValueError
         If a part is out of range.
     """
 
-    number: int
-    members: tuple[int, ...]
-    introductions: tuple[bytes, ...]
-    threshold: int
-    neighbours: int
-    clip: float
-    max_weight: float
-    weighted_by: str
-    metrics: tuple[str, ...] = ()
+    number: int  # Counts the sums of a run, from 1; a member takes part in rising ones alone.
+    members: tuple[int, ...]  # The partition ids of its members, ascending, at most 255.
+    introductions: tuple[bytes, ...]  # Their public keys (``NodeIdentity.introduction``), 64 bytes each.
+    threshold: int  # How many of them must survive.
+    neighbours: int  # With how many others a member shares masks: an even number, or all.
+    clip: float  # R, > 0: each number of an update is clipped to [-R, R] by the member.
+    max_weight: float  # W, > 0: a member's weight is at most W.
+    weighted_by: str  # The metric that is a member's weight; empty where all weigh 1.
+    metrics: tuple[str, ...] = ()  # Metrics that are averaged within the sum, clipped to [-1024, 1024].
+    # With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is told.
     norm: float = 0.0
     multiplier: float = 0.0
+    # {"entropy", "seed"}: Where a member draws noise: from the operating system, or from the run's seed.
     noise_source: str = "entropy"
 
     def __post_init__(self) -> None:
@@ -187,52 +169,32 @@ class SumPlan:
 
     def record(self) -> ConfigRecord:
         """Return the plan as it travels."""
+        told = {key: getattr(self, key.replace("-", "_")) for key in _KINDS}
         return ConfigRecord(
-            {
-                "number": self.number,
+            told
+            | {
                 "members": list(self.members),
                 "introductions": b"".join(self.introductions),
-                "threshold": self.threshold,
-                "neighbours": self.neighbours,
-                "clip": self.clip,
-                "max-weight": self.max_weight,
-                "weighted-by": self.weighted_by,
                 "metrics": "\n".join(self.metrics),
-                "norm": self.norm,
-                "multiplier": self.multiplier,
-                "noise-source": self.noise_source,
             }
         )
 
     @classmethod
     def of(cls, record: ConfigRecord) -> "SumPlan":
         """Return the plan of a record; ValueError if it is none."""
-        kinds = {
-            "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
-            "clip": float, "max-weight": float, "weighted-by": str, "metrics": str, "norm": float,
-            "multiplier": float, "noise-source": str,
-        }  # fmt: skip
-        for key, kind in kinds.items():
+        for key, kind in _KINDS.items():
             if type(record.get(key)) is not kind:
                 raise ValueError(f"masked sum: {key} is no {kind.__name__}")
-        told: dict[str, Any] = dict(record)
+        told: dict[str, Any] = {key.replace("-", "_"): record[key] for key in _KINDS}
         if not all(type(member) is int for member in told["members"]):
             raise ValueError("masked sum: members are no integers")
         keys = told["introductions"]
-        return cls(
-            told["number"],
-            tuple(told["members"]),
-            tuple(keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)),
-            told["threshold"],
-            told["neighbours"],
-            told["clip"],
-            told["max-weight"],
-            told["weighted-by"],
-            tuple(filter(None, told["metrics"].split("\n"))),
-            told["norm"],
-            told["multiplier"],
-            told["noise-source"],
+        told["members"] = tuple(told["members"])
+        told["introductions"] = tuple(
+            keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)
         )
+        told["metrics"] = tuple(filter(None, told["metrics"].split("\n")))
+        return cls(**told)
 
     def packed(self) -> bytes:
         """Return the plan as bytes, for ``unpacked``."""
@@ -350,14 +312,9 @@ class Grid:
     """Multiples of R / L in [-R, R], L = floor((2^31 - 1) / n), added modulo 2^32.
 
     However many of n members survive, the sum of their numbers is within +-(2^31 - 1): it never wraps.
-
-    Parameters
-    ----------
-    members : int
-        n, >= 1.
     """
 
-    members: int
+    members: int  # n, >= 1.
 
     @property
     def largest(self) -> int:
@@ -367,14 +324,9 @@ class Grid:
     def encode(self, values: NDArray[Any], clips: NDArray[Any] | float, share: float) -> Words:
         """Return ``share`` times the values, clipped first, on the grid, each rounded to the nearest.
 
-        Parameters
-        ----------
-        values : NDArray
-            Finite numbers (d,).
-        clips : NDArray or float
-            R > 0, of all or of each.
-        share : float
-            In [0, 1].
+        - ``values``: Finite numbers (d,).
+        - ``clips``: R > 0, of all or of each.
+        - ``share``: In [0, 1].
         """
         limits = np.asarray(clips, np.float64)
         steps = np.rint(np.clip(values, -limits, limits) * (share * self.largest / limits))
@@ -392,14 +344,7 @@ class Grid:
 
         Sums of values and of weights are each off by half a step a survivor.
 
-        Parameters
-        ----------
-        clip : float
-            R.
-        survivors : int
-            How many.
-        shares : float
-            The sum of their shares, each in (0, 1].
+        - ``shares``: The sum of their shares, each in (0, 1].
         """
         half = survivors / (2 * self.largest)
         return 2 * half * clip / (shares - half)
@@ -414,27 +359,16 @@ class NoisyGrid:
     members together has a deviation of z C at least. The sum of n of them, noise up to 12 deviations
     included, is within +-(2^31 - 1); what is beyond wraps, which costs a number and no privacy.
 
-    Parameters
-    ----------
-    members : int
-        n, >= 1.
-    noisy : int
-        h, 1 to n: the members whose noise is counted on.
-    norm : float
-        C, > 0.
-    multiplier : float
-        z, > 0.
-
     Raises
     ------
     ValueError
         If a member's noise would not be between 2 and 2^24 steps wide.
     """
 
-    members: int
-    noisy: int
-    norm: float
-    multiplier: float
+    members: int  # n, >= 1.
+    noisy: int  # h, 1 to n: the members whose noise is counted on.
+    norm: float  # C, > 0.
+    multiplier: float  # z, > 0.
 
     def __post_init__(self) -> None:
         if self.largest < 1 or not 2 <= self.deviation <= MAX_DEVIATION:
@@ -525,36 +459,17 @@ def _expanded(seed: bytes, size: int) -> Words:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """What one member makes of a sum.
+    """What one member makes of a sum."""
 
-    Parameters
-    ----------
-    words : NDArray[uint32]
-        y_u.
-    shares : Mapping[int, bytes]
-        What each other member is to be told, sealed, in plain.
-    commitments : bytes
-        16 bytes of each seed, the member's own first, then those with its neighbours.
-    """
-
-    words: Words
-    shares: Mapping[int, bytes]
-    commitments: bytes
+    words: Words  # y_u.
+    shares: Mapping[int, bytes]  # What each other member is to be told, sealed, in plain.
+    commitments: bytes  # 16 bytes of each seed, the member's own first, then those with its neighbours.
 
 
 def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
     """Mask one member's numbers.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    own : int
-        The member.
-    numbers : NDArray[uint32]
-        On the grid.
-    seeds : Mapping[int, bytes]
-        s_uv of each neighbour of its, ``pair_seed``.
+    - ``seeds``: s_uv of each neighbour of its, ``pair_seed``.
     """
     drawn = os.urandom(SEED_BYTES)
     words = numbers + _expanded(drawn, numbers.size)
@@ -574,16 +489,7 @@ def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) 
 class Unmasking:
     """The server's side of one sum, once it is known whose numbers came.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    about : bytes
-        ``plan.about``.
-    words : Mapping[int, NDArray[uint32]]
-        y_u of the survivors.
-    commitments : Mapping[int, bytes]
-        Theirs.
+    - ``words``: y_u of the survivors.
     """
 
     def __init__(
@@ -707,18 +613,8 @@ def revealed(
     Never both of one member: of who is said to be lost nothing but what it shares with survivors, and of
     these what they share with the lost.
 
-    Parameters
-    ----------
-    plan : SumPlan
-        The sum.
-    own : int
-        Who tells.
-    graph : Mapping[int, Sequence[int]]
-        ``plan.graph``.
-    survivors : Sequence[int]
-        Who is said to have survived, ascending.
-    opened : Mapping[int, bytes]
-        The shares that the survivors gave, where their seals held.
+    - ``survivors``: Who is said to have survived, ascending.
+    - ``opened``: The shares that the survivors gave, where their seals held.
 
     Raises
     ------

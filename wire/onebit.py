@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hedgerow.wire.bits import bits_in, bytes_of
 from hedgerow.wire.checks import at_least, in_range, one_of
+from hedgerow.wire.codec import Codec, Seed
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MATRICES, MEMORY_LIMIT, Sensing, shared_sensing
 from hedgerow.wire.thresholding import finite_vector, largest, project
@@ -52,12 +54,8 @@ def expand_literal(direction: ArrayLike, norm: ArrayLike, gamma: float) -> Vecto
 def expand(direction: ArrayLike, norm: ArrayLike) -> Vector:
     """Return sign(v) (exp(b |v|) - 1) with the b > 0 that gives it its norm: the inverse of companding.
 
-    Parameters
-    ----------
-    direction : array_like (..., n)
-        Directions v, of norm 1, of companded vectors.
-    norm : array_like (...)
-        The norms of the vectors before companding, in [1e-150, 1e150].
+    - ``direction``: (..., n), directions v, of norm 1, of companded vectors.
+    - ``norm``: (...), the norms of the vectors before companding, in [1e-150, 1e150].
 
     Returns
     -------
@@ -87,21 +85,11 @@ def _of_norm(vectors: Vector, norms: Vector) -> Vector:
 
 
 class Direction(NamedTuple):
-    """What a decoder finds: the best s-sparse solution of problem (9).
+    """What a decoder finds: the best s-sparse solution of problem (9)."""
 
-    Parameters
-    ----------
-    vector : NDArray (n,)
-        Of norm 1, or 0 where nothing was found.
-    agreement : float
-        The fraction of the d signs that it gives, in [0, 1].
-    iterations : int
-        How many were made.
-    """
-
-    vector: Vector
-    agreement: float
-    iterations: int
+    vector: Vector  # (n,): Of norm 1, or 0 where nothing was found.
+    agreement: float  # The fraction of the d signs that it gives, in [0, 1].
+    iterations: int  # How many were made.
 
 
 class _Trial(NamedTuple):
@@ -126,14 +114,9 @@ def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
     k_f, measurements that may disagree at no cost, which is half of those that do. What it takes is bounded:
     at most 80 iterations, four to eight where the signs are right.
 
-    Parameters
-    ----------
-    phi : Sensing
-        The matrix (d, n) that the signs were measured with.
-    signs : NDArray (d,)
-        The signs received, -1 or 1.
-    s : int
-        The sparsity level, >= 1.
+    - ``phi``: The matrix (d, n) that the signs were measured with.
+    - ``signs``: (d,), the signs received, -1 or 1.
+    - ``s``: The sparsity level, >= 1.
     """
     best = _pursuit(phi, signs, s, np.zeros(phi.n), 0, limit=40)
     iterations = best.iterations
@@ -190,7 +173,7 @@ def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
     """Return every coordinate that some x - alpha gradient can have among its s largest."""
     outside = gradient.copy()
     outside[x != 0] = 0
-    return np.union1d(np.flatnonzero(x), largest(outside, s))
+    return np.union1d(np.flatnonzero(x), largest(np.abs(outside), s))
 
 
 def _projected_step(
@@ -199,7 +182,7 @@ def _projected_step(
     """Return the first step of a falling length that improves, or else the last, and its support."""
     for halvings in range(20):
         z = start - gradient * 4.0**-halvings
-        chosen = largest(z, s)
+        chosen = largest(np.abs(z), s)
         values = np.zeros_like(z)
         values[chosen] = z[chosen]
         trial = _tried(A, values, epsilon, flips)
@@ -258,7 +241,7 @@ _DECODERS: dict[str, Callable[[Sensing, Vector, int], Direction]] = {"gpsp": gps
 
 
 @dataclass(frozen=True)
-class OneBit:
+class OneBit(Codec):
     """The one-bit codec: 64 + d bits, 8 + ceil(d / 8) bytes a message, whatever n.
 
     The payload is the norm, a little-endian float64, and the signs, one bit each, the first in the most
@@ -304,9 +287,7 @@ class OneBit:
     memory_limit: int = MEMORY_LIMIT
 
     def __post_init__(self) -> None:
-        """Check the values."""
-        for key in ("s", "d"):
-            at_least(1, **{key: getattr(self, key)})
+        at_least(1, s=self.s, d=self.d)
         in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
         for key, names in (
             ("expand", ("consistent", "literal")),
@@ -320,30 +301,26 @@ class OneBit:
             raise ValueError(f"phi_density must be 1 with phi = {self.phi!r}, got {self.phi_density!r}")
         at_least(0, memory_limit=self.memory_limit)
 
-    def bits(self, n: int, s: int) -> int:
+    def bits(self, size: int, payload: bytes | None = None) -> int:
         """Return the paper's bits of a message, 64 + d."""
         return 64 + self.d
-
-    def payload_bytes(self, n: int, s: int) -> int:
-        """Return the bytes of a message, 8 + ceil(d / 8)."""
-        return _NORM_BYTES + -(-self.d // 8)
 
     def work_bytes(self, n: int) -> int:
         """Return the bytes of the submatrix, (d, at most 2 s), that a message is decoded with."""
         return 8 * self.d * min(2 * self.s, n)
 
-    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
-        """Return the payload of a vector (n,), measured with the matrix of ``phi_seed``.
+    def encode(self, v: ArrayLike, seed: Seed) -> bytes:
+        """Return the payload of a vector (n,), measured with the matrix of ``seed``.
 
         A vector of a norm below 1e-150 is sent as 0.
 
         Raises
         ------
         ValueError
-            If ``w`` is not finite, or its norm is above 1e150.
+            If the vector is not finite, or its norm is above 1e150.
         """
-        vector = finite_vector("w", w)
-        return self.encode_with(self._sensing(phi_seed, vector.size), vector)
+        vector = finite_vector("w", v)
+        return self.encode_with(self._sensing(seed, vector.size), vector)
 
     def encode_with(self, phi: Sensing, w: ArrayLike) -> bytes:
         """Return the payload of a vector (n,), measured with a given matrix (d, n)."""
@@ -353,14 +330,14 @@ class OneBit:
         if norm > _LARGEST_NORM:
             raise ValueError(f"w must have a norm of at most {_LARGEST_NORM}, got {norm!r}")
         if norm < _SMALLEST_NORM:
-            return bytes(self.payload_bytes(vector.size, self.s))
+            return bytes(self._bytes)
         # The base drops out of x / ||x||, so that the bits do not depend on gamma to the last rounding.
         x = compand(vector) if self.compand == "log" else vector
         positive = phi.matvec(_normalised(x)) > 0
         return struct.pack("<d", norm) + np.packbits(positive).tobytes()
 
-    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...]) -> Vector | None:
-        """Return the vector (n,) that a payload stands for, of its norm and at most s nonzeros.
+    def decode(self, payload: bytes, size: int, seed: Seed = ()) -> Vector | None:
+        """Return the vector (size,) that a payload stands for, of its norm and at most s nonzeros.
 
         Returns
         -------
@@ -374,54 +351,47 @@ class OneBit:
         """
         norm, signs = self._unpacked(payload)
         if norm < _SMALLEST_NORM:
-            return np.zeros(n)
-        return self._vector(norm, self._direction(self._sensing(phi_seed, n), signs))
+            return np.zeros(size)
+        return self._vector(self._sensing(seed, size), norm, signs)
 
     def decode_with(self, phi: Sensing, payload: bytes) -> Vector | None:
         """Return ``decode`` with a given matrix (d, n)."""
         norm, signs = self._unpacked(payload)
-        if norm < _SMALLEST_NORM:
-            return np.zeros(phi.n)
-        return self._vector(norm, self._direction(phi, signs))
+        return np.zeros(phi.n) if norm < _SMALLEST_NORM else self._vector(phi, norm, signs)
 
-    def decode_many(
-        self, payloads: Sequence[bytes], n: int, phi_seeds: Sequence[tuple[int, ...]]
-    ) -> list[Vector | None]:
-        """Return ``decode`` of each payload, bit for bit; equal messages are decoded once.
+    def decode_many(self, payloads: Sequence[bytes], size: int, seeds: Sequence[Seed]) -> list[Vector | None]:
+        """Return ``decode`` of each payload, None where its bytes are malformed; equal ones are decoded once.
 
         Messages of one matrix are decoded after each other, so that it is drawn once. Entries of equal
         messages are one array: all are read-only.
         """
-        messages = [(tuple(seed), payload) for seed, payload in zip(phi_seeds, payloads, strict=True)]
-        decoded = {(seed, payload): self.decode(payload, n, seed) for seed, payload in sorted(set(messages))}
+        messages = [(tuple(seed), payload) for seed, payload in zip(seeds, payloads, strict=True)]
+        decoded = {(seed, sent): self.decoded(sent, size, seed) for seed, sent in sorted(set(messages))}
         for vector in decoded.values():
             if vector is not None:
                 vector.flags.writeable = False
         return [decoded[message] for message in messages]
 
-    def _sensing(self, seed: tuple[int, ...], n: int) -> Sensing:
+    @property
+    def _bytes(self) -> int:
+        return _NORM_BYTES + bytes_of(self.d)
+
+    def _sensing(self, seed: Seed, n: int) -> Sensing:
         return shared_sensing(tuple(seed), self.d, n, self.phi_density, self.memory_limit, kind=self.phi)
 
     def _unpacked(self, payload: bytes) -> tuple[float, Vector]:
-        if len(payload) != self.payload_bytes(0, self.s):
-            raise PayloadError(
-                "wrong size",
-                f"{len(payload)} bytes, expected {self.payload_bytes(0, self.s)} for d = {self.d}",
-            )
+        if len(payload) != self._bytes:
+            raise PayloadError("wrong size", f"{len(payload)} bytes, expected {self._bytes} for d = {self.d}")
         norm = float(struct.unpack_from("<d", payload)[0])
         if not math.isfinite(norm):
             raise PayloadError("non-finite", f"the norm is {norm}")
         if not 0 <= norm <= _LARGEST_NORM:
             raise PayloadError("bad norm", f"{norm!r} is not between 0 and {_LARGEST_NORM}")
-        bits = np.unpackbits(np.frombuffer(payload, np.uint8, offset=_NORM_BYTES))
-        if bits[self.d :].any():
-            raise PayloadError("bad padding", "the bits after the last sign are not zero")
-        return norm, np.where(bits[: self.d], 1.0, -1.0)
+        bits = bits_in(np.frombuffer(payload, np.uint8, offset=_NORM_BYTES), self.d)
+        return norm, np.where(bits, 1.0, -1.0)
 
-    def _direction(self, phi: Sensing, signs: Vector) -> Vector:
-        return _DECODERS[self.decoder](phi, signs, self.s).vector
-
-    def _vector(self, norm: float, v: Vector) -> Vector | None:
+    def _vector(self, phi: Sensing, norm: float, signs: Vector) -> Vector | None:
+        v = _DECODERS[self.decoder](phi, signs, self.s).vector
         support = np.flatnonzero(v)
         if support.size == 0:
             return None
@@ -433,7 +403,3 @@ class OneBit:
         else:
             z[support] = expand(v[support], norm)
         return z
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,6 +8,7 @@ wire it is byte for byte the same ``Array``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from io import BytesIO
 from math import prod
 from typing import Any, Self, TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "Layout",
     "LazyArray",
     "PayloadError",
+    "checksum",
     "decoded_record",
     "finite_views",
     "lazy_array",
@@ -137,33 +139,18 @@ def lazy_array(ndarray: NDArray[Any]) -> Array:
 class DecodedRecord(ArrayRecord):
     """A dense record that came in as something smaller, and says what that was.
 
-    Parameters
-    ----------
-    wire_bytes : int
-        What ``payload_bytes`` counts for it: the bytes of the record that travelled.
-    wire_bits : int
-        What ``nominal_bits`` counts for it: the paper's bits of the message.
+    - ``wire_bytes``: What ``payload_bytes`` counts for it: the bytes of the record that travelled.
+    - ``wire_bits``: What ``nominal_bits`` counts for it: the paper's bits of the message.
     """
 
     def __init__(self, wire_bytes: int, wire_bits: int) -> None:
         super().__init__()
-        self.__dict__["wire_bytes"] = wire_bytes
-        self.__dict__["wire_bits"] = wire_bits
-
-    @property
-    def wire_bytes(self) -> int:
-        """The bytes of the record that travelled."""
-        return int(self.__dict__["wire_bytes"])
-
-    @property
-    def wire_bits(self) -> int:
-        """The paper's bits of the message."""
-        return int(self.__dict__["wire_bits"])
+        self.wire_bytes, self.wire_bits = wire_bytes, wire_bits
 
     def copy(self) -> Self:
         """Return a shallow copy that is counted as this record is."""
         twin = super().copy()
-        twin.__dict__.update(wire_bytes=self.wire_bytes, wire_bits=self.wire_bits)
+        twin.wire_bytes, twin.wire_bits = self.wire_bytes, self.wire_bits
         return twin
 
 
@@ -302,6 +289,15 @@ def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+def checksum(record: ArrayRecord) -> str:
+    """Return the SHA-256 of keys and values, in the record's order: whether two sides hold the same."""
+    digest = sha256()
+    for key, array in record.items():
+        digest.update(key.encode() + b"\0")
+        digest.update(view(array).tobytes())
+    return digest.hexdigest()
+
+
 def received_state(
     record: ArrayRecord,
     shapes: Mapping[str, tuple[int, ...]],
@@ -311,16 +307,9 @@ def received_state(
 ) -> dict[str, torch.Tensor]:
     """Return a message's arrays as tensors of the receiver's own, checked before anything is copied.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-        What came.
-    shapes : Mapping[str, tuple[int, ...]]
-        The keys and shapes that the receiver knows; their order does not matter.
-    device : torch.device or str (default: "cpu")
-        Where the tensors go; their dtypes are the message's.
-    subject : str (default: "the message's arrays")
-        How an error on keys or shapes begins.
+    - ``shapes``: The keys and shapes that the receiver knows; their order does not matter.
+    - ``device``: Where the tensors go; their dtypes are the message's.
+    - ``subject``: How an error on keys or shapes begins.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Means that some lying nodes cannot ruin: what may be taken in place of the weighted mean of updates.
+"""Byzantine-robust rules: what may take the place of the weighted mean of updates.
 
 Papers: D. Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018
 (median, trimmed mean); P. Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +62,6 @@ def _mean(updates: Matrix) -> Vector:
     return _weighted_mean(updates, np.ones(len(updates)))
 
 
-def _median(updates: Matrix) -> Vector:
-    return np.median(updates, axis=0)
-
-
 def _trimmed(updates: Matrix, share: float) -> Vector:
     off = int(share * len(updates))
     left = len(updates) - off
@@ -72,11 +69,11 @@ def _trimmed(updates: Matrix, share: float) -> Vector:
     return mean
 
 
-def _multi_krum(updates: Matrix, liars: float, kept: float = 1) -> Vector:
+def _multi_krum(updates: Matrix, byzantine: float, kept: float = 1) -> Vector:
     updates = np.ascontiguousarray(updates)
     squares = np.square(updates).sum(axis=1)
     distances = squares[:, None] + squares[None, :] - 2 * updates @ updates.T  # (n, n), squared
-    closest = max(1, len(updates) - int(liars) - 2)
+    closest = max(1, len(updates) - int(byzantine) - 2)
     # The nearest of all is the update itself.
     scores = [row[np.argsort(row)[1 : closest + 1]].sum() for row in distances]
     rows = np.sort(np.argsort(scores)[: int(kept)])
@@ -97,17 +94,13 @@ def _geometric_median(updates: Matrix) -> Vector:
     return center
 
 
-def _clipped(updates: Matrix, tau: float) -> Vector:
-    return _mean(np.stack([cut(update, tau) for update in updates]))
-
-
 _RULES: Mapping[str, Callable[..., Vector]] = {
-    "median": _median,
+    "median": partial(np.median, axis=0),
     "trimmed-mean": _trimmed,
     "krum": _multi_krum,
     "multi-krum": _multi_krum,
     "geometric-median": _geometric_median,
-    "clipped": _clipped,
+    "clipped": lambda updates, tau: _mean(np.stack([cut(update, tau) for update in updates])),
 }
 _ARGUMENTS = {"trimmed-mean": 1, "krum": 1, "multi-krum": 2, "clipped": 1}
 
@@ -124,9 +117,9 @@ class Aggregation:
     name : str
         The rule.
     arguments : tuple[float, ...]
-        Its numbers: b of ``trimmed-mean``, the share that is cut off at each end; f of ``krum``, the liars
-        that it withstands; f and m of ``multi-krum``, which averages m updates; tau of ``clipped``, to which
-        norm an update is cut.
+        Its numbers: b of ``trimmed-mean``, the share that is cut off at each end; f of ``krum``, the
+        Byzantine nodes that it withstands; f and m of ``multi-krum``, which averages m updates; tau of
+        ``clipped``, to which norm an update is cut.
     """
 
     name: str
@@ -142,8 +135,8 @@ class Aggregation:
         """Fewest updates that it works on: 2 f + 3 for Krum, as its proof wants, and m of them to keep."""
         if self.name not in ("krum", "multi-krum"):
             return 1
-        liars = int(self.arguments[0])
-        return max(2 * liars + 3, liars + int(self.arguments[-1]) if self.name == "multi-krum" else 0)
+        f = int(self.arguments[0])
+        return max(2 * f + 3, f + int(self.arguments[-1]) if self.name == "multi-krum" else 0)
 
     def for_count(self, updates: int) -> "Aggregation":
         """Return the rule that so many updates have: the median, entry by entry, below ``least``.

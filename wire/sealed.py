@@ -240,20 +240,11 @@ def _agreed(pair: _Pair) -> bytes:
 
 @dataclass(frozen=True)
 class Link:
-    """One node's end of a link.
+    """One node's end of a link."""
 
-    Parameters
-    ----------
-    secret : bytes
-        What both ends share, ``NodeIdentity.secret_with``.
-    run : str
-        The run; another one's messages do not open.
-    own, peer : str
-        The names of the two ends, each as the other one calls it.
-    """
-
-    secret: bytes
-    run: str
+    secret: bytes  # What both ends share, ``NodeIdentity.secret_with``.
+    run: str  # The run; another one's messages do not open.
+    # The names of the two ends, each as the other one calls it.
     own: str
     peer: str
 
@@ -315,21 +306,12 @@ def _message_key(secret: bytes, about: bytes) -> bytes:
 class Links:
     """A node's links in a run: whom it was introduced to, and whom it trusts.
 
-    Parameters
-    ----------
-    identity : NodeIdentity
-        Who the node is.
-    run : str
-        The run.
-    own : str
-        The node's name, as others call it.
-    pins : Mapping[str, bytes] or None (default: None)
-        The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the first
-        key that stands under a name is, and no other one after it.
-    known : Mapping[str, bytes] (default: none)
-        Introductions that were believed before, by name.
-    neighbours : frozenset of str or None (default: None)
-        Whose first key is trusted: those that the graph had when the run began. None: anybody's.
+    - ``own``: The node's name, as others call it.
+    - ``pins``: The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the
+      first key that stands under a name is, and no other one after it.
+    - ``known``: Introductions that were believed before, by name.
+    - ``neighbours``: Whose first key is trusted: those that the graph had when the run began. None:
+      anybody's.
     """
 
     def __init__(

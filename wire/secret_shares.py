@@ -57,12 +57,8 @@ _TWISTS = _twists()
 def secret_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Return the shares of a secret, that of point i + 1 at place i, each as long as the secret.
 
-    Parameters
-    ----------
-    secret : bytes
-        Any number of bytes. The polynomials are drawn by the operating system.
-    threshold, count : int
-        How many give it back, and of how many, 1 <= threshold <= count <= 255.
+    - ``secret``: Any number of bytes. The polynomials are drawn by the operating system.
+    - ``threshold``, ``count``: How many give it back, and of how many, 1 <= threshold <= count <= 255.
 
     Raises
     ------
@@ -91,12 +87,8 @@ def secret_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
 def combined_shares(points: Sequence[int], shares: Sequence[bytes]) -> bytes:
     """Return the secret of which these are the shares at some points; anything, if one is no share of it.
 
-    Parameters
-    ----------
-    points : Sequence[int]
-        Where the shares are from, 1 to 255, all different; as many as the threshold at least.
-    shares : Sequence[bytes]
-        One for each point, all of one length.
+    - ``points``: Where the shares are from, 1 to 255, all different; as many as the threshold at least.
+    - ``shares``: One for each point, all of one length.
 
     Raises
     ------

@@ -80,20 +80,14 @@ class GaussianSensing(Sensing):
 
     All results are the same bits whatever is kept in memory and however many threads there are.
 
-    Parameters
-    ----------
-    seed : tuple of int
-        The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
-    d, n : int
-        Measurements and coordinates, >= 1.
-    density : float (default: 1.0)
-        The fraction of nonzeros, in (0, 1]. 1 is the Gaussian matrix. With s-sparse vectors a row of a
-        matrix measures nothing with probability (1 - density)^s: recovery fails well above 0.05.
-    memory_limit : int (default: 256 MiB)
-        How many bytes of the matrix are kept in memory once ``rmatvec`` has drawn them, >= 0. The rest is
-        drawn one block of at most 256 KiB (or one column) at a time, and kept in a temporary file without a
-        name, which is gone with this object or process: up to 4 GiB, where the temporary folder has twice the
-        room. Larger ones are drawn at each use.
+    - ``seed``: The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    - ``d``, ``n``: Measurements and coordinates, >= 1.
+    - ``density``: The fraction of nonzeros, in (0, 1]. 1 is the Gaussian matrix. With s-sparse vectors a row
+      of a matrix measures nothing with probability (1 - density)^s: recovery fails well above 0.05.
+    - ``memory_limit``: How many bytes of the matrix are kept in memory once ``rmatvec`` has drawn them, >= 0.
+      The rest is drawn one block of at most 256 KiB (or one column) at a time, and kept in a temporary file
+      without a name, which is gone with this object or process: up to 4 GiB, where the temporary folder has
+      twice the room. Larger ones are drawn at each use.
 
     Raises
     ------
@@ -243,12 +237,8 @@ class HadamardSensing(Sensing):
     S. Dirksen, H. C. Jung, H. Rauhut, "One-bit compressed sensing with partial Gaussian circulant matrices",
     2020, for one-bit measurements of so few random numbers.
 
-    Parameters
-    ----------
-    seed : tuple of int
-        The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
-    d, n : int
-        Measurements and coordinates, 1 to 2^26.
+    - ``seed``: The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    - ``d``, ``n``: Measurements and coordinates, 1 to 2^26.
 
     Raises
     ------

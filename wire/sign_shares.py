@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.bits import bytes_of
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
@@ -26,20 +27,11 @@ class SignUpdates:
 
     An update holds for each layer ``"<key>:bits"``, uint8, a set bit for +alpha, and ``"<key>:alpha"``,
     float32, of one entry.
-
-    Parameters
-    ----------
-    sizes : Mapping[str, int]
-        Weights of each layer, >= 1.
-    signs : int
-        Signs of all layers that travel, >= 0; see ``signs_by_layer``.
-    seed : int
-        The run's.
     """
 
-    sizes: Mapping[str, int]
-    signs: int
-    seed: int
+    sizes: Mapping[str, int]  # Weights of each layer, >= 1.
+    signs: int  # Signs of all layers that travel, >= 0; see ``signs_by_layer``.
+    seed: int  # The run's.
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -54,7 +46,7 @@ class SignUpdates:
     @property
     def packed_bits(self) -> int:
         """Bits of an update's arrays."""
-        return sum(8 * _packed(count) for count in self.counts.values()) + 32 * len(self.counts)
+        return sum(8 * bytes_of(count) for count in self.counts.values()) + 32 * len(self.counts)
 
     def drawn(self, version: int) -> dict[str, NDArray[np.int64] | None]:
         """Return the indices of the weights whose signs travel, of one version; see ``drawn_weights``."""
@@ -91,14 +83,10 @@ def signed(up: NDArray[np.bool_], alpha: np.float32) -> NDArray[np.float32]:
     return np.where(up, alpha, -alpha)
 
 
-def _packed(count: int) -> int:
-    return -(-count // 8)
-
-
 def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.float32]:
     """Return one layer's signs times step size (count,)."""
     found = []
-    for part, dtype, size in (("bits", np.uint8, _packed(count)), ("alpha", np.float32, 1)):
+    for part, dtype, size in (("bits", np.uint8, bytes_of(count)), ("alpha", np.float32, 1)):
         key = f"{name}:{part}"
         if key not in update:
             raise PayloadError("missing key", repr(key))
@@ -117,12 +105,8 @@ def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDAr
 def signs_by_layer(sizes: Mapping[str, int], signs: int) -> dict[str, int]:
     """Return how many signs each layer sends: its share of them, rounded down, but one at least.
 
-    Parameters
-    ----------
-    sizes : Mapping[str, int]
-        Weights of each layer, >= 1.
-    signs : int
-        Signs of all layers, >= 0; all weights' where there are no more.
+    - ``sizes``: Weights of each layer, >= 1.
+    - ``signs``: Signs of all layers, >= 0; all weights' where there are no more.
     """
     at_least(0, signs=signs)
     total = sum(sizes.values())
@@ -136,12 +120,7 @@ def drawn_weights(
 
     They are drawn once a version, for all nodes of a process and all replies: do not change them.
 
-    Parameters
-    ----------
-    sizes, signs
-        As in ``signs_by_layer``.
-    seed, version : int
-        The run's seed, and the version of the weights that the signs move, >= 0 each.
+    - ``seed``, ``version``: The run's seed, and the version of the weights that the signs move, >= 0 each.
     """
     counts = signs_by_layer(sizes, signs)
     return {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.bits import bytes_of, index_width
 from hedgerow.wire.records import PayloadError
 
 __all__ = ["decode_rows", "encode_rows", "kept", "row_bytes"]
@@ -27,16 +28,13 @@ def kept(n: int) -> int:
 
 def row_bytes(n: int) -> int:
     """Return the bytes of one row (n,): k values and k indices."""
-    return kept(n) * (_FORM.itemsize + _index_bytes(n))
+    return kept(n) * (_FORM.itemsize + bytes_of(index_width(n)))
 
 
 def encode_rows(rows: Rows) -> list[bytes]:
     """Return each row's k largest entries: the values in float32, then their ascending indices.
 
-    Parameters
-    ----------
-    rows : NDArray of float32 or float64, (rows, n)
-        n >= 1; all finite in float32.
+    - ``rows``: (rows, n), n >= 1; all finite in float32.
 
     Raises
     ------
@@ -50,7 +48,8 @@ def encode_rows(rows: Rows) -> list[bytes]:
         values = np.take_along_axis(rows, indices, axis=1).astype(_FORM)
     if not (np.isfinite(rows).all() and np.isfinite(values).all()):
         raise ValueError("a row must hold finite float32 values, got NaN or infinity")
-    coded = indices.astype("<u4").view(np.uint8).reshape(*indices.shape, 4)[..., : _index_bytes(n)]
+    width = bytes_of(index_width(n))
+    coded = indices.astype("<u4").view(np.uint8).reshape(*indices.shape, 4)[..., :width]
     return [value.tobytes() + index.tobytes() for value, index in zip(values, coded, strict=True)]
 
 
@@ -64,7 +63,7 @@ def decode_rows(payload: Any, count: int, n: int) -> Rows:
     PayloadError
         If the payload is not what ``encode_rows`` makes of so many rows.
     """
-    k, size = kept(n), row_bytes(n)
+    k, size, width = kept(n), row_bytes(n), bytes_of(index_width(n))
     if not isinstance(payload, list) or len(payload) != count:
         raise PayloadError("wrong shape", f"the payload is no list of {count} rows")
     for row in payload:
@@ -73,7 +72,7 @@ def decode_rows(payload: Any, count: int, n: int) -> Rows:
     coded = np.frombuffer(b"".join(payload), np.uint8).reshape(count, size)
     values = np.ascontiguousarray(coded[:, : k * _FORM.itemsize]).view(_FORM)
     indices = np.zeros((count, k, 4), np.uint8)
-    indices[..., : _index_bytes(n)] = coded[:, k * _FORM.itemsize :].reshape(count, k, _index_bytes(n))
+    indices[..., :width] = coded[:, k * _FORM.itemsize :].reshape(count, k, width)
     places = indices.reshape(count, -1).view("<u4").astype(np.int64)
     if not np.isfinite(values).all():
         raise PayloadError("non-finite", "NaN or infinity in a row")
@@ -82,8 +81,3 @@ def decode_rows(payload: Any, count: int, n: int) -> Rows:
     rows = np.zeros((count, n), np.float32)
     np.put_along_axis(rows, places, values, axis=1)
     return rows
-
-
-def _index_bytes(n: int) -> int:
-    """Return the bytes of one index; a row of one entry needs none."""
-    return -(-(n - 1).bit_length() // 8)

@@ -4,6 +4,8 @@ Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learn
 of (3) and (4). Ours, where the paper leaves the set-valued projection open: ties go to the smallest index.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -15,12 +17,8 @@ __all__ = ["finite_vector", "largest", "project"]
 def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     """Return P_Omega(v): the ``s`` entries of largest magnitude, zeros elsewhere.
 
-    Parameters
-    ----------
-    v : array_like (n,)
-        A finite vector.
-    s : int
-        The sparsity level, >= 1; from n on the projection is the identity.
+    - ``v``: (n,), a finite vector.
+    - ``s``: The sparsity level, >= 1; from n on the projection is the identity.
 
     Returns
     -------
@@ -34,24 +32,25 @@ def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     """
     at_least(1, s=s)
     vector = finite_vector("v", v)
-    kept = largest(vector, s)
+    kept = largest(np.abs(vector), s)
     projected = np.zeros_like(vector)
     projected[kept] = vector[kept]
     return projected
 
 
-def largest(v: NDArray[np.floating], s: int) -> NDArray[np.intp]:
-    """Return the ascending indices of the ``s`` entries of largest magnitude of a finite vector (n,).
+def largest(magnitudes: NDArray[Any], s: int) -> NDArray[np.intp]:
+    """Return the ascending indices of the ``s`` largest of the magnitudes (n,), all indices from n on.
 
-    Ties go to the smallest index, as a stable sort of -|v| gives them, in O(n).
+    Ties go to the smallest index, as a stable sort of falling magnitudes gives them, in O(n).
     """
-    if s >= v.size:
-        return np.arange(v.size)
-    magnitude = np.abs(v)
-    threshold = np.partition(magnitude, v.size - s)[v.size - s]
-    above = np.flatnonzero(magnitude > threshold)
-    ties = np.flatnonzero(magnitude == threshold)[: s - above.size]
-    return np.sort(np.concatenate([above, ties]))
+    if s >= magnitudes.size:
+        return np.arange(magnitudes.size)
+    threshold = np.partition(magnitudes, magnitudes.size - s)[magnitudes.size - s]
+    chosen = np.flatnonzero(magnitudes >= threshold)
+    if surplus := chosen.size - s:
+        ties = np.flatnonzero(magnitudes[chosen] == threshold)
+        chosen = np.delete(chosen, ties[-surplus:])
+    return chosen
 
 
 def finite_vector(key: str, v: ArrayLike) -> NDArray[np.float64]:

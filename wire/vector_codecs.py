@@ -7,15 +7,15 @@ fields of less than a byte follow each other, the first in the most significant 
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.wire.bits import bytes_of, from_bits, index_width, to_bits
+from hedgerow.wire.bits import bits_in, bytes_of, from_bits, index_width, packed
 from hedgerow.wire.checks import at_least, int_between
+from hedgerow.wire.codec import Codec, Seed
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.thresholding import finite_vector
@@ -36,32 +36,6 @@ CODECS = (
 Vector = NDArray[np.float64]
 
 
-class Codec(Protocol):
-    """A code of vectors (n,) as bytes.
-
-    ``phi_seed`` is the seed of whatever randomness sender and receiver must share or the sender must draw:
-    the sensing matrix of the one-bit codec, the rounding of the quantiser; the others ignore it.
-    """
-
-    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
-        """Return the payload of a vector (n,); ValueError if it is not finite."""
-
-    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...]) -> Vector | None:
-        """Return the vector (n,), or None if none was found; PayloadError if the bytes are malformed."""
-
-    def decode_many(
-        self, payloads: Sequence[bytes], n: int, phi_seeds: Sequence[tuple[int, ...]]
-    ) -> list[Vector | None]:
-        """Return ``decode`` of each payload, bit for bit. The arrays may be shared: never change them."""
-        return [self.decode(payload, n, seed) for payload, seed in zip(payloads, phi_seeds, strict=True)]
-
-    def bits(self, n: int, s: int) -> int:
-        """Return the information bits of a message with s nonzeros of n."""
-
-    def payload_bytes(self, n: int, s: int) -> int:
-        """Return the bytes of a message with s nonzeros of n."""
-
-
 def parse_codec(name: str, **settings: Any) -> Codec:
     """Return the codec of a name.
 
@@ -80,14 +54,14 @@ def parse_codec(name: str, **settings: Any) -> Codec:
         If the name is unknown, or a setting that the codec needs is missing, unknown or not valid.
     """
     if name == "1bcs":
-        _check_settings(name, settings, needed=("s", "d"))
+        _check_settings(name, settings, "s", "d")
         if unknown := sorted(settings.keys() - OneBit.__dataclass_fields__.keys()):
             raise ValueError(
                 f"codec settings must be among {', '.join(OneBit.__dataclass_fields__)}, got {unknown}"
             )
         return OneBit(**settings)
     if match := re.fullmatch("sparse(16|32|64)", name):
-        _check_settings(name, settings, needed=("s",))
+        _check_settings(name, settings, "s")
         return Sparse(settings["s"], int(match[1]))
     if match := re.fullmatch("dense(32|64)", name):
         return Dense(int(match[1]))
@@ -96,7 +70,7 @@ def parse_codec(name: str, **settings: Any) -> Codec:
     raise ValueError(f"codec must be one of {', '.join(CODECS)}, with b from 2 to 16, got {name!r}")
 
 
-def _check_settings(name: str, settings: dict[str, Any], needed: tuple[str, ...]) -> None:
+def _check_settings(name: str, settings: dict[str, Any], *needed: str) -> None:
     if missing := [key for key in needed if key not in settings]:
         raise ValueError(f"codec {name!r} must have an integer >= 1 as {' and '.join(missing)}")
 
@@ -114,26 +88,21 @@ class Dense(Codec):
     width: int = 64
 
     def __post_init__(self) -> None:
-        """Check the width."""
         if self.width not in (32, 64):
             raise ValueError(f"width must be 32 or 64, got {self.width!r}")
 
-    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
+    def encode(self, v: ArrayLike, seed: Seed = ()) -> bytes:
         """Return n values; ValueError if one is not finite at this width."""
-        return _narrowed(w, self.width).tobytes()
+        return _narrowed(v, self.width).tobytes()
 
-    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
-        """Return the values (n,); PayloadError ``wrong size`` or ``non-finite``."""
-        _check_size(payload, self.payload_bytes(n, n))
-        return _values(payload, self.width, n)
+    def decode(self, payload: bytes, size: int, seed: Seed = ()) -> Vector:
+        """Return the values (size,); PayloadError ``wrong size`` or ``non-finite``."""
+        _check_size(payload, bytes_of(self.bits(size)))
+        return _values(payload, self.width, size)
 
-    def bits(self, n: int, s: int) -> int:
+    def bits(self, size: int, payload: bytes | None = None) -> int:
         """Return width n."""
-        return self.width * n
-
-    def payload_bytes(self, n: int, s: int) -> int:
-        """Return width n / 8."""
-        return self.width * n // 8
+        return self.width * size
 
 
 @dataclass(frozen=True)
@@ -152,12 +121,11 @@ class Sparse(Codec):
     width: int = 32
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         at_least(1, s=self.s)
         if self.width not in (16, 32, 64):
             raise ValueError(f"width must be 16, 32 or 64, got {self.width!r}")
 
-    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
+    def encode(self, v: ArrayLike, seed: Seed = ()) -> bytes:
         """Return the entries that are not zero at this width.
 
         Raises
@@ -165,14 +133,14 @@ class Sparse(Codec):
         ValueError
             If one is not finite at this width, or more than s are not zero.
         """
-        values = _narrowed(w, self.width)
+        values = _narrowed(v, self.width)
         indices = np.flatnonzero(values)
         if indices.size > self.s:
             raise ValueError(f"w must have at most s = {self.s} nonzeros, got {indices.size}")
-        return values[indices].tobytes() + _packed(indices, index_width(values.size))
+        return values[indices].tobytes() + packed(indices, index_width(values.size)).tobytes()
 
-    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
-        """Return the vector (n,).
+    def decode(self, payload: bytes, size: int, seed: Seed = ()) -> Vector:
+        """Return the vector (size,).
 
         Raises
         ------
@@ -180,22 +148,23 @@ class Sparse(Codec):
             If the bytes are none of a vector of n entries with at most s nonzeros: ``wrong size``,
             ``non-finite``, ``bad index`` or ``bad padding``.
         """
-        count = min(8 * len(payload) // (self.width + index_width(n)), self.s, n)
-        _check_size(payload, self.payload_bytes(n, count))
-        indices = _unpacked(payload[count * self.width // 8 :], count, index_width(n))
-        if count and not (np.all(np.diff(indices) > 0) and indices[-1] < n):
-            raise PayloadError("bad index", f"indices are not ascending within 0 to {n - 1}")
-        w = np.zeros(n)
+        bits = self.bits(size, payload)
+        count = bits // self._entry_bits(size)
+        _check_size(payload, bytes_of(bits))
+        indices = _unpacked(payload[count * self.width // 8 :], count, index_width(size))
+        if count and not (np.all(np.diff(indices) > 0) and indices[-1] < size):
+            raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
+        w = np.zeros(size)
         w[indices] = _values(payload, self.width, count)
         return w
 
-    def bits(self, n: int, s: int) -> int:
-        """Return s (width + ceil(log2 n))."""
-        return s * (self.width + index_width(n))
+    def bits(self, size: int, payload: bytes | None = None) -> int:
+        """Return width + ceil(log2 n) for each nonzero, of which there are at most s."""
+        each, most = self._entry_bits(size), min(self.s, size)
+        return each * (most if payload is None else min(8 * len(payload) // each, most))
 
-    def payload_bytes(self, n: int, s: int) -> int:
-        """Return the bits in bytes, rounded up."""
-        return bytes_of(self.bits(n, s))
+    def _entry_bits(self, size: int) -> int:
+        return self.width + index_width(size)
 
 
 @dataclass(frozen=True)
@@ -203,7 +172,7 @@ class Quantised(Codec):
     """A step, float32, and each entry as a multiple of it, rounded at random so that its mean is right.
 
     The step q is the largest magnitude over 2^(b-1) - 1: nothing is clipped, the code is unbiased, and an
-    entry is off by less than q. ``phi_seed`` is the seed of the rounding: another one for each message.
+    entry is off by less than q. ``seed`` is that of the rounding: another one for each message.
 
     Parameters
     ----------
@@ -217,7 +186,6 @@ class Quantised(Codec):
     vectors: int = 1
 
     def __post_init__(self) -> None:
-        """Check the width."""
         int_between(2, 16, width=self.width)
         at_least(1, vectors=self.vectors)
 
@@ -225,9 +193,9 @@ class Quantised(Codec):
     def _levels(self) -> int:
         return (1 << self.width - 1) - 1
 
-    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
+    def encode(self, v: ArrayLike, seed: Seed) -> bytes:
         """Return the step and n codes of each vector; ValueError if a step is not finite."""
-        vector, rng = finite_vector("w", w), np.random.default_rng(phi_seed)
+        vector, rng = finite_vector("w", v), np.random.default_rng(seed)
         self._length(vector.size)
         return b"".join(self._encoded(part, rng) for part in np.split(vector, self.vectors))
 
@@ -236,10 +204,10 @@ class Quantised(Codec):
         multiples = vector / step if step > 0 else np.zeros_like(vector)
         floor = np.floor(multiples)
         rounded = floor + (rng.random(vector.size) < multiples - floor)
-        return step.tobytes() + _packed(rounded.astype(np.int64) & (2**self.width - 1), self.width)
+        return step.tobytes() + packed(rounded.astype(np.int64), self.width).tobytes()
 
-    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
-        """Return the rounded vectors (n,), whatever the seed.
+    def decode(self, payload: bytes, size: int, seed: Seed = ()) -> Vector:
+        """Return the rounded vectors (size,), whatever the seed.
 
         Raises
         ------
@@ -247,9 +215,9 @@ class Quantised(Codec):
             If the bytes are none of vectors of n entries together: ``wrong size``, ``non-finite``,
             ``bad scale``, ``bad code`` or ``bad padding``.
         """
-        length = self._length(n)
-        _check_size(payload, self.payload_bytes(n, n))
-        each = len(payload) // self.vectors
+        length = self._length(size)
+        each = bytes_of(32 + self.width * length)
+        _check_size(payload, self.vectors * each)
         parts = [self._decoded(payload[each * i : each * (i + 1)], length) for i in range(self.vectors)]
         return np.concatenate(parts)
 
@@ -264,13 +232,9 @@ class Quantised(Codec):
         # A float32 times at most 16 bits is exact: the sender's own decoding gives the receiver's vector.
         return np.asarray(codes * step, np.float64)
 
-    def bits(self, n: int, s: int) -> int:
+    def bits(self, size: int, payload: bytes | None = None) -> int:
         """Return 32 and b n / v for each of the v vectors."""
-        return 32 * self.vectors + self.width * n
-
-    def payload_bytes(self, n: int, s: int) -> int:
-        """Return the bits in bytes, rounded up for each vector."""
-        return self.vectors * bytes_of(32 + self.width * self._length(n))
+        return 32 * self.vectors + self.width * size
 
     def _length(self, n: int) -> int:
         """Return the length of each vector."""
@@ -314,12 +278,5 @@ def _check_size(payload: bytes, expected: int) -> None:
         raise PayloadError("wrong size", f"{len(payload)} bytes, expected {expected}")
 
 
-def _packed(values: NDArray[np.integer[Any]], width: int) -> bytes:
-    return np.packbits(to_bits(values, width)).tobytes()
-
-
-def _unpacked(packed: bytes, count: int, width: int) -> NDArray[np.int64]:
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8))
-    if bits[count * width :].any():
-        raise PayloadError("bad padding", "the bits after the last field are not zero")
-    return from_bits(bits[: count * width], width) if width else np.zeros(count, np.int64)
+def _unpacked(coded: bytes, count: int, width: int) -> NDArray[np.int64]:
+    return from_bits(bits_in(np.frombuffer(coded, np.uint8), count * width), count, width)

@@ -15,8 +15,8 @@ answer leaves its weight to the node itself, but in SGP, where it never was the 
 steps in DCD-PSGD, CHOCO-SGD and SGP.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -39,6 +39,7 @@ from hedgerow.wire.vector_codecs import Codec, Quantised, Sparse
 __all__ = ["BASELINES", "decentralised_client", "mix"]
 
 Arrays = Mapping[str, Vector]
+Reads = tuple[Callable[[ConfigRecord], object], ...]
 
 
 def mix(
@@ -46,17 +47,9 @@ def mix(
 ) -> Vector:
     """Return sum_j W_ij x_j, in the order of the ids.
 
-    Parameters
-    ----------
-    own : int
-        i, the node's id.
-    vector : NDArray (n,)
-        x_i.
-    received : Mapping[int, NDArray]
-        x_j of the neighbours that answered.
-    mixing : Mapping[int, float] or None
-        Row i of W, with i; a neighbour that did not answer leaves its weight to i. None: equal weights of
-        all that are there.
+    - ``received``: x_j of the neighbours that answered.
+    - ``mixing``: Row i of W, with i; a neighbour that did not answer leaves its weight to i. None: equal
+      weights of all that are there.
     """
     if mixing is None:
         return neighbour_mean(own, vector, received)
@@ -99,7 +92,7 @@ class _Call:
         return mix(self.node.place.own, x, received, self.mixing)
 
 
-class _Baseline(ABC):
+class _Baseline(GossipNodeMethod):
     """What the methods share: all begin at 0, and count gradients and the communications that they missed.
 
     A method says what a node does up to a communication (``prepared``) and in it (``communicated``): each
@@ -108,9 +101,20 @@ class _Baseline(ABC):
 
     # The array that is there only between ``prepared`` and ``communicated``; None if there is no such array.
     ready: str | None = None
+    # Read what the method needs of a config beside ``eta``, and raise ValueError if it is not valid.
+    reads: Reads = ()
 
     def begin(self, node: GossipNode) -> Memory:
-        self.check(node.config)
+        config = node.config
+        positive(config, "eta")
+        if config.get("kappa-low") != config.get("kappa-high"):
+            raise ValueError(
+                f"kappa-high must equal kappa-low, {config.get('kappa-low')!r}, got "
+                f"{config.get('kappa-high')!r} in the message's config: the nodes of this method "
+                "communicate at the same iterations"
+            )
+        for read in self.reads:
+            read(config)
         arrays = dict.fromkeys(self.names(node), np.zeros(node.problem.n))
         return Memory(arrays, 0, {"gradients": 0, "missed": 0})
 
@@ -127,9 +131,6 @@ class _Baseline(ABC):
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["x"]
 
-    def norm(self, node: GossipNode, vector: Vector) -> float:
-        return float(np.linalg.norm(vector))
-
     def update(
         self,
         node: GossipNode,
@@ -144,16 +145,6 @@ class _Baseline(ABC):
 
     def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         return memory, memory.arrays["x"]
-
-    def check(self, config: ConfigRecord) -> None:
-        """Raise ValueError if something that the method reads is not valid."""
-        positive(config, "eta")
-        if config.get("kappa-low") != config.get("kappa-high"):
-            raise ValueError(
-                f"kappa-high must equal kappa-low, {config.get('kappa-low')!r}, got "
-                f"{config.get('kappa-high')!r} in the message's config: the nodes of this method "
-                "communicate at the same iterations"
-            )
 
     def names(self, node: GossipNode) -> list[str]:
         """Return the names of the arrays that a node begins with."""
@@ -178,29 +169,58 @@ def _finite(x: Vector) -> Vector:
     return x
 
 
+# What methods read of a config.
+
+
+def _kept(config: ConfigRecord) -> int | None:
+    return whole(config, "s", 1) if flag(config, "threshold", default=False) else None
+
+
+def _steps(config: ConfigRecord) -> int:
+    return local_steps(config, "local-steps")
+
+
+def _steps_or_one(config: ConfigRecord) -> int:
+    return _steps(config) if "local-steps" in config else 1
+
+
+def _theta(config: ConfigRecord) -> float:
+    return nonnegative(config, "theta", below=1.0)
+
+
+def _rho(config: ConfigRecord) -> float:
+    return nonnegative(config, "rho-sam")
+
+
+def _gamma(config: ConfigRecord) -> float:
+    if (gamma := positive(config, "step-gamma")) > 1:
+        raise ValueError(f"step-gamma must be a number in (0, 1], got {gamma!r} in the message's config")
+    return gamma
+
+
+def _weights(config: ConfigRecord) -> None:
+    if "weights" not in config:
+        raise ValueError("weights is missing in the message's config: it must hold the parts that are taken")
+
+
 class _DPSGD(_Baseline):
     """x_i <- sum_j W_ij x_j - eta g_i(x_i); iterations without communication are plain gradient steps.
 
     Read: ``eta`` > 0; ``threshold`` (absent: false): keep the ``s`` largest entries of what was mixed.
     """
 
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        self._kept(config)
+    reads = (_kept,)
 
     def prepared(self, call: _Call, k: int) -> Arrays:
         return {"x": call.descend(call.arrays["x"], k - call.memory.iteration)}
 
     def communicated(self, call: _Call) -> Arrays:
-        x, s = call.arrays["x"], self._kept(call.node.config)
+        x, s = call.arrays["x"], _kept(call.node.config)
         x = call.mix(x, call.received) - call.eta * call.gradient(x)
         return {"x": _finite(x if s is None else project(x, s))}
 
     def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         return super().look(node, self.prepare(node, memory, k), k)
-
-    def _kept(self, config: ConfigRecord) -> int | None:
-        return whole(config, "s", 1) if flag(config, "threshold", default=False) else None
 
 
 class _AdaptThenCombine(_Baseline):
@@ -212,10 +232,7 @@ class _AdaptThenCombine(_Baseline):
     """
 
     ready = "z"
-
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        local_steps(config, "local-steps")
+    reads: Reads = (_steps,)
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         """Return z_i: y <- y - eta g_i(y), K times from x_i."""
@@ -226,7 +243,7 @@ class _AdaptThenCombine(_Baseline):
         if "z" in call.arrays:
             # The communication was lost: the node learnt, and nobody mixed.
             x = x + self._own(call) if _quantised(call.node) else call.arrays["z"]
-        return {"x": x, "z": _finite(self.local(call, x, local_steps(call.node.config, "local-steps")))}
+        return {"x": x, "z": _finite(self.local(call, x, _steps(call.node.config)))}
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         x, z = memory.arrays["x"], memory.arrays["z"]
@@ -250,12 +267,7 @@ class _SGP(_AdaptThenCombine):
     the others and itself have. P's columns sum to one, its rows need not. What was lost is added nowhere.
     """
 
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        if "weights" not in config:
-            raise ValueError(
-                "weights is missing in the message's config: it must hold the parts that are taken"
-            )
+    reads = (_steps, _weights)
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         w = _push_weight(call.memory)
@@ -309,13 +321,11 @@ def _push_weight(memory: Memory) -> float:
 class _DFedAvgM(_AdaptThenCombine):
     """Local steps with momentum. Read besides: ``theta`` in [0, 1)."""
 
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        nonnegative(config, "theta", below=1.0)
+    reads = (_steps, _theta)
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         """Return z_i: y <- y - eta g_i(y) + theta (y - y_before), K times from x_i; at first y_before = y."""
-        theta = nonnegative(call.node.config, "theta", below=1.0)
+        theta = _theta(call.node.config)
         y, before = x, x
         for _ in range(K):
             y, before = y - call.eta * call.gradient(y) + theta * (y - before), y
@@ -325,13 +335,11 @@ class _DFedAvgM(_AdaptThenCombine):
 class _DFedSAM(_AdaptThenCombine):
     """Local steps by the gradient where the loss is worst nearby. Read besides: ``rho-sam`` >= 0."""
 
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        nonnegative(config, "rho-sam")
+    reads = (_steps, _rho)
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         """Return z_i: y <- y - eta g_i(y + rho g_i(y) / ||g_i(y)||), K times from x_i."""
-        rho, y = nonnegative(call.node.config, "rho-sam"), x
+        rho, y = _rho(call.node.config), x
         for _ in range(K):
             g = call.gradient(y)
             norm = float(np.linalg.norm(g))
@@ -343,28 +351,70 @@ def _quantised(node: GossipNode) -> bool:
     return isinstance(node.place.codec, Quantised)
 
 
-class _DCD(_Baseline):
+class _Replicating(_Baseline):
+    """Methods of which a node keeps copies of what its neighbours have, moved by what they tell.
+
+    A copy of which a move was lost is no longer its owner's, and is given up: its weight goes to the node
+    itself. A communication that was lost has moved what is the node's own, and no copy.
+    """
+
+    # The arrays that a node begins with, and of those, which there are copies of.
+    own: tuple[str, ...]
+    copied: tuple[str, ...]
+
+    def names(self, node: GossipNode) -> list[str]:
+        return [*self.own, *(f"{name}-{j}" for name in self.copied for j in node.place.neighbours)]
+
+    def before(self, call: _Call) -> Arrays:
+        """Return the arrays before an iteration, the lost communication's moves among them."""
+        return self.communicated(call) if self.ready in call.arrays else call.arrays
+
+    def told(self, call: _Call) -> Vector:
+        """Return what others decode of this node's message."""
+        return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
+
+    def metrics(self, arrays: Arrays) -> Metrics:
+        return {"replicas": len(_copies(arrays, self.copied[0]))}
+
+
+def _copies(arrays: Arrays, name: str) -> dict[int, Vector]:
+    prefix = f"{name}-"
+    return {int(key[len(prefix) :]): x for key, x in arrays.items() if key.startswith(prefix)}
+
+
+def _moved(arrays: Arrays, name: str, q_of: Mapping[int, Vector]) -> dict[str, Vector]:
+    """Return the copies moved by what came in; one whose q was lost is given up."""
+    known = _copies(arrays, name)
+    return {f"{name}-{j}": known[j] + q_of[j] for j in known if j in q_of}
+
+
+def _pull(call: _Call, arrays: Arrays, name: str) -> Vector:
+    """Return gamma sum_j W_ij (x^_j - x^_i), x^ being the estimates of that name."""
+    own = arrays[name]
+    mixed = mix(call.node.place.own, own, _copies(arrays, name), call.node.mixing)
+    return _gamma(call.node.config) * (mixed - own)
+
+
+def _room(codec: Codec, vector: Vector, vectors: int = 1) -> Vector:
+    """Return what a message has room for: with a sparse codec the largest entries, else all of them."""
+    return project(vector, codec.s // vectors) if isinstance(codec, Sparse) else vector
+
+
+class _DCD(_Replicating):
     """x_i^+ = sum_j W_ij x^_j + (K local steps from x_i) - x_i; q_i = C(x_i^+ - x_i) moves x_i and replicas.
 
     Read: ``eta`` > 0, ``local-steps`` (absent: 1), and ``weights``, which do not change. C is the run's
-    codec: an unbiased and mild quantiser. A replica whose q was lost is no longer its owner's x, and is
-    given up: its weight goes to the node itself.
+    codec: an unbiased and mild quantiser.
     """
 
     ready = "plus"
-
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        _steps_or_one(config)
-
-    def names(self, node: GossipNode) -> list[str]:
-        return ["x", *(f"replica-{j}" for j in node.place.neighbours)]
+    reads = (_steps_or_one,)
+    own, copied = ("x",), ("replica",)
 
     def prepared(self, call: _Call, k: int) -> Arrays:
-        # A communication that was lost has moved x and no replica.
-        arrays = self.communicated(call) if "plus" in call.arrays else call.arrays
+        arrays = self.before(call)
         x = arrays["x"]
-        mixed = mix(call.node.place.own, x, _replicas(arrays, "replica"), call.node.mixing)
+        mixed = mix(call.node.place.own, x, _copies(arrays, "replica"), call.node.mixing)
         plus = mixed + (call.descend(x, _steps_or_one(call.node.config)) - x)
         return {**arrays, "plus": _finite(plus)}
 
@@ -372,104 +422,48 @@ class _DCD(_Baseline):
         return memory.arrays["plus"] - memory.arrays["x"]
 
     def communicated(self, call: _Call) -> Arrays:
-        q = call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
-        return {"x": call.arrays["x"] + q, **_moved(call.arrays, "replica", call.received)}
-
-    def metrics(self, arrays: Arrays) -> Metrics:
-        return {"replicas": len(_replicas(arrays, "replica"))}
+        return {"x": call.arrays["x"] + self.told(call), **_moved(call.arrays, "replica", call.received)}
 
 
-def _steps_or_one(config: ConfigRecord) -> int:
-    return local_steps(config, "local-steps") if "local-steps" in config else 1
-
-
-def _replicas(arrays: Arrays, name: str) -> dict[int, Vector]:
-    prefix = f"{name}-"
-    return {int(key.removeprefix(prefix)): x for key, x in arrays.items() if key.startswith(prefix)}
-
-
-def _moved(arrays: Arrays, name: str, q_of: Mapping[int, Vector]) -> dict[str, Vector]:
-    """Return the replicas moved by what came in; one whose q was lost is given up."""
-    known = _replicas(arrays, name)
-    return {f"{name}-{j}": known[j] + q_of[j] for j in known if j in q_of}
-
-
-def _pull(call: _Call, arrays: Arrays, name: str) -> Vector:
-    """Return gamma sum_j W_ij (x^_j - x^_i), x^ being the estimates of that name."""
-    own = arrays[name]
-    mixed = mix(call.node.place.own, own, _replicas(arrays, name), call.node.mixing)
-    return _gamma(call.node.config) * (mixed - own)
-
-
-def _gamma(config: ConfigRecord) -> float:
-    if (gamma := positive(config, "step-gamma")) > 1:
-        raise ValueError(f"step-gamma must be a number in (0, 1], got {gamma!r} in the message's config")
-    return gamma
-
-
-def _kept_of(codec: Codec, vector: Vector, vectors: int = 1) -> Vector:
-    """Return what a message has room for: with a sparse codec the largest entries, else all of them."""
-    return project(vector, codec.s // vectors) if isinstance(codec, Sparse) else vector
-
-
-class _CHOCO(_Baseline):
+class _CHOCO(_Replicating):
     """x_i^1/2 = K local steps from x_i; q_i = C(x_i^1/2 - x^_i) moves x^_i and the neighbours' copies of it;
     x_i <- x_i^1/2 + gamma sum_j W_ij (x^_j - x^_i).
 
     Read: ``eta`` > 0, ``step-gamma`` in (0, 1], ``local-steps`` (absent: 1), and ``weights``, which do not
-    change. C is the run's codec: a quantiser, or the s largest entries with a sparse one. A copy whose q was
-    lost is no longer its owner's x^, and is given up: its weight goes to the node itself.
+    change. C is the run's codec: a quantiser, or the s largest entries with a sparse one.
     """
 
     ready = "half"
-
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        _gamma(config)
-        _steps_or_one(config)
-
-    def names(self, node: GossipNode) -> list[str]:
-        return ["x", "hat", *(f"hat-{j}" for j in node.place.neighbours)]
+    reads = (_gamma, _steps_or_one)
+    own, copied = ("x", "hat"), ("hat",)
 
     def prepared(self, call: _Call, k: int) -> Arrays:
-        # A communication that was lost has moved the own estimate, and the node knows no other.
-        arrays = self.communicated(call) if "half" in call.arrays else call.arrays
+        arrays = self.before(call)
         half = call.descend(arrays["x"], _steps_or_one(call.node.config))
         return {**arrays, "half": _finite(half)}
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
-        return _kept_of(node.place.codec, memory.arrays["half"] - memory.arrays["hat"])
+        return _room(node.place.codec, memory.arrays["half"] - memory.arrays["hat"])
 
     def communicated(self, call: _Call) -> Arrays:
-        q = call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
-        after = {"hat": call.arrays["hat"] + q, **_moved(call.arrays, "hat", call.received)}
+        after = {"hat": call.arrays["hat"] + self.told(call), **_moved(call.arrays, "hat", call.received)}
         return {"x": call.arrays["half"] + _pull(call, after, "hat"), **after}
 
-    def metrics(self, arrays: Arrays) -> Metrics:
-        return {"replicas": len(_replicas(arrays, "hat"))}
 
-
-class _BEER(_Baseline):
+class _BEER(_Replicating):
     """x_i <- x_i + gamma sum_j W_ij (h_j - h_i) - eta v_i; v_i <- v_i + gamma sum_j W_ij (u_j - u_i)
     + g_i(new x_i) - g_i(old x_i); h_i <- h_i + C(x_i - h_i); u_i <- u_i + C(v_i - u_i), all copies with them.
 
     Read: ``eta`` > 0, ``step-gamma`` in (0, 1], and ``weights``, which do not change. v_i begins as g_i(x_i),
-    h and u (G in the paper) as 0. A message holds both compressed changes. What was lost is treated as in
-    CHOCO-SGD.
+    h and u (G in the paper) as 0. A message holds both compressed changes.
     """
 
     ready = "x-next"
-
-    def check(self, config: ConfigRecord) -> None:
-        super().check(config)
-        _gamma(config)
-
-    def names(self, node: GossipNode) -> list[str]:
-        copies = [f"{name}-{j}" for name in ("h", "u") for j in node.place.neighbours]
-        return ["x", "v", "g", "h", "u", *copies]
+    reads = (_gamma,)
+    own, copied = ("x", "v", "g", "h", "u"), ("h", "u")
 
     def prepared(self, call: _Call, k: int) -> Arrays:
-        arrays = self.communicated(call) if "x-next" in call.arrays else call.arrays
+        arrays = self.before(call)
         x, v, g = (arrays[key] for key in ("x", "v", "g"))
         if call.gradients == 0:
             v = g = call.gradient(x)
@@ -481,23 +475,16 @@ class _BEER(_Baseline):
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         arrays, codec = memory.arrays, node.place.codec
         changes = (arrays["x-next"] - arrays["h"], arrays["v-next"] - arrays["u"])
-        return np.concatenate([_kept_of(codec, change, 2) for change in changes])
+        return np.concatenate([_room(codec, change, 2) for change in changes])
 
     def communicated(self, call: _Call) -> Arrays:
         arrays = call.arrays
-        q = call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
-        q_h, q_u = np.split(q, 2)
         halves = {j: np.split(message, 2) for j, message in call.received.items()}
-        return {
-            **{key: arrays[f"{key}-next"] for key in ("x", "v", "g")},
-            "h": arrays["h"] + q_h,
-            "u": arrays["u"] + q_u,
-            **_moved(arrays, "h", {j: half[0] for j, half in halves.items()}),
-            **_moved(arrays, "u", {j: half[1] for j, half in halves.items()}),
-        }
-
-    def metrics(self, arrays: Arrays) -> Metrics:
-        return {"replicas": len(_replicas(arrays, "h"))}
+        after = {key: arrays[f"{key}-next"] for key in ("x", "v", "g")}
+        for place, (name, q) in enumerate(zip(self.copied, np.split(self.told(call), 2), strict=True)):
+            after[name] = arrays[name] + q
+            after |= _moved(arrays, name, {j: half[place] for j, half in halves.items()})
+        return after
 
 
 class _DSGT(_Baseline):

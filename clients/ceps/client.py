@@ -9,13 +9,20 @@ from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord
-from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
-from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
+from hedgerow.clients.ceps.neighbourhood import neighbour_mean, neighbourhood_of
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
-from hedgerow.clients.gossip import GossipNode, Memory, Metrics, ProblemFn, Vector, gossip_app
+from hedgerow.clients.gossip import (
+    GossipNode,
+    GossipNodeMethod,
+    Memory,
+    Metrics,
+    ProblemFn,
+    Vector,
+    gossip_app,
+)
 from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler
@@ -38,7 +45,7 @@ def ceps_client(
     - ``privacy`` and what ``gradient_noise.privacy_of`` and ``noise_root`` read;
     - for ``ceps``: ``s``, ``mu``, ``sigma-rule``: ``paper`` with ``sigma-d``, ``samples`` (absent) or
       ``bits`` (then ``d``), or ``fixed_c`` with ``c``, the only one in the mode ``sound``; ``aggregation``
-      (absent: ``mean``) and its ``aggregation-number``, which ``Neighbourhood.of`` reads;
+      (absent: ``mean``) and its ``aggregation-number``, which ``neighbourhood_of`` reads;
     - for the others, what ``decentralised_client`` says.
 
     A second ``query.hello`` of the same run and config changes nothing; it answers where the node is. The
@@ -62,7 +69,7 @@ def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> floa
     return largest_eigenvalue / (num_nodes * (2 * r + 0.1) * d)
 
 
-class _CEPS:
+class _CEPS(GossipNodeMethod):
     """Algorithm 1."""
 
     def begin(self, node: GossipNode) -> Memory:
@@ -75,9 +82,6 @@ class _CEPS:
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["w"]
-
-    def norm(self, node: GossipNode, vector: Vector) -> float:
-        return float(np.linalg.norm(vector))
 
     def update(
         self,
@@ -94,7 +98,8 @@ class _CEPS:
         if node.privacy.mode != "sound":
             mean = neighbour_mean(own, state.w, received)
             metrics["disagreement"] = float(np.sum((state.w - mean) ** 2)) / rules.s
-            metrics["change"] = _relative_change(state.w, after.w)
+            change, norm = float(np.linalg.norm(after.w - state.w)), float(np.linalg.norm(state.w))
+            metrics["change"] = change / norm if norm > 0 else float(change > 0)
         return _memory(after, rules.sigma), metrics
 
     def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
@@ -105,7 +110,7 @@ class _CEPS:
         config, place = node.config, node.place
         s, mu, neighbours = whole(config, "s", 1), positive(config, "mu"), len(place.neighbours)
         return Rules(
-            s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy, Neighbourhood.of(config)
+            s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy, neighbourhood_of(config)
         )
 
     def _sigma(self, node: GossipNode) -> float:
@@ -140,9 +145,3 @@ def _memory(state: NodeState, sigma: float) -> Memory:
         "sigma": sigma,
     }
     return Memory({"w": state.w, "u": state.u}, state.iteration, counts)
-
-
-def _relative_change(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
-    """Return ||after - before|| / ||before||; 1 from zero to anything else."""
-    change, norm = float(np.linalg.norm(after - before)), float(np.linalg.norm(before))
-    return change / norm if norm > 0 else float(change > 0)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.clients.ceps.neighbourhood import Neighbourhood
+from hedgerow.clients.ceps.neighbourhood import combined
 from hedgerow.clients.gossip import Problem
 from hedgerow.clients.gradient_noise import GradientPrivacy
 from hedgerow.wire.checks import at_least, positive
+from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.thresholding import largest, project
 
 __all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step"]
@@ -24,41 +25,23 @@ Vector = NDArray[np.float64]
 Noised = Callable[[Vector], Vector]
 
 _PRIVATE_IN_NOTHING = GradientPrivacy()
-_MEAN = Neighbourhood()
+_MEAN = Aggregation("mean")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """A node's constants.
+    """A node's constants."""
 
-    Parameters
-    ----------
-    s : int
-        Nonzeros of a model, >= 1.
-    mu : float
-        Proximal weight of the local steps, > 0.
-    kappa : int
-        Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
-    sigma : float
-        sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
-    neighbours : int
-        |N_i| without the node itself, >= 0.
-    fixed_c : bool (default: False)
-        Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
-    privacy : GradientPrivacy (default: none)
-        What happens to gradients.
-    neighbourhood : Neighbourhood (default: the mean)
-        What is taken of the own and the neighbours' models.
-    """
-
-    s: int
-    mu: float
-    kappa: int
+    s: int  # Nonzeros of a model, >= 1.
+    mu: float  # Proximal weight of the local steps, > 0.
+    kappa: int  # Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
+    # sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
     sigma: float
-    neighbours: int
+    neighbours: int  # |N_i| without the node itself, >= 0.
+    # Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
     fixed_c: bool = False
-    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING
-    neighbourhood: Neighbourhood = _MEAN
+    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING  # What happens to gradients.
+    neighbourhood: Aggregation = _MEAN  # What is taken of the own and the neighbours' models.
 
     def __post_init__(self) -> None:
         at_least(1, s=self.s, kappa=self.kappa)
@@ -71,41 +54,21 @@ class Rules:
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node at the start of an iteration. The arrays are never changed in place.
+    """A node at the start of an iteration. The arrays are never changed in place."""
 
-    Parameters
-    ----------
-    w, u : NDArray (n,)
-        The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
-    iteration : int
-        k, >= 0.
-    participants : int
-        m_i of the last communication, with the node itself.
-    gradients : int (default: 1)
-        How often the data were read, which is the number of releases.
-    missed : int (default: 0)
-        Communications that did not take place.
-    """
-
+    # (n,): The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
     w: Vector
     u: Vector
-    iteration: int
-    participants: int
-    gradients: int = 1
-    missed: int = 0
+    iteration: int  # k, >= 0.
+    participants: int  # m_i of the last communication, with the node itself.
+    gradients: int = 1  # How often the data were read, which is the number of releases.
+    missed: int = 0  # Communications that did not take place.
 
 
 def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
     """Return the state at k = 0, Algorithm 1, initialisation.
 
-    Parameters
-    ----------
-    problem : Problem
-        f_i.
-    rules : Rules
-        The node's constants.
-    noised : Callable[[NDArray], NDArray]
-        Returns a vector (n,) with noise, which only the mode ``sound`` puts on u^{-1}.
+    - ``noised``: Returns a vector (n,) with noise, which only the mode ``sound`` puts on u^{-1}.
     """
     w = np.zeros(problem.n)
     u = -problem.gradient(w, rules.privacy.clip)
@@ -124,22 +87,11 @@ def communicate(
 ) -> NodeState:
     """Return the state after a communication step, (3).
 
-    Parameters
-    ----------
-    state : NodeState
-        At the iteration k of the communication.
-    own : int
-        i, the node's id.
-    received : Mapping[int, NDArray]
-        z_j (n,) of the participants other than i. None of them is one's own; if there are none, though the
-        node has neighbours, this is a local step, counted as missed.
-    problem : Problem
-        f_i.
-    rules : Rules
-        The node's constants.
-    noised : Callable[[NDArray], NDArray]
-        Returns a vector (n,) with the noise of this communication: of the gradient, of which nothing else is
-        then used, in the mode ``sound``; of the update in ``paper``. Not called where no data are read.
+    - ``received``: z_j (n,) of the participants other than i. None of them is one's own; if there are none,
+      though the node has neighbours, this is a local step, counted as missed.
+    - ``noised``: Returns a vector (n,) with the noise of this communication: of the gradient, of which
+      nothing else is then used, in the mode ``sound``; of the update in ``paper``. Not called where no data
+      are read.
 
     Raises
     ------
@@ -150,7 +102,7 @@ def communicate(
         return replace(local_step(state, rules), missed=state.missed + 1)
     participants = 1 + len(received)
     c = rules.c(participants)
-    mean = rules.neighbourhood.combined(own, state.w, received)
+    mean = combined(rules.neighbourhood, own, state.w, received)
     gradient = problem.gradient(mean, rules.privacy.clip)
     u = c * mean + (noised(-gradient) if rules.privacy.mode == "sound" else -gradient)  # (3)
     noisy = noised(u) if rules.privacy.mode == "paper" else u
@@ -193,7 +145,7 @@ def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
     w, u, mu, divisor = state.w, state.u, rules.mu, rules.c(state.participants) + rules.mu
     while steps > 0:
         v = (u + mu * w) / divisor
-        kept = largest(v, rules.s)
+        kept = largest(np.abs(v), rules.s)
         outside = np.abs(u) / divisor
         outside[kept] = 0.0
         bar, own, values = outside.max(initial=0.0), u[kept], v[kept]

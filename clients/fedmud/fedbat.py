@@ -31,24 +31,14 @@ _LEAST, _MOST = 5e-4, 5e-2
 
 @dataclass(frozen=True)
 class BinarisedWork:
-    """One node's local training.
+    """One node's local training."""
 
-    Parameters
-    ----------
-    sgd : LocalWork
-        Start, data, batches and step size; the first half of the batches, rounded down, is warm-up, as in the
-        authors' code. Of one batch M is 0 before it, and alpha at its lower bound.
-    base : Mapping[str, Tensor]
-        w, the weights whose update is binarised; ``sgd.start`` holds the same.
-    stream : torch.Generator
-        What the binariser draws from, on the CPU.
-    kept : Mapping[str, NDArray[int64] or None] (default: none)
-        The indices of each layer's weights whose signs travel; None, or no entry, where all do.
-    """
-
+    # Start, data, batches and step size; the first half of the batches, rounded down, is warm-up, as in the
+    # authors' code. Of one batch M is 0 before it, and alpha at its lower bound.
     sgd: LocalWork
-    base: Mapping[str, Tensor]
-    stream: torch.Generator
+    base: Mapping[str, Tensor]  # w, the weights whose update is binarised; ``sgd.start`` holds the same.
+    stream: torch.Generator  # What the binariser draws from, on the CPU.
+    # The indices of each layer's weights whose signs travel; None, or no entry, where all do.
     kept: Mapping[str, NDArray[np.int64] | None] = field(default_factory=dict)
 
 
@@ -60,16 +50,8 @@ def train_binarised(
 ) -> Trained:
     """Train one node.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture, on the training device; scratch space.
-    work : BinarisedWork
-        The node's.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    arithmetic : Arithmetic (default: float32)
-        How forward passes are made; those through the binariser are not compiled.
+    - ``model``: The architecture, on the training device; scratch space.
+    - ``arithmetic``: How forward passes are made; those through the binariser are not compiled.
 
     Returns
     -------
@@ -126,14 +108,8 @@ def binarise(x: Tensor, alpha: Tensor, uniform: Tensor) -> Tensor:
     The mean is x within [-alpha, alpha]. The gradient of x is passed on there and is zero beyond; that of
     alpha is 2 b - (x / alpha + 1) there, with b 1 for +alpha and 0 for -alpha, and the sign of x beyond.
 
-    Parameters
-    ----------
-    x : Tensor
-        Any shape.
-    alpha : Tensor
-        The step size, a scalar > 0.
-    uniform : Tensor
-        Draws from [0, 1), of the shape of x.
+    - ``alpha``: The step size, a scalar > 0.
+    - ``uniform``: Draws from [0, 1), of the shape of x.
     """
     return cast(Tensor, _Binarise.apply(x, alpha, uniform))  # type: ignore[no-untyped-call]
 

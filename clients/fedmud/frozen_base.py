@@ -7,8 +7,9 @@ comes for the first time may draw the initial base itself. Adding their sum at o
 the server did.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -18,31 +19,23 @@ from hedgerow.clients.instructions import flag, string, whole
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.clients.training.work import State
 from hedgerow.wire.calls import Call
-from hedgerow.wire.checksum import checksum
-from hedgerow.wire.records import finite_views, received_state, to_record, to_state_dict
+from hedgerow.wire.records import checksum, finite_views, received_state, to_record, to_state_dict
 
 __all__ = ["Bases", "Evolution", "held_base"]
+
+Made = TypeVar("Made")
 
 _RECORD = "base"  # in context.state
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """How a method's base moves on.
+    """How a method's base moves on."""
 
-    Parameters
-    ----------
-    shapes : Mapping[str, tuple[int, ...]]
-        The shapes of the base's weights, by key.
-    updates : str
-        The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
-    step : Callable[[dict, int, Mapping[str, Tensor]], dict]
-        From a base, its version and that version's update to the next base: new tensors, float32 on the
-        CPU, of the server's bits.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    updates: str
+    shapes: Mapping[str, tuple[int, ...]]  # The shapes of the base's weights, by key.
+    updates: str  # The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
+    # From a base, its version and that version's update to the next base: new tensors, float32 on the CPU, of
+    # the server's bits.
     step: Callable[[State, int, Mapping[str, Tensor]], State]
 
 
@@ -50,11 +43,14 @@ class Bases:
     """The bases of the nodes of one batched call: what several of them hold is computed and stored once."""
 
     def __init__(self) -> None:
-        self._stored: dict[str, State] = {}
-        self._moved: dict[tuple[str, int, int], tuple[State, ArrayRecord]] = {}
-        self._sent: dict[int, tuple[State, ArrayRecord]] = {}
-        self._checksums: dict[int, tuple[str, State]] = {}
-        self._initial: dict[str, _Held | None] = {}
+        # By what it is of, with the objects whose ids are in the key: they must not make room for others.
+        self._made: dict[Hashable, tuple[Any, object]] = {}
+
+    def _once(self, key: Hashable, make: Callable[[], Made], alive: object = None) -> Made:
+        if key not in self._made:
+            self._made[key] = make(), alive
+        made: Made = self._made[key][0]
+        return made
 
     def current(
         self,
@@ -69,16 +65,9 @@ class Bases:
         those that it has already are skipped. A node without one draws version 0, where the message has its
         ``base-checksum`` and all updates since. With ``keep-base`` it is kept in the node's context.
 
-        Parameters
-        ----------
-        call : Call
-            The node's message and context.
-        config : ConfigRecord
-            The message's: ``version``, ``from-version`` (where its updates start) and ``keep-base``.
-        evolution : Evolution
-            The method's.
-        initial : Callable[[], Mapping[str, Tensor]] or None (default: None)
-            Draws the run's initial model, as a state dict; None where nobody can.
+        - ``config``: The message's: ``version``, ``from-version`` (where its updates start) and
+          ``keep-base``.
+        - ``initial``: Draws the run's initial model, as a state dict; None where nobody can.
 
         Returns
         -------
@@ -105,19 +94,20 @@ class Bases:
             if same and not held.drawn:
                 return base
         if keeps:
-            told: dict[str, str | int] = {"version": version, "checksum": self._checksum(base)}
-            keep(call.context, _RECORD, to_record(base), told)
+            found = self._once(("checksum", id(base)), lambda: checksum(to_record(base)), base)
+            keep(call.context, _RECORD, to_record(base), {"version": version, "checksum": found})
         return base
 
     def _from_message(self, call: Call, evolution: Evolution) -> State | None:
         record = call.content.array_records.get("base")
         if record is None:
             return None
-        if id(record) not in self._sent:
+
+        def read() -> State:
             state = received_state(record, evolution.shapes, subject="the message's base")
-            base = {key: value.to(torch.float32) for key, value in state.items()}
-            self._sent[id(record)] = base, record
-        return self._sent[id(record)][0]
+            return {key: value.to(torch.float32) for key, value in state.items()}
+
+        return self._once(("sent", id(record)), read, record)
 
     def _drawn(
         self,
@@ -129,34 +119,30 @@ class Bases:
         told = string(config, "base-checksum") if "base-checksum" in config else ""
         if not told or initial is None:
             return None
-        if told not in self._initial:
+
+        def draw() -> _Held | None:
             state = initial()
             shapes = {key: tuple(state[key].shape) for key in evolution.shapes if key in state}
-            record = ArrayRecord()
-            if shapes == dict(evolution.shapes):
-                record = to_record({key: state[key].detach().to("cpu", torch.float32) for key in shapes})
-            self._initial[told] = _Held(record, 0, told, drawn=True) if checksum(record) == told else None
-        return self._initial[told]
+            if shapes != dict(evolution.shapes):
+                return None
+            record = to_record({key: state[key].detach().to("cpu", torch.float32) for key in shapes})
+            return _Held(record, 0, told, drawn=True) if checksum(record) == told else None
+
+        return self._once(("initial", told), draw)
 
     def _shared(self, held: "_Held") -> State:
-        if held.checksum not in self._stored:
-            self._stored[held.checksum] = to_state_dict(held.record)
-        return self._stored[held.checksum]
+        return self._once(("stored", held.checksum), lambda: to_state_dict(held.record))
 
     def _moved_on(self, held: "_Held", version: int, call: Call, evolution: Evolution) -> State:
         record = call.content.array_records.get(evolution.updates, ArrayRecord())
-        key = held.checksum, held.version, id(record)
-        if key not in self._moved:
+
+        def move() -> State:
             base = self._shared(held)
             for step in range(held.version, version):
                 base = evolution.step(base, step, _update(record, evolution.updates, step))
-            self._moved[key] = base, record
-        return self._moved[key][0]
+            return base
 
-    def _checksum(self, base: State) -> str:
-        if id(base) not in self._checksums:
-            self._checksums[id(base)] = checksum(to_record(base)), base
-        return self._checksums[id(base)][0]
+        return self._once(("moved", held.checksum, held.version, id(record)), move, record)
 
 
 def held_base(call: Call) -> ArrayRecord:

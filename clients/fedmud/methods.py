@@ -21,8 +21,7 @@ from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.training.augmented_work import augmented_work
-from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.batches import augmented_work, epoch_batches
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
@@ -39,21 +38,11 @@ Work = LocalWork | BinarisedWork
 
 @dataclass(frozen=True)
 class Instruction:
-    """A message to one node, and the task that it is about.
+    """A message to one node, and the task that it is about."""
 
-    Parameters
-    ----------
-    call : Call
-        The message and the node's context.
-    config : ConfigRecord
-        The message's one.
-    task : LocalTask
-        The node's.
-    """
-
-    call: Call
-    config: ConfigRecord
-    task: LocalTask
+    call: Call  # The message and the node's context.
+    config: ConfigRecord  # The message's one.
+    task: LocalTask  # The node's.
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "Instruction":
@@ -303,13 +292,5 @@ METHODS: Mapping[str, type[NodeMethod]] = {
 
 
 # A model's plans and wrapped copies are made once a process, not once a node and round.
-
-
-@lru_cache(maxsize=16)
-def _plan(model: nn.Module, **arguments: Any) -> Factorisation:
-    return plan_for(model, **arguments)
-
-
-@lru_cache(maxsize=4)
-def _wrapped(model: nn.Module, plan: Factorisation) -> FactoredModel:
-    return FactoredModel(model, plan)
+_plan = lru_cache(maxsize=16)(plan_for)
+_wrapped = lru_cache(maxsize=4)(FactoredModel)

@@ -29,12 +29,8 @@ _SEED = 32
 class MatchKey:
     """The secret of one group.
 
-    Parameters
-    ----------
-    secret : bytes
-        At least 16 bytes that cannot be guessed, as ``openssl rand -out match.key 32`` makes them.
-    group : int
-        m: the same person has other hashes in other groups.
+    - ``secret``: At least 16 bytes that cannot be guessed, as ``openssl rand -out match.key 32`` makes them.
+    - ``group``: m: the same person has other hashes in other groups.
 
     Raises
     ------

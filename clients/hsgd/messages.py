@@ -63,18 +63,10 @@ def config_of(call: Call) -> ConfigRecord:
 
 @dataclass(frozen=True)
 class Release:
-    """What is done to each row of encodings before it leaves the node.
+    """What is done to each row of encodings before it leaves the node."""
 
-    Parameters
-    ----------
-    clip : float or None (default: None)
-        Largest L2 norm of a row, > 0; None leaves rows as they are.
-    noise_multiplier : float (default: 0.0)
-        Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
-    """
-
-    clip: float | None = None
-    noise_multiplier: float = 0.0
+    clip: float | None = None  # Largest L2 norm of a row, > 0; None leaves rows as they are.
+    noise_multiplier: float = 0.0  # Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "Release":
@@ -108,17 +100,10 @@ class ProtectedUpload:
 
     Whatever the node learned from, the change has a norm of ``clip`` at most, so that another record moves it
     by 2 ``clip`` at most.
-
-    Parameters
-    ----------
-    clip : float
-        Largest L2 norm of the change, > 0.
-    noise_multiplier : float
-        Standard deviation of the Gaussian noise in units of ``clip``, > 0.
     """
 
-    clip: float
-    noise_multiplier: float
+    clip: float  # Largest L2 norm of the change, > 0.
+    noise_multiplier: float  # Standard deviation of the Gaussian noise in units of ``clip``, > 0.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ProtectedUpload | None":
@@ -132,16 +117,8 @@ class ProtectedUpload:
     ) -> dict[str, Vector]:
         """Return a model's blocks as they leave the node at iteration t.
 
-        Parameters
-        ----------
-        arrays : Mapping[str, NDArray]
-            The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
-        start : Mapping[str, NDArray]
-            What they were when the server told them, (n,), or as ``arrays``.
-        t : int
-            The iteration.
-        call : Call
-            The message.
+        - ``arrays``: The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
+        - ``start``: What they were when the server told them, (n,), or as ``arrays``.
 
         Raises
         ------
@@ -169,7 +146,10 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     """
     check_privacy("sound", multiplier / 2, clip)
     grid = GridNoise.of(multiplier / 2, clip, rows.shape[1])
-    root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
+    config = config_of(call)
+    # Of the run config where the message has none.
+    seed = whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
+    root = noise_root(config, call.context.node_config, seed)
     check_release(root, index, multiplier / 2)
     # A row that overflowed tells as little as any other.
     rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
@@ -178,12 +158,6 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     norms = scale * np.linalg.norm(rows / scale, axis=1, keepdims=True)
     clipped = rows * np.minimum(1.0, clip / np.maximum(norms, np.finfo(np.float64).tiny))
     return grid(clipped, noise_key(root, call.partition_id, index))
-
-
-def _run_seed(call: Call) -> int:
-    """Return ``seed`` of the message's config or, where it has none, of the run config."""
-    config = config_of(call)
-    return whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
 
 
 @dataclass(frozen=True)
@@ -279,16 +253,8 @@ def note_terms(call: Call) -> None:
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
     """Return an array of the message, dense or as top-k rows, in the model's dtype.
 
-    Parameters
-    ----------
-    call : Call
-        The message.
-    key : str
-        Of the record ``arrays``, or of the record ``payload``.
-    shape : tuple[int, ...]
-        The agreed shape; the last axis is a row's.
-    dtype : dtype
-        The model's.
+    - ``key``: Of the record ``arrays``, or of the record ``payload``.
+    - ``shape``: The agreed shape; the last axis is a row's.
 
     Raises
     ------
@@ -328,33 +294,18 @@ def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict
 
 @dataclass(frozen=True)
 class PartyMemory:
-    """What a node knows between two messages of a round.
+    """What a node knows between two messages of a round."""
 
-    Parameters
-    ----------
-    t : int
-        The iteration whose model it is.
-    arrays : Mapping[str, NDArray]
-        ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
-    ids : tuple[str, ...] (default: empty)
-        The batch A_m, in the order of the exchange.
-    pairs : bool (default: False)
-        Whether every pair has its own model.
-    start : Mapping[str, NDArray] (default: none)
-        The blocks (n,) that the round started from, where the upload is to be protected.
-    loss : float or None (default: None)
-        A hospital's mean loss, where it is to be told within a sum.
-    made_at : int or None (default: None)
-        The iteration that the arrays were made in or sent for, where the group missed those up to t; None
-        for t.
-    """
-
-    t: int
+    t: int  # The iteration whose model it is.
+    # ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
     arrays: Mapping[str, Vector]
-    ids: tuple[str, ...] = ()
-    pairs: bool = False
+    ids: tuple[str, ...] = ()  # The batch A_m, in the order of the exchange.
+    pairs: bool = False  # Whether every pair has its own model.
+    # The blocks (n,) that the round started from, where the upload is to be protected.
     start: Mapping[str, Vector] = field(default_factory=dict)
-    loss: float | None = None
+    loss: float | None = None  # A hospital's mean loss, where it is to be told within a sum.
+    # The iteration that the arrays were made in or sent for, where the group missed those up to t; None for
+    # t.
     made_at: int | None = None
 
     @classmethod
@@ -406,12 +357,7 @@ class PartyMemory:
     def keep(self, context: Context, *, stepped: bool = False) -> None:
         """Put it into ``context.state``, where what was there stays beside it as what was before steps.
 
-        Parameters
-        ----------
-        context : Context
-            The node's.
-        stepped : bool (default: False)
-            Whether these are the steps; without, the server has heard of all that was made before.
+        - ``stepped``: Whether these are the steps; without, the server has heard of all that was made before.
         """
         state = context.state
         state.pop(_BEFORE, None)

@@ -20,13 +20,14 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.clients.hsgd.party import ROLES, Party
+from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.own_share import data_not_valid
 from hedgerow.clients.told import keep_told, told
 from hedgerow.tasks.files import FileColumns, FileData, read_constants, read_file
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
 from hedgerow.wire.limits import MAX_FEATURES
+from hedgerow.wire.parties import ROLES
 
 __all__ = [
     "OWN_KEYS",
@@ -52,24 +53,14 @@ _LEAST_PEOPLE = 5
 
 @dataclass(frozen=True, eq=False)
 class OwnParty:
-    """What a node's own files hold.
+    """What a node's own files hold."""
 
-    Parameters
-    ----------
-    role : {"hospital", "device", "edge"}
-        An edge is a gateway that has the devices of a whole group; a device has one person.
-    group : int
-        m, >= 0.
-    half : FileData
-        The party's half: its people's ids, features and, where it has them, labels.
-    key : MatchKey
-        What it shares with the other parties of its group.
-    """
-
+    # {"hospital", "device", "edge"}: An edge is a gateway that has the devices of a whole group; a device has
+    # one person.
     role: str
-    group: int
-    half: FileData
-    key: MatchKey
+    group: int  # m, >= 0.
+    half: FileData  # The party's half: its people's ids, features and, where it has them, labels.
+    key: MatchKey  # What it shares with the other parties of its group.
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -114,41 +105,22 @@ class OwnParty:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the parties of a run on own data agreed on: all that a model needs beside what a party has.
+    """What the parties of a run on own data agreed on: all that a model needs beside what a party has."""
 
-    Parameters
-    ----------
-    model : str
-        As in ``split_model``.
-    seed : int
-        The run's.
-    hospital_shape, device_shape : tuple of int
-        Of one person's halves.
-    classes : tuple of str
-        Names of the classes, by index.
-    features : tuple of str
-        This side's columns, in the order of the model's inputs; empty where they have no names.
-    mean, deviation : tuple of float
-        By which this side's features are standardised, one each along the last axis; empty for not.
-    weights : tuple of float
-        Of the classes in the loss; empty for 1 each.
-    people : tuple of str
-        The party's matched people, by hash.
-    labels : tuple of bytes
-        Their sealed classes, where the party has none of its own.
-    """
-
-    model: str
-    seed: int
+    model: str  # As in ``split_model``.
+    seed: int  # The run's.
+    # Of one person's halves.
     hospital_shape: tuple[int, ...]
     device_shape: tuple[int, ...]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # Names of the classes, by index.
+    # This side's columns, in the order of the model's inputs; empty where they have no names.
     features: tuple[str, ...] = ()
+    # By which this side's features are standardised, one each along the last axis; empty for not.
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
-    people: tuple[str, ...] = ()
-    labels: tuple[bytes, ...] = ()
+    weights: tuple[float, ...] = ()  # Of the classes in the loss; empty for 1 each.
+    people: tuple[str, ...] = ()  # The party's matched people, by hash.
+    labels: tuple[bytes, ...] = ()  # Their sealed classes, where the party has none of its own.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "Terms":
@@ -274,7 +246,12 @@ def least_people(context: Context) -> int:
 def party_of(context: Context) -> Party:
     """Return the party that trains: own people whom the agreement names, standardised, with their labels."""
     own, terms = own_party(context), kept_terms(context)
-    _check_import(terms.model, str(context.node_config.get("allow-imports", "")))
+    model, allowed = terms.model, str(context.node_config.get("allow-imports", ""))
+    if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
+        raise ValueError(
+            f"model must be one of Hedgerow, or in the node config's allow-imports, got {model!r}: it is "
+            "code, which this node's owner has not allowed"
+        )
     return _party(own, terms, str(context.node_config.get("constants", "")))
 
 
@@ -315,11 +292,3 @@ def _model(
 ) -> SplitModel:
     """Return the architecture, one object for all parties of a process, that they can be stacked."""
     return split_model(name, hospital_shape, device_shape, classes, seed)
-
-
-def _check_import(model: str, allowed: str) -> None:
-    if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
-        raise ValueError(
-            f"model must be one of Hedgerow, or in the node config's allow-imports, got {model!r}: it is "
-            "code, which this node's owner has not allowed"
-        )

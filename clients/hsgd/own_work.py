@@ -37,20 +37,18 @@ from hedgerow.clients.hsgd.messages import Release, config_of, received
 from hedgerow.clients.hsgd.own import OwnParty, keep_terms, kept_terms, least_people, own_party, party_of
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
-from hedgerow.clients.hsgd.step import block_size, encodings
+from hedgerow.clients.hsgd.step import block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.fixed_point import fixed_point
 from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
+from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED
 from hedgerow.wire.records import config_in, to_record
 
 __all__ = ["own_handlers", "own_pair"]
 
-_CALIBRATION_BINS = 15
-# Encodings of evaluated people, where they are sealed: none of training.
-_EVALUATED = "evaluated-zeta2"
 _MOST_BINS = 100_000
 
 
@@ -190,7 +188,7 @@ def _encode(call: Call) -> RecordDict:
     released = Release.of(config)(zeta, whole(config, "t", 0), call)
     channel = Channel.of(call, config)
     if channel is not None:
-        return channel.sealed(_batch(party, config), _EVALUATED, rows=released)
+        return channel.sealed(_batch(party, config), EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
 
 
@@ -208,7 +206,7 @@ def _score(call: Call) -> RecordDict:
     model, channel, zeta2 = party.model, Channel.of(call, config), None
     if channel is not None:
         try:
-            there, zeta2 = channel.opened(ids, _EVALUATED, model.device_encoding, party.dtype)
+            there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)
         except NotOpenedError as refused:
             return refused.told
         ids = [ids[row] for row in there]
@@ -216,15 +214,19 @@ def _score(call: Call) -> RecordDict:
     x, y = party.rows(ids)
     blocks = {name: getattr(model, name) for name in ("head", "hospital")}
     theta = {
-        name: _named(block, received(call, name, (block_size(block),), party.dtype))
+        name: torch.tensor(received(call, name, (block_size(block),), party.dtype))
         for name, block in blocks.items()
     }
     if zeta2 is None:
         zeta2 = received(call, "zeta2", (len(ids), model.device_encoding), party.dtype)
     z2 = torch.tensor(zeta2)
     with torch.no_grad():
-        z1 = functional_call(model.hospital, theta["hospital"], (x,))
-        logits = functional_call(model.head, theta["head"], (z1, z2)).double()
+        head, hospital = (
+            {key: value[0] for key, value in unflatten(block, theta[name][None]).items()}
+            for name, block in blocks.items()
+        )
+        z1 = functional_call(model.hospital, hospital, (x,))
+        logits = functional_call(model.head, head, (z1, z2)).double()
     losses = split_loss(logits, y).numpy()
     if logits.shape[1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)
@@ -237,9 +239,9 @@ def _score(call: Call) -> RecordDict:
     shown = [1] if p.shape[1] == 2 else range(p.shape[1])
     scores = np.stack([_histogram(p[:, c], labels == c, bins) for c in shown])
     right, sure = p.argmax(axis=1) == labels, p.max(axis=1)
-    places = np.minimum((sure * _CALIBRATION_BINS).astype(int), _CALIBRATION_BINS - 1)
+    places = np.minimum((sure * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     calibration = np.stack(
-        [np.bincount(places, w, _CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
+        [np.bincount(places, w, CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
     )
     _write_predictions(call, ids, p)
     told: dict[str, Any] = {
@@ -255,15 +257,6 @@ def _score(call: Call) -> RecordDict:
 def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:
     places = np.minimum((p * bins).astype(int), bins - 1)
     return np.stack([np.bincount(places[mine == own], minlength=bins) for own in (False, True)]).astype(float)
-
-
-def _named(block: torch.nn.Module, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
-    """Return a flat vector as a module's parameters."""
-    parts, start = {}, 0
-    for key, value in block.state_dict().items():
-        parts[key] = torch.tensor(vector[start : start + value.numel()]).reshape(value.shape)
-        start += value.numel()
-    return parts
 
 
 def _batch(party: Party, config: ConfigRecord) -> list[str]:

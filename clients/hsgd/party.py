@@ -11,10 +11,9 @@ from torch import Tensor
 from hedgerow.clients.hsgd.step import Loss
 from hedgerow.tasks.split_models import SplitModel, split_loss
 from hedgerow.wire.checks import at_least, one_of
+from hedgerow.wire.parties import ROLES
 
 __all__ = ["Party"]
-
-ROLES = ("hospital", "device", "edge")
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.wire.calls import Call
+from hedgerow.wire.parties import INTRODUCTIONS, MALFORMED, REFUSED
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
@@ -31,15 +32,14 @@ __all__ = ["Channel", "NotOpenedError", "introduction_of", "is_sealed"]
 
 Vector = NDArray[Any]
 
-_SEALED, _INTRODUCTIONS, _REFUSED = "sealed", "introductions", "refused"
-_MALFORMED = "malformed contents"
+_SEALED = "sealed"
 
 
 class NotOpenedError(Exception):
     """A node has nothing to work with: what it was handed is refused, and ``told`` is its answer."""
 
     def __init__(self, told: RecordDict) -> None:
-        super().__init__(_REFUSED)
+        super().__init__(REFUSED)
         self.told = told
 
 
@@ -67,29 +67,14 @@ def is_sealed(call: Call, config: ConfigRecord) -> bool:
 
 @dataclass
 class Channel:
-    """A node's links to its peers, for one message.
+    """A node's links to its peers, for one message."""
 
-    Parameters
-    ----------
-    call : Call
-        The message; its introductions were taken.
-    links : NodeLinks
-        The node's.
-    peers : tuple of str
-        One for each person of the batch, or one for all.
-    t : int
-        The iteration.
-    compress : bool
-        Whether rows are coded as top-k.
-    refused : dict of str to list of str
-        Peers that were refused, by reason.
-    """
-
-    call: Call
-    links: NodeLinks
-    peers: tuple[str, ...]
-    t: int
-    compress: bool
+    call: Call  # The message; its introductions were taken.
+    links: NodeLinks  # The node's.
+    peers: tuple[str, ...]  # One for each person of the batch, or one for all.
+    t: int  # The iteration.
+    compress: bool  # Whether rows are coded as top-k.
+    # Peers that were refused, by reason.
     refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
@@ -111,7 +96,7 @@ class Channel:
         links = NodeLinks(call, whole(config, "seed", 0))
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
-        told: Mapping[str, Any] = config_in(call.content, _INTRODUCTIONS)
+        told: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
         if told:
             links.name_neighbours(told)
         for name in dict.fromkeys(names):
@@ -143,21 +128,17 @@ class Channel:
     def sealed(self, ids: Sequence[str], kind: str, **arrays: Vector) -> RecordDict:
         """Return arrays (ids, n) for the peers, each its people's rows; what is refused has no bytes.
 
-        Parameters
-        ----------
-        ids : Sequence[str]
-            The people.
-        kind : str
-            What it is, by which the other end opens it. The name that the shares have in the answer.
-        **arrays : NDArray
-            ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
+        - ``kind``: What it is, by which the other end opens it. The name that the shares have in the answer.
+        - ``**arrays``: ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
         """
         head, rows = arrays.get("head"), arrays["rows"]
         told = ConfigRecord()
         common = b""
         if head is not None and head.ndim == 1:
             key = os.urandom(KEY_BYTES)
-            sealed = self._group(key, self.links.own, "").seal(self._coded(head[None]), self.t, "head")
+            sealed = Link(key, self.links.run, self.links.own, "").seal(
+                self._coded(head[None]), self.t, "head"
+            )
             # All devices have the key: one of them could make another head, but none of the same digest.
             common, told["head"], head = key + sha256(sealed).digest(), sealed, None
         shares = []
@@ -180,16 +161,13 @@ class Channel:
 
     def _answer(self, content: RecordDict) -> RecordDict:
         if self.refused:
-            content[_REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
+            content[REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
         return content
 
     def kept(self, content: RecordDict) -> RecordDict:
         """Keep the links, and return an answer with what was refused."""
         self.links.keep(self.call.context)
         return self._answer(content)
-
-    def _group(self, key: bytes, own: str, peer: str) -> Link:
-        return Link(key, self.links.run, own, peer)
 
     def _coded(self, rows: Vector) -> bytes:
         if self.compress:
@@ -243,7 +221,7 @@ class Channel:
             sealed = told if isinstance(told, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
                 raise PayloadError(ALTERED, "another head than the peer's")
-            coded = self._group(contents[:KEY_BYTES], "", peer).open(sealed, self.t, "head")
+            coded = Link(contents[:KEY_BYTES], self.links.run, "", peer).open(sealed, self.t, "head")
             return self._rows(coded, 1, lengths[0], dtype)[0], rows
         except PayloadError as error:
             self._refuse(peer, error)
@@ -263,16 +241,16 @@ class Channel:
         """Return rows (count, length), whatever a peer sealed."""
         size = self._row_bytes(length, dtype)
         if len(contents) != count * size:
-            raise PayloadError(_MALFORMED, f"{len(contents)} bytes, expected {count * size}")
+            raise PayloadError(MALFORMED, f"{len(contents)} bytes, expected {count * size}")
         if self.compress:
             try:
                 coded = [contents[start : start + size] for start in range(0, len(contents), size)]
                 return decode_rows(coded, count, length).astype(dtype, copy=False)
             except PayloadError as error:
-                raise PayloadError(_MALFORMED, str(error)) from error
+                raise PayloadError(MALFORMED, str(error)) from error
         rows = np.frombuffer(contents, np.dtype(dtype).newbyteorder("<")).reshape(count, length)
         if not np.isfinite(rows).all():
-            raise PayloadError(_MALFORMED, "NaN or infinity")
+            raise PayloadError(MALFORMED, "NaN or infinity")
         return rows.astype(dtype)
 
 

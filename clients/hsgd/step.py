@@ -26,6 +26,7 @@ __all__ = [
     "device_steps",
     "encodings",
     "hospital_steps",
+    "unflatten",
 ]
 
 # (logits, targets) -> one loss a sample.
@@ -45,21 +46,13 @@ def block_size(module: nn.Module) -> int:
 def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False) -> Tensor:
     """Return each member's zeta of its batch, (members, batch, e).
 
-    Parameters
-    ----------
-    encoder : Module
-        h_1 or h_2.
-    theta : Tensor, (members, n)
-        Their parameters.
-    x : Tensor, (members, batch, ...)
-        Their samples.
-    alone : bool (default: False)
-        Each member by itself and on one thread: its bits then depend on nobody beside it.
+    - ``x``: (members, batch, ...), their samples.
+    - ``alone``: Each member by itself and on one thread: its bits then depend on nobody beside it.
     """
 
     def encode(own: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
-            parameters = _unflatten(encoder, own)
+            parameters = unflatten(encoder, own)
             zeta: Tensor = vmap(lambda own, x: functional_call(encoder, own, (x,)))(parameters, x)
             return zeta
 
@@ -67,49 +60,24 @@ def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False)
 
 
 class HospitalStack(NamedTuple):
-    """Hospitals, or a hospital's pairs, before their steps.
+    """Hospitals, or a hospital's pairs, before their steps."""
 
-    Parameters
-    ----------
-    head, hospital : Tensor, (members, n_0) and (members, n_1)
-        theta_0 and theta_1, live.
-    x1 : Tensor, (members, batch, ...)
-        X_1 of the batch.
-    z2 : Tensor, (members, batch, e_2)
-        Z_2, frozen.
-    y : Tensor, (members, batch)
-        Labels.
-    """
-
+    # (members, n_0) and (members, n_1): theta_0 and theta_1, live.
     head: Tensor
     hospital: Tensor
-    x1: Tensor
-    z2: Tensor
-    y: Tensor
+    x1: Tensor  # (members, batch, ...): X_1 of the batch.
+    z2: Tensor  # (members, batch, e_2): Z_2, frozen.
+    y: Tensor  # (members, batch): Labels.
 
 
 class DeviceStack(NamedTuple):
-    """Devices before their steps.
+    """Devices before their steps."""
 
-    Parameters
-    ----------
-    device : Tensor, (members, n_2)
-        theta_2, live.
-    head : Tensor, (members, n_0)
-        theta_0, frozen.
-    z1 : Tensor, (members, 1, e_1)
-        zeta_1 of the own sample, frozen.
-    x2 : Tensor, (members, 1, ...)
-        The own sample's X_2.
-    y : Tensor, (members, 1)
-        Its label.
-    """
-
-    device: Tensor
-    head: Tensor
-    z1: Tensor
-    x2: Tensor
-    y: Tensor
+    device: Tensor  # (members, n_2): theta_2, live.
+    head: Tensor  # (members, n_0): theta_0, frozen.
+    z1: Tensor  # (members, 1, e_1): zeta_1 of the own sample, frozen.
+    x2: Tensor  # (members, 1, ...): The own sample's X_2.
+    y: Tensor  # (members, 1): Its label.
 
 
 def hospital_steps(
@@ -124,20 +92,9 @@ def hospital_steps(
 
     Both blocks step together from one point: the head is not moved before the encoder is differentiated.
 
-    Parameters
-    ----------
-    model : SplitModel
-        The architecture.
-    loss : Loss
-        f, one value a sample.
-    stack : HospitalStack
-        The members.
-    rates : Sequence[float]
-        eta of each step, >= 0; at least one.
-    mu : float (default: 0.0)
-        r = mu / 2 ||theta_1||^2, >= 0; the head has none.
-    alone : bool (default: False)
-        As in ``encodings``.
+    - ``loss``: f, one value a sample.
+    - ``rates``: eta of each step, >= 0; at least one.
+    - ``mu``: r = mu / 2 ||theta_1||^2, >= 0; the head has none.
     """
 
     def objective(theta0: Parameters, theta1: Parameters, x1: Tensor, z2: Tensor, y: Tensor) -> Tensor:
@@ -146,7 +103,7 @@ def hospital_steps(
 
     def steps(*part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         head, hospital, *data = part
-        live = [_unflatten(model.head, head), _unflatten(model.hospital, hospital)]
+        live = [unflatten(model.head, head), unflatten(model.hospital, hospital)]
         live, first = _descend(objective, live, (0.0, mu), tuple(data), rates)
         return _flatten(live[0]), _flatten(live[1]), first
 
@@ -170,8 +127,8 @@ def device_steps(
         return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
 
     def steps(device: Tensor, head: Tensor, *data: Tensor) -> Tensor:
-        frozen = _unflatten(model.head, head), *data
-        live, _ = _descend(objective, [_unflatten(model.device, device)], (mu,), frozen, rates)
+        frozen = unflatten(model.head, head), *data
+        live, _ = _descend(objective, [unflatten(model.device, device)], (mu,), frozen, rates)
         return _flatten(live[0])
 
     return torch.cat(_in_pieces(steps, stack, stack.x2.shape[1], alone))
@@ -220,7 +177,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in module.state_dict().items()}
 
 
-def _unflatten(module: nn.Module, theta: Tensor) -> Parameters:
+def unflatten(module: nn.Module, theta: Tensor) -> Parameters:
     """Return (members, n) as the module's parameters, (members, *shape) each."""
     shapes = _shapes(module)
     parts = torch.split(theta, [prod(shape) for shape in shapes.values()], dim=1)

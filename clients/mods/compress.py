@@ -9,6 +9,7 @@ repeated, its update is in that sum already and is not added again.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,11 +17,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.handlers import Answer, outcome
+from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.update import Learn, Learnt
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.wire.calls import Call
+from hedgerow.wire.codec import Seed
 from hedgerow.wire.compress import (
     UNSOUND,
     Compressor,
@@ -28,11 +30,10 @@ from hedgerow.wire.compress import (
     Payload,
     compressed_part,
     dense_part,
-    pack_payload,
+    pack_update,
     parse_compressor,
-    payload_record,
 )
-from hedgerow.wire.records import Layout, lazy_array, to_state_dict
+from hedgerow.wire.records import Layout, lazy_array, to_record, to_state_dict
 
 __all__ = [
     "Metrics",
@@ -56,21 +57,11 @@ _CHUNK = 1 << 26
 
 @dataclass(frozen=True)
 class Update:
-    """What a node learnt in a round.
+    """What a node learnt in a round."""
 
-    Parameters
-    ----------
-    layout : Layout
-        The layout of the state dict.
-    vector : Tensor
-        x_i^k - x^k (d,) over the compressed keys, on any device.
-    dense : Mapping[str, Tensor]
-        The new values of the keys that are not compressed.
-    """
-
-    layout: Layout
-    vector: Tensor
-    dense: Mapping[str, Tensor]
+    layout: Layout  # The layout of the state dict.
+    vector: Tensor  # x_i^k - x^k (d,) over the compressed keys, on any device.
+    dense: Mapping[str, Tensor]  # The new values of the keys that are not compressed.
 
     @classmethod
     def of(cls, learnt: Learnt) -> "Update":
@@ -99,15 +90,14 @@ class Update:
         return cls(layout, torch.cat(changes), {key: end[key] for key in dense_part(layout).keys})
 
 
-def feed_back(compressor: Compressor, messages: Tensor) -> tuple[list[Payload], Tensor]:
+def feed_back(
+    compressor: Compressor, messages: Tensor, seeds: Sequence[Seed] = ()
+) -> tuple[list[Payload], Tensor]:
     """Return q = Q(m) of each row and e = m - q, Algorithm 2, steps 3 and 4.
 
-    Parameters
-    ----------
-    compressor : Compressor
-        Encodes the messages as float32.
-    messages : Tensor
-        m (nodes, d), of any floating-point dtype, which e keeps.
+    - ``compressor``: Encodes the messages as float32.
+    - ``messages``: m (nodes, d), of any floating-point dtype, which e keeps.
+    - ``seeds``: One a row, of what a stochastic compressor draws.
 
     Returns
     -------
@@ -115,7 +105,7 @@ def feed_back(compressor: Compressor, messages: Tensor) -> tuple[list[Payload], 
         A payload each, and the memories (nodes, d) on the messages' device. q + e is m exactly where the
         compressor keeps entries as they are, else to rounding.
     """
-    payloads = compressor.encode_stack(messages)
+    payloads = compressor.encode_stack(messages, seeds)
     memories = messages.clone()
     for row, payload in enumerate(payloads):
         memories[row] -= torch.from_numpy(compressor.decode(payload, messages.shape[1])).to(messages.device)
@@ -131,12 +121,7 @@ def compress_updates(
     ``round-index`` k >= 0 and ``acknowledged``, the ``round-index`` of the node's last update that the server
     absorbed (-1 for none). A memory counts only within its run; at round 0 it is zero.
 
-    Parameters
-    ----------
-    calls : Sequence[Call]
-        One call a node.
-    updates : Sequence[Update]
-        What each learnt. Nodes of one compressor and size are encoded together.
+    - ``updates``: What each learnt. Nodes of one compressor and size are encoded together.
 
     Returns
     -------
@@ -186,33 +171,36 @@ def asks_for_compression(content: RecordDict) -> bool:
 
 def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
     """Train nodes, and return their replies: compressed as ``update`` where a message asks for it."""
-    asked: dict[int, bool | Exception] = {}
-    for call in calls:  # Nodes that were sent the same object are asked the same.
+    asked: dict[int, bool] = {}  # Nodes that were sent the same object are asked the same.
+
+    def read(call: Call) -> bool:
         if id(call.content) not in asked:
-            asked[id(call.content)] = outcome(asks_for_compression, call.content)
-    answers: list[Answer | None] = [
-        asks if isinstance(asks := asked[id(call.content)], Exception) else None for call in calls
-    ]
-    open_calls = [at for at, answer in enumerate(answers) if answer is None]
-    learnt = learn([calls[at] for at in open_calls]) if open_calls else []
-    changes: dict[int, tuple[Learnt, Update]] = {}
-    for at, one in zip(open_calls, learnt, strict=True):
-        if not isinstance(one, Learnt):
-            answers[at] = one
-        elif not asked[id(calls[at].content)]:
-            answers[at] = one.reply()
-        elif isinstance(update := outcome(Update.of, one), Exception):
-            answers[at] = update
-        else:
-            changes[at] = one, update
-    sent = compress_updates([calls[at] for at in changes], [update for _, update in changes.values()])
-    for (at, (one, _)), compressed in zip(changes.items(), sent, strict=True):
-        if isinstance(compressed, Exception):
-            answers[at] = compressed
-        else:
-            record, metrics = compressed
-            answers[at] = RecordDict({"update": record, "metrics": MetricRecord({**one.metrics, **metrics})})
-    return [answer for answer in answers if answer is not None]
+            asked[id(call.content)] = asks_for_compression(call.content)
+        return asked[id(call.content)]
+
+    def work(calls: Sequence[Call], jobs: Mapping[int, bool]) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        changes: dict[int, tuple[Learnt, Update]] = {}
+        for at, one in zip(jobs, learn([calls[at] for at in jobs]), strict=True):
+            if not isinstance(one, Learnt):
+                answers[at] = one
+            elif not jobs[at]:
+                answers[at] = one.reply()
+            elif isinstance(update := outcome(Update.of, one), Exception):
+                answers[at] = update
+            else:
+                changes[at] = one, update
+        sent = compress_updates([calls[at] for at in changes], [update for _, update in changes.values()])
+        for (at, (one, _)), found in zip(changes.items(), sent, strict=True):
+            if isinstance(found, Exception):
+                answers[at] = found
+            else:
+                record, metrics = found
+                told = MetricRecord({**one.metrics, **metrics})
+                answers[at] = RecordDict({"update": record, "metrics": told})
+        return answers
+
+    return together(read, work)(calls)
 
 
 def compress_reply(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
@@ -260,18 +248,21 @@ class _Sending:
     compressor: Compressor
     message: Tensor
     feeds_back: bool
-    memory_lost: bool = False
+    memory_lost: bool
+    seed: Seed
 
     @classmethod
     def of(cls, call: Call, update: Update) -> "_Sending":
-        config = only_config(call)
+        config, node = only_config(call), call.context.node_config
+        seed = cast(int, config.get("round-index", 0)), int(node.get("partition-id", 0))
         compressor = parse_compressor(str(config.get("compressor")))
         message, memory_lost = update.vector.to(torch.float32), False
         feeds_back = flag(config, "error-feedback", default=True)
         if feeds_back:
             current, acknowledged = whole(config, "round-index", 0), whole(config, "acknowledged", -1)
             own = _Memory.of(call.context, message.numel())
-            if own is not None and own.precedes(current, acknowledged):
+            # What the node knew last, for a server that is where it says it is.
+            if own is not None and current > 0 and acknowledged <= own.round_index <= current:
                 memory = torch.from_numpy(own.vector(acknowledged)).to(message.device)
                 repeated = own.round_index == current and acknowledged < current
                 message = memory if repeated else message + memory
@@ -279,7 +270,7 @@ class _Sending:
                 memory_lost = acknowledged >= 0
         if not torch.isfinite(message).all():
             raise ValueError("the update must be finite, got NaN or infinity")
-        return cls(call, update, compressor, message, feeds_back, memory_lost)
+        return cls(call, update, compressor, message, feeds_back, memory_lost, seed)
 
 
 @dataclass(frozen=True)
@@ -305,10 +296,6 @@ class _Memory:
         pending = {key.removeprefix(_PENDING): array for key, array in arrays.items()}
         return cls(error, pending, compressor, round_index)
 
-    def precedes(self, current: int, acknowledged: int) -> bool:
-        """Return whether this is what the node knew last, for a server that is where it says it is."""
-        return current > 0 and acknowledged <= self.round_index <= current
-
     def vector(self, acknowledged: int) -> NDArray[np.float32]:
         """Return e, or e + q if the server never absorbed q."""
         if acknowledged == self.round_index:
@@ -317,7 +304,7 @@ class _Memory:
 
     def keep(self, context: Context) -> None:
         """Write to the node's state."""
-        record = payload_record({_PENDING + key: array for key, array in self.pending.items()})
+        record = to_record({_PENDING + key: array for key, array in self.pending.items()})
         record[_MEMORY] = lazy_array(self.error)
         compressor = str(self.compressor)
         keep(context, _RECORD, record, {"round-index": self.round_index, "compressor": compressor})
@@ -327,13 +314,13 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
     """Encode messages of one compressor and size, and let each node remember what was left."""
     compressor = sendings[0].compressor
     messages = torch.stack([sending.message for sending in sendings])  # (nodes, d)
-    payloads, errors = feed_back(compressor, messages)
+    payloads, errors = feed_back(compressor, messages, [sending.seed for sending in sendings])
     message_norms = torch.linalg.vector_norm(messages, dim=1, dtype=torch.float64).tolist()
     memory_norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64).tolist()
     answers: list[tuple[ArrayRecord, Metrics] | Exception] = []
     for row, (sending, payload, error) in enumerate(zip(sendings, payloads, errors, strict=True)):
         try:
-            record = pack_payload(sending.update.layout, payload, sending.update.dense)
+            record = pack_update(sending.update.layout, payload, sending.update.dense)
         except ValueError as problem:
             answers.append(problem)
             continue

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
@@ -23,24 +23,20 @@ from logging import ERROR, WARNING
 from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from flwr.common import log
 
-from hedgerow.clients.policy import PRIVACY_MODES, Policy, PolicyError, policy_of
+from hedgerow.clients.handlers import Answer, outcome
+from hedgerow.clients.policy import PRIVACY_MODES, Policy, policy_of
 from hedgerow.clients.process_memory import is_out_of_memory, limited_memory
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, epsilon_of
 from hedgerow.tasks.permissions import Permissions, permitted
 from hedgerow.tasks.sources import DATA_DIR_VARIABLE
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED_SUM
-from hedgerow.wire.message_types import (
-    MONITOR,
-    NO_MESSAGE,
-    NO_MONITOR,
-    RESTORE,
-    STATE,
-)
+from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE
 from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.simulated import is_simulated
 
@@ -68,7 +64,7 @@ __all__ = [
     "reveals_of",
 ]
 
-Answer = RecordDict | Exception
+Noted = TypeVar("Noted")
 
 FAILED = "this node could not answer; its own log says why"
 NO_POLICY = "this node's policy is not valid: it answers nothing"
@@ -162,13 +158,17 @@ class _Watch:
     # What the handler said that its answer reveals.
     done: Reveals = Reveals.RECORDS
 
-    @property
-    def run(self) -> str:
-        return str(self.call.context.run_id)
-
-    @property
-    def releases(self) -> Releases:
-        return Releases(self.policy.ledger_file)
+    def noted(self, note: Callable[..., Noted], *about: object) -> Noted:
+        """Have the ledger note something of this node's run; Refusal where it may not, or cannot."""
+        context = self.call.context
+        try:
+            return note(Releases(self.policy.ledger_file), str(context.run_id), context.node_id, *about)
+        except ReleasesError as error:
+            raise Refusal(NO_LEDGER) from error
+        except Spent as error:
+            raise Refusal(SPENT) from error
+        except TooOften as error:
+            raise Refusal(TOO_OFTEN) from error
 
 
 # Of the process, not of a thread: what a thread of a handler does is watched too.
@@ -182,7 +182,7 @@ def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
         if _watch is not None:  # An app within another: the guard stands before that one.
             return handler(calls)
-        policies = [_policy(call.context) for call in calls]
+        policies = [outcome(policy_of, call.context) for call in calls]
         free = [at for at, policy in enumerate(policies) if policy is None]
         if len(free) == len(calls):
             return handler(calls)
@@ -197,38 +197,34 @@ def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
     return Declared(handle, declared)
 
 
-def _policy(context: Context) -> Policy | PolicyError | None:
-    try:
-        return policy_of(context)
-    except PolicyError as error:
-        return error
-
-
 def _answer(
     message_type: str,
     handler: BatchHandler,
     declared: Callable[[RecordDict], Reveals],
     call: Call,
-    policy: Policy | PolicyError,
+    policy: Policy | Exception,
 ) -> Answer:
     """Return a node's answer, or a ``Refusal`` in place of whatever went wrong."""
-    if isinstance(policy, PolicyError):
+    global _watch  # noqa: PLW0603
+    if isinstance(policy, Exception):
         log(ERROR, "This node answers nothing: %s", policy)
         return Refusal(NO_POLICY)
     watch, before = _Watch(policy, call), call.context.state.copy()
     answer: Answer
+    _watch = watch
     try:
-        with _watching(watch):
-            what = declared(call.content)
-            _check_message(message_type, watch, what)
-            with permitted(_permissions(watch)), _limited(policy.max_seconds), _bounded(policy):
-                (answer,) = handler([call])
+        what = declared(call.content)
+        _check_message(message_type, watch, what)
+        with permitted(_permissions(watch)), _limited(policy.max_seconds), _bounded(policy):
+            (answer,) = handler([call])
         if isinstance(answer, RecordDict):
             _check_answer(watch, what)
     except Exception as error:
         answer = error
     except _OutOfTime:
         answer = Refusal(TOO_LONG)
+    finally:
+        _watch = None
     if not isinstance(answer, Exception):
         return answer
     call.context.state = before
@@ -241,16 +237,6 @@ def _answer(
         return answer
     log(ERROR, "%s was not answered", message_type, exc_info=answer)
     return Refusal(FAILED, answer.key if isinstance(answer, KeyMistake) else None)
-
-
-@contextmanager
-def _watching(watch: _Watch) -> Iterator[None]:
-    global _watch  # noqa: PLW0603
-    _watch = watch
-    try:
-        yield
-    finally:
-        _watch = None
 
 
 @contextmanager
@@ -276,15 +262,12 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@contextmanager
-def _bounded(policy: Policy) -> Iterator[None]:
+def _bounded(policy: Policy) -> AbstractContextManager[None]:
     """Bound the memory of the block, where the process is the message's own."""
     if policy.max_memory is None or not is_simulated():
-        with limited_memory(policy.max_memory):
-            yield
-        return
+        return limited_memory(policy.max_memory)
     _warn_of_no_bound()
-    yield
+    return nullcontext()
 
 
 @cache
@@ -312,8 +295,7 @@ def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
         raise Refusal(UNPROTECTED, "privacy")
     # Written down before the handler runs: an answer that is empty, refused or failed counts like any other.
     if policy.max_unprotected is not None and not is_summed and Reveals.NOISED not in what:
-        with _written():
-            watch.releases.open(watch.run, call.context.node_id, message_type, policy.max_unprotected)
+        watch.noted(Releases.open, message_type, policy.max_unprotected)
 
 
 def _check_answer(watch: _Watch, what: Reveals) -> None:
@@ -355,7 +337,7 @@ def _permissions(watch: _Watch) -> Permissions:
     return Permissions(check_import, check_file)
 
 
-# What handlers ask.
+# What handlers ask. Each raises Refusal where the policy does not allow it, or it cannot be written down.
 
 
 def is_guarded() -> bool:
@@ -364,41 +346,23 @@ def is_guarded() -> bool:
 
 
 def check_hello() -> None:
-    """Note that a method of gossip begins at this node.
-
-    Raises
-    ------
-    Refusal
-        If it did as often as it may, or that cannot be written down.
-    """
-    if _watch is None:
-        return
-    with _written():
-        _watch.releases.hello(_watch.run, _watch.call.context.node_id, _watch.policy.max_hellos)
+    """Note that a method of gossip begins at this node, which it may do so many times in a run."""
+    if _watch is not None:
+        _watch.noted(Releases.hello, _watch.policy.max_hellos)
 
 
 def locked_number() -> int:
-    """Return the number of a state to be locked, 0 without a ledger; Refusal as ``check_hello``."""
-    if _watch is None:
-        return 0
-    with _written():
-        return _watch.releases.lock(_watch.run, _watch.call.context.node_id)
+    """Return the number of a state to be locked, 0 without a ledger."""
+    return 0 if _watch is None else _watch.noted(Releases.lock)
 
 
 def check_restore(of: str, number: int) -> None:
     """Note that the node's state is replaced by one of the run ``of``, locked under a number.
 
-    Raises
-    ------
-    Refusal
-        If it was as often as it may be, a later state of that run was restored before, or that cannot be
-        written down.
+    It may be so many times in a run, and by no earlier state than was restored before.
     """
-    if _watch is None:
-        return
-    with _written():
-        node, most = _watch.call.context.node_id, _watch.policy.max_restores
-        _watch.releases.restore(_watch.run, node, most, of, number)
+    if _watch is not None:
+        _watch.noted(Releases.restore, _watch.policy.max_restores, of, number)
 
 
 def check_pooled(kind: str, source: str, *parts: bytes) -> None:
@@ -406,63 +370,28 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
 
     Two sums that differ by one record tell that record. The ledger knows sums of all runs.
 
-    Parameters
-    ----------
-    kind : str
-        What is summed.
-    source : str
-        Where the records come from.
-    *parts : bytes
-        What tells this sum from another one.
-
-    Raises
-    ------
-    Refusal
-        If as many others were told as may be, or that cannot be written down.
+    ``source`` is where the records come from; ``parts`` tell this sum from another one.
     """
     if _watch is None:
         return
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8) + part)
-    with _written():
-        _watch.releases.pooled(
-            _watch.run,
-            _watch.call.context.node_id,
-            sha256(f"{kind}\n{source}".encode()).hexdigest()[:32],
-            digest.hexdigest()[:32],
-            _watch.policy.max_pooled,
-        )
+    records = sha256(f"{kind}\n{source}".encode()).hexdigest()[:32]
+    _watch.noted(Releases.pooled, records, digest.hexdigest()[:32], _watch.policy.max_pooled)
 
 
 def check_sum(number: int) -> None:
-    """Note that a node tells what takes the masks off a sum of a run, which it does once.
-
-    Raises
-    ------
-    Refusal
-        If it did so before, or that cannot be written down.
-    """
-    if _watch is None:
-        return
-    with _written():
-        _watch.releases.once("sum", _watch.run, _watch.call.context.node_id, number)
+    """Note that a node tells what takes the masks off a sum of a run, which it does once."""
+    if _watch is not None:
+        _watch.noted(Releases.summed, number)
 
 
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
     """Hold what a run asks for against the policy; what is then told counts as noised.
 
-    Parameters
-    ----------
-    mode : {"none", "paper", "sound"}
-        The run's.
-    multiplier, clip : float
-        In mode ``sound``: the noise's deviation in sensitivities, and the norm to which records are clipped.
-
-    Raises
-    ------
-    Refusal
-        If it is weaker than the owner allows.
+    In mode ``sound`` ``multiplier`` is the noise's deviation in sensitivities, and ``clip`` the norm to which
+    records are clipped.
     """
     if _watch is None:
         return
@@ -487,13 +416,7 @@ def reveals_nothing() -> None:
 
 
 def check_kept_for_sum(is_kept: bool) -> None:
-    """Note whether a message is answered with nothing that the server can read, until a sum is asked for.
-
-    Raises
-    ------
-    Refusal
-        If it is not, and the node's owner wants that.
-    """
+    """Note whether a message is answered with nothing that the server can read, until a sum is asked for."""
     if _watch is None:
         return
     if is_kept:
@@ -503,51 +426,18 @@ def check_kept_for_sum(is_kept: bool) -> None:
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:
-    """Write down a release, before its noise is drawn.
+    """Write down a release, before its noise is drawn from ``root`` and ``index``.
 
-    Parameters
-    ----------
-    root, index : int
-        What the noise is drawn from.
-    multiplier : float
-        Its deviation in sensitivities, > 0.
-
-    Raises
-    ------
-    Refusal
-        If the budget does not allow it, this noise was used already, or it cannot be written down.
+    ``multiplier`` is its deviation in sensitivities, > 0. Noise that was used already is refused.
     """
-    if _watch is None:
-        return
-    policy, node = _watch.policy, _watch.call.context.node_id
-    with _written():
-        _watch.releases.release(_watch.run, node, root, index, multiplier, policy.delta, policy.max_epsilon)
+    if _watch is not None:
+        policy = _watch.policy
+        _watch.noted(Releases.release, root, index, multiplier, policy.delta, policy.max_epsilon)
 
 
 def releases_made() -> tuple[int, int] | None:
-    """Return what ``Releases.made`` says of the run; None where no ledger is kept.
-
-    Raises
-    ------
-    Refusal
-        If it cannot be read.
-    """
-    if _watch is None:
-        return None
-    with _written():
-        return _watch.releases.made(_watch.run)
-
-
-@contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except ReleasesError as error:
-        raise Refusal(NO_LEDGER) from error
-    except Spent as error:
-        raise Refusal(SPENT) from error
-    except TooOften as error:
-        raise Refusal(TOO_OFTEN) from error
+    """Return what ``Releases.made`` says of the run; None where no ledger is kept."""
+    return None if _watch is None else _watch.noted(lambda ledger, run, _: ledger.made(run))
 
 
 def check_monitor(mode: str) -> None:

@@ -48,7 +48,7 @@ from hedgerow.wire.masked_sums import (
     told_content,
 )
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
-from hedgerow.wire.records import PayloadError, finite_views, lazy_array, only_record
+from hedgerow.wire.records import PayloadError, config_in, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -139,17 +139,15 @@ def masked_sum_handlers(
         # What can be known before training is found out then.
         early = part if part_of is whole_instruction else None
         found = [outcome(_begin, call, sent, early) for call in calls]
-        going = {at: one.call for at, one in enumerate(found) if not isinstance(one, Exception)}
-        trained = train(list(going.values())) if going else []
-        answers: dict[int, Answer] = dict(zip(going, trained, strict=True))
+        going = [one.call for one in found if not isinstance(one, Exception)]
+        trained = iter(train(going) if going else [])
         told: list[Answer] = []
-        for at, one in enumerate(found):
+        for one in found:
             if isinstance(one, Exception):
                 told.append(one)
-            elif one.sum is None:
-                told.append(answers[at])
-            else:
-                told.append(outcome(_masked_answer, one, answers[at], part, beside))
+                continue
+            answer = next(trained)
+            told.append(answer if one.sum is None else outcome(_masked_answer, one, answer, part, beside))
         return told
 
     return {
@@ -268,7 +266,7 @@ def _masked_answer(
         numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
     # The server need not know what members were told beside the instruction: it has no use for this key.
     key = sha256(about + job.sum.told).digest()
-    state = _plain(_state(job.call, job.sum.run))
+    state = _state(job.call, job.sum.run)
     _keep(job.call, job.sum.run, {**state, "about": about, "key": key, "told": False})
     seeds = {other: pair_seed(ends[other].secret, key) for other in plan.graph(about)[own]}
     made = masked(plan, own, numbers, seeds)
@@ -385,29 +383,23 @@ def _shares(call: Call, config: ConfigRecord) -> bytes:
     alive = [one for one in survivors if isinstance(one, int)]
     others = [one for one in alive if one != own]
     size = plan.share_bytes
-    if (
-        len(alive) != len(survivors)
-        or not set(others) <= set(plan.members)
-        or len(sealed) != size * len(others)
-    ):
+    known = len(alive) == len(survivors) and set(others) <= set(plan.members)
+    if not known or len(sealed) != size * len(others):
         raise ValueError("shares of others than the survivors")
     opened = {}
     for at, other in enumerate(others):
         try:
-            end = _link(links, own, other)
-            opened[other] = end.open(sealed[size * at : size * (at + 1)], plan.number, _purpose(key))
+            # The names of the ends are those of the sum.
+            secret = links.link(str(other), in_sum=True).secret
+            end, share = Link(secret, links.run, str(own), str(other)), sealed[size * at : size * (at + 1)]
+            opened[other] = end.open(share, plan.number, _purpose(key))
         except PayloadError:
             continue  # The server is told that there is none.
     told = revealed(plan, own, plan.graph(about), alive, opened)
     # A device's context is written when its answer leaves: two questions at once would find it as it was.
     check_sum(plan.number)
-    _keep(call, links.run, {**_plain(state), "told": True})
+    _keep(call, links.run, {**state, "told": True})
     return told
-
-
-def _link(links: NodeLinks, own: int, other: int) -> Link:
-    """Return this node's end of the link with a member; their names are those of the sum."""
-    return Link(links.link(str(other), in_sum=True).secret, links.run, str(own), str(other))
 
 
 def _purpose(key: bytes) -> str:
@@ -423,20 +415,15 @@ def _seed(record: Mapping[str, Any]) -> int:
 
 
 def _state(call: Call, run: str) -> dict[str, Any]:
-    secret = call.context.state.get(SECRET_RECORD)
-    kept = {} if not isinstance(secret, ConfigRecord) else dict(secret)
-    state = {key.removeprefix(f"{_OWN_STATE}/"): v for key, v in kept.items() if key.startswith(_OWN_STATE)}
+    kept = config_in(call.context.state, SECRET_RECORD)
+    prefix = f"{_OWN_STATE}/"
+    state: dict[str, Any] = {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
     return state if state.get(RUN_KEY) == run else {"number": 0}
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key != RUN_KEY}
-
-
 def _keep(call: Call, run: str, values: Mapping[str, Any]) -> None:
-    secret = call.context.state.get(SECRET_RECORD)
-    kept = {} if not isinstance(secret, ConfigRecord) else dict(secret)
     own = {f"{_OWN_STATE}/{key}": value for key, value in {RUN_KEY: run, **values}.items()}
+    kept = config_in(call.context.state, SECRET_RECORD)
     call.context.state[SECRET_RECORD] = ConfigRecord({**kept, **own})
 
 

@@ -79,7 +79,9 @@ def sd_feel_client(
             key = id(call.content), own.model
             if key not in asked:
                 asked[key] = _Asked.of(call, own)
-            return _Round.of(asked[key], call.partition_id, own)
+            told = asked[key]
+            steps = local_steps(told.config, "local-steps", min(told.batch_size, len(own.part)))
+            return _Round(told, call.partition_id, own, steps)
 
         how = training_of(calls[0].context, training_mode, train=train)
         return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
@@ -149,11 +151,6 @@ class _Round:
     partition_id: int
     task: LocalTask
     steps: int
-
-    @classmethod
-    def of(cls, asked: _Asked, partition_id: int, task: LocalTask) -> "_Round":
-        steps = local_steps(asked.config, "local-steps", min(asked.batch_size, len(task.part)))
-        return cls(asked, partition_id, task, steps)
 
     def work(self, batches: list[NDArray[np.int64]]) -> LocalWork:
         told, task = self.asked, self.task

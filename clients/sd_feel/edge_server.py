@@ -3,7 +3,7 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", Algorithm 1. Differs: in Flower nodes talk to the server only, so what clients
 and neighbours tell an edge server is relayed. Between two messages it keeps its model, in ``context.state``.
-In place of both sums it may take what some liars among its clients, and among its neighbours, cannot ruin.
+In place of both sums it may use a Byzantine-robust rule, of its clients' models and of its neighbours'.
 """
 
 import math

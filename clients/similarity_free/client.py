@@ -37,8 +37,7 @@ from hedgerow.clients.mods.mask import SumPart
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
-from hedgerow.clients.training.augmented_work import augmented_work
-from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.batches import augmented_work, step_batches
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy
 from hedgerow.clients.training.work import Asked
@@ -175,10 +174,20 @@ class _Round:
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
-    """Apply every node's operator."""
+    """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
     model = next(iter(rounds.values())).task.model
-    outcomes = _apply_operators(model, rounds, how)
-    return {at: outcome(rounds[at].learnt, found) for at, found in outcomes.items()}
+    works = {position: one.work for position, one in rounds.items()}
+    gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
+    prox = {i: work for i, work in works.items() if isinstance(work, ProximalWork)}
+    sgd = how.sgd(model, list(gradient.values()))
+    points: Sequence[Outcome]
+    if isinstance(how, OwnTraining):
+        said = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
+        points = [ValueError(f"{said} in the message's config") for _ in prox]
+    else:
+        points = proximal_steps(model, list(prox.values()), how)
+    outcomes = zip([*gradient, *prox], [*sgd, *points], strict=True)
+    return {at: outcome(rounds[at].learnt, found) for at, found in outcomes}
 
 
 def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
@@ -225,21 +234,6 @@ def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> lis
         batch_size=batch_size,
     )
     return batches
-
-
-def _apply_operators(model: nn.Module, rounds: Mapping[int, _Round], how: Training) -> dict[int, Outcome]:
-    """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
-    works = {position: one.work for position, one in rounds.items()}
-    gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
-    prox = {i: work for i, work in works.items() if isinstance(work, ProximalWork)}
-    sgd = how.sgd(model, list(gradient.values()))
-    points: Sequence[Outcome]
-    if isinstance(how, OwnTraining):
-        said = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
-        points = [ValueError(f"{said} in the message's config") for _ in prox]
-    else:
-        points = proximal_steps(model, list(prox.values()), how)
-    return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))
 
 
 def _distance(model: nn.Module, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

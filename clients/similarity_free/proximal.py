@@ -28,18 +28,11 @@ __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_st
 
 @dataclass(frozen=True)
 class InnerLR:
-    """The inner solver's step size eta, which may follow the proximal parameter gamma.
+    """The inner solver's step size eta, which may follow the proximal parameter gamma."""
 
-    Parameters
-    ----------
-    kind : {"auto", "fixed"}
-        ``auto`` is gamma / 3 and at most ``value``; ``fixed`` is ``value`` whatever gamma.
-    value : float
-        A finite number > 0.
-    """
-
+    # {"auto", "fixed"}: ``auto`` is gamma / 3 and at most ``value``; ``fixed`` is ``value`` whatever gamma.
     kind: Literal["auto", "fixed"]
-    value: float
+    value: float  # A finite number > 0.
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.value:g}"
@@ -73,39 +66,26 @@ def parse_inner_lr(text: str) -> InnerLR:
 class ProximalWork:
     """One node's proximal step.
 
-    Parameters
-    ----------
-    start : Mapping[str, Tensor]
-        x^k, as a state dict. Not changed.
-    x, y : Tensor
-        The data that ``batches`` index, as in ``LocalWork``.
-    batches : Sequence[NDArray[int64]]
-        One mini-batch that all inner steps share (the proximal operator of the paper), or one for each of
-        the ``steps``.
-    gamma : float
-        The proximal parameter gamma^k, > 0.
-    inner_lr : float
-        eta, > 0. On a flat loss the iteration multiplies y - x^k by 1 - eta / gamma: it diverges for
-        eta > 2 gamma.
-    steps : int
-        The most inner steps S, >= 1.
-    tol : float (default: 1e-3)
-        Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Without
-        effect where every step has its own batch: there the residual is that of a batch, not of F.
-
     Raises
     ------
     ValueError
         If a number is outside of its range, or ``batches`` are neither one nor ``steps``.
     """
 
-    start: Mapping[str, Tensor]
+    start: Mapping[str, Tensor]  # x^k, as a state dict. Not changed.
+    # The data that ``batches`` index, as in ``LocalWork``.
     x: Tensor
     y: Tensor
+    # One mini-batch that all inner steps share (the proximal operator of the paper), or one for each of the
+    # ``steps``.
     batches: Sequence[NDArray[np.int64]]
-    gamma: float
+    gamma: float  # The proximal parameter gamma^k, > 0.
+    # eta, > 0. On a flat loss the iteration multiplies y - x^k by 1 - eta / gamma: it diverges for eta > 2
+    # gamma.
     inner_lr: float
-    steps: int
+    steps: int  # The most inner steps S, >= 1.
+    # Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Without effect
+    # where every step has its own batch: there the residual is that of a batch, not of F.
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -128,25 +108,14 @@ class ProximalWork:
 
 @dataclass(frozen=True)
 class Proximal:
-    """The approximate proximal point of one node.
+    """The approximate proximal point of one node."""
 
-    Parameters
-    ----------
-    state : dict[str, Tensor]
-        p, as a state dict.
-    relative_residual : float
-        ||grad F(p; xi) + (p - x^k) / gamma|| / ||grad F(x^k; xi)||, xi the batch of the last step; 0 is
-        the exact proximal point of F(.; xi), 1 is x^k itself.
-    steps_taken : int
-        Inner steps up to p, 0 (x^k is the proximal point) to ``steps``.
-    mean_loss : float
-        Mean mini-batch loss over the steps taken, before each; the loss at x^k if none was.
-    """
-
-    state: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]  # p, as a state dict.
+    # ||grad F(p; xi) + (p - x^k) / gamma|| / ||grad F(x^k; xi)||, xi the batch of the last step; 0 is the
+    # exact proximal point of F(.; xi), 1 is x^k itself.
     relative_residual: float
-    steps_taken: int
-    mean_loss: float
+    steps_taken: int  # Inner steps up to p, 0 (x^k is the proximal point) to ``steps``.
+    mean_loss: float  # Mean mini-batch loss over the steps taken, before each; the loss at x^k if none was.
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -166,14 +135,7 @@ def proximal_steps(
     at x^k where batches are fresh. Loop and stack agree to float tolerance, except that a residual within
     rounding of the tolerance may stop one of them a step earlier.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture, on the training device. Its parameters serve as scratch space.
-    works : Sequence[ProximalWork]
-        One entry a node.
-    how : LocalTraining
-        How the inner steps are computed.
+    - ``model``: The architecture, on the training device. Its parameters serve as scratch space.
 
     Returns
     -------

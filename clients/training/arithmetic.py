@@ -30,22 +30,17 @@ Forward = Callable[[Tensor], Tensor]
 class Arithmetic:
     """How forward passes are computed.
 
-    Parameters
-    ----------
-    precision : {"float32", "bf16"} (default: "float32")
-        ``bf16`` is torch's autocast: matrix products and convolutions take and give bfloat16.
-    compiled : int (default: 0)
-        The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
-        are computed as written, so that what a node learns depends on nothing but its own batches. 0 for
-        none.
-
     Raises
     ------
     ValueError
         If a value is none of these.
     """
 
+    # {"float32", "bf16"}: ``bf16`` is torch's autocast: matrix products and convolutions take and give
+    # bfloat16.
     precision: Precision = "float32"
+    # The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
+    # are computed as written, so that what a node learns depends on nothing but its own batches. 0 for none.
     compiled: int = 0
 
     def __post_init__(self) -> None:
@@ -82,14 +77,13 @@ FLOAT32 = Arithmetic()
 
 
 def _run_compiled(model: nn.Module, x: Tensor) -> Tensor:
-    compiled = _program()
-    if compiled is None:
+    if not _usable[0]:
         return cast(Tensor, model(x))
     try:
         if isinstance(model, Reparametrised):
             # How weights are made of factors is planned in Python, which is not for a compiler.
-            return compiled(model.plain, model.plain_values(dict(model.named_parameters())), x)
-        return compiled(model, {}, x)
+            return _compiler()(model.plain, model.plain_values(dict(model.named_parameters())), x)
+        return _compiler()(model, {}, x)
     except Exception as error:
         outputs = cast(Tensor, model(x))  # Raises too where it is the model that is wrong.
         _give_up(error)
@@ -102,10 +96,6 @@ def _called(model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 # None once it has failed: what a process computes is then all computed as written.
 _usable = [True]
-
-
-def _program() -> Callable[..., Tensor] | None:
-    return _compiler() if _usable[0] else None
 
 
 @lru_cache(maxsize=1)

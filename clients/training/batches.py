@@ -1,13 +1,25 @@
-"""The mini-batches of one client by iteration, each a function of (seed, client, iteration) alone."""
+"""The mini-batches of a node, each a function of (seed, node, iteration or round) alone.
+
+Whole local epochs are those of experiments of FedMUD and its baselines. Paper: S. Li et al., "The Panaceas
+for Improving Low-Rank Decomposition in Communication-Efficient Federated Learning" (FedMUD), the set-up of
+Section 6: E epochs over a node's samples, shuffled anew in each.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hedgerow.tasks import augmented
+from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator, generators
 
-__all__ = ["batch_indices", "step_batches"]
+__all__ = ["augmented_work", "batch_indices", "epoch_batches", "step_batches"]
+
+Work = TypeVar("Work", bound=Any)
 
 
 def batch_indices(
@@ -47,3 +59,42 @@ def step_batches(
         [part[next(streams).choice(len(part), batch_size, replace=False)] for _ in own] if own else [part] * n
         for part, own, n in zip(parts, iterations, steps, strict=True)
     ]
+
+
+def epoch_batches(
+    part: NDArray[np.int64], *, seed: int, round: int, partition_id: int, epochs: int, batch_size: int
+) -> list[NDArray[np.int64]]:
+    """Return the batches of a node's local epochs: each epoch holds every sample once.
+
+    - ``part``: The node's samples, at least one.
+    - ``seed``, ``round``, ``partition_id``: What the order is drawn from, each >= 0.
+    - ``epochs``, ``batch_size``: E and B, each >= 1. An epoch's last batch holds what is left, and is kept.
+
+    Raises
+    ------
+    ValueError
+        If the node has no samples, or a number is out of range.
+    """
+    at_least(1, epochs=epochs, batch_size=batch_size)
+    if not len(part):
+        raise ValueError(f"part of node {partition_id} must have at least 1 sample to train on, got 0")
+    stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.BATCH)
+    ends = range(batch_size, len(part), batch_size)
+    return [batch for _ in range(epochs) for batch in np.split(stream.permutation(part), ends)]
+
+
+def augmented_work(work: Work, name: str, *, seed: int, round: int, partition_id: int) -> Work:
+    """Return the work on its batches' samples, transformed; a sample of several batches differs in each.
+
+    - ``work``: What has ``x``, ``y`` and ``batches``. The new one has its own ``x`` and ``y``, of as many
+      samples as its batches have in all.
+    - ``name``: One of ``tasks.AUGMENTATIONS``; ``"none"`` returns the work itself.
+    - ``seed``, ``round``, ``partition_id``: What flips and crops are drawn from, each >= 0.
+    """
+    if name == "none" or not len(work.batches):
+        return work
+    taken = torch.as_tensor(np.concatenate(work.batches)).to(work.x.device)
+    stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.AUGMENTATION)
+    ends = np.cumsum([len(batch) for batch in work.batches])
+    batches = np.split(np.arange(len(taken)), ends[:-1])
+    return replace(work, x=augmented(work.x[taken], name, stream), y=work.y[taken], batches=batches)

@@ -1,23 +1,28 @@
 """Local SGD of one node by the model's own forward pass: any model, and the oracle of every faster form."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
-from hedgerow.clients.training.threads import train_on_threads
-from hedgerow.clients.training.work import Correction, LocalWork, Loss, Trained, cross_entropy
+from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
+from hedgerow.tasks.threads import map_on_threads
 
-__all__ = ["train_loop", "train_one"]
+__all__ = ["train_loop", "train_on_threads", "train_one"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def train_loop(
     model: nn.Module,
     works: Sequence[LocalWork],
     loss: Loss,
-    correction: Correction | None,
     *,
     spread: bool = False,
     arithmetic: Arithmetic = FLOAT32,
@@ -30,12 +35,10 @@ def train_loop(
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     if not on_cpu or (spread and threads == 1):
-        return [train_one(model, work, loss, correction, arithmetic) for work in works]
+        return [train_one(model, work, loss, arithmetic) for work in works]
     if threads > 1 and _draws(model, works):
         threads = 1
-    return train_on_threads(
-        lambda own, work: train_one(own, work, loss, correction, arithmetic), model, works, threads
-    )
+    return train_on_threads(lambda own, work: train_one(own, work, loss, arithmetic), model, works, threads)
 
 
 def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
@@ -57,15 +60,12 @@ def train_one(
     model: nn.Module,
     work: LocalWork,
     loss: Loss = cross_entropy,
-    correction: Correction | None = None,
     arithmetic: Arithmetic = FLOAT32,
 ) -> Trained:
     """Train one node by the model's own forward pass: the oracle of every faster form."""
     model.load_state_dict(dict(work.start))
     model.train()
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parameters: list[Tensor] = list(trainable.values())
-    start = {name: p.detach().clone()[None] for name, p in trainable.items()} if correction else {}
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     forward = arithmetic.forward(model)
     losses = []
     for index in _on_device(work):
@@ -73,15 +73,9 @@ def train_one(
         losses.append(mean.detach())
         if not parameters:
             continue
-        gradients = dict(
-            zip(trainable, torch.autograd.grad(mean, parameters, materialize_grads=True), strict=True)
-        )
+        gradients = torch.autograd.grad(mean, parameters, materialize_grads=True)
         with torch.no_grad():
-            if correction:
-                current = {name: p.detach()[None] for name, p in trainable.items()}
-                for name, term in correction(current, start).items():
-                    gradients[name] = gradients[name] + term[0]
-            torch._foreach_add_(parameters, list(gradients.values()), alpha=-work.lr)
+            torch._foreach_add_(parameters, gradients, alpha=-work.lr)
     state = {
         key: value.detach().clone(memory_format=torch.contiguous_format)
         for key, value in model.state_dict().items()
@@ -95,3 +89,21 @@ def _on_device(work: LocalWork) -> Sequence[Tensor]:
         return ()
     flat = torch.as_tensor(np.concatenate(work.batches)).to(work.x.device)
     return torch.split(flat, [len(batch) for batch in work.batches])
+
+
+def train_on_threads(
+    function: Callable[[nn.Module, T], R], model: nn.Module, items: Sequence[T], threads: int
+) -> list[R]:
+    """Return ``[function(model, item) for item in items]``, each thread on a model of its own."""
+    idle: SimpleQueue[nn.Module] = SimpleQueue()
+    for scratch in [model, *(copy.deepcopy(model) for _ in range(threads - 1))]:
+        idle.put(scratch)
+
+    def run(item: T) -> R:
+        scratch = idle.get()
+        try:
+            return function(scratch, item)
+        finally:
+            idle.put(scratch)
+
+    return map_on_threads(run, items, threads)

@@ -26,14 +26,9 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
     Parameters are counted four times (start, value, gradient, temporary), each layer's output three times
     (value, gradient, temporary), and the patches of a convolution twice (columns and their gradient).
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture; one forward pass is run.
-    sample : Tensor
-        One sample, (1, ...), on the model's device.
-    batch_size : int
-        The longest batch, >= 0.
+    - ``model``: The architecture; one forward pass is run.
+    - ``sample``: One sample, (1, ...), on the model's device.
+    - ``batch_size``: The longest batch, >= 0.
     """
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     outputs: list[int] = [sample.numel() * sample.element_size()]
@@ -59,18 +54,11 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
 def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: int | None = None) -> int:
     """Return the most nodes that one stack should hold, at least 1.
 
-    Parameters
-    ----------
-    nodes : int
-        All nodes that are to train, >= 1.
-    bytes_a_node : int
-        As ``node_bytes`` estimates.
-    device : torch.device
-        On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, in chunks
-        of equal size whose number the threads divide, so that none waits for another at the end; little
-        work is left to one thread.
-    max_nodes : int or None (default: None)
-        Overrides the estimate, except that a CPU's threads still share the nodes.
+    - ``nodes``: All nodes that are to train, >= 1.
+    - ``device``: On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, in
+      chunks of equal size whose number the threads divide, so that none waits for another at the end; little
+      work is left to one thread.
+    - ``max_nodes``: Overrides the estimate, except that a CPU's threads still share the nodes.
     """
     if device.type == "cpu":
         threads = torch.get_num_threads() if nodes * bytes_a_node > _WORTH_THREADS else 1
@@ -93,12 +81,5 @@ def _free_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=64)
 def _announce(nodes: int, size: int, bytes_a_node: int, device: str) -> None:
-    mib = bytes_a_node / 2**20
-    log(
-        INFO,
-        "Local training on %s: %d nodes, at most %d in one stack (%.1f MiB each)",
-        device,
-        nodes,
-        size,
-        mib,
-    )
+    said = "Local training on %s: %d nodes, at most %d in one stack (%.1f MiB each)"
+    log(INFO, said, device, nodes, size, bytes_a_node / 2**20)

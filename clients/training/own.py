@@ -75,16 +75,11 @@ TrainingLoop = Callable[[nn.Module, TrainingData, TrainingConfig], Mapping[str, 
 
 @dataclass(frozen=True)
 class OwnTraining:
-    """How the nodes of one call train by a loop of the user's own: one after the other.
+    """How the nodes of one call train by a loop of the user's own: one after the other."""
 
-    Parameters
-    ----------
-    train : TrainingLoop
-        ``train(model, data, config)`` trains ``model`` in place, a copy in training mode on the training
-        device that holds what was sent, and may return metrics. What it draws from torch's global generator
-        is a function of (seed, round, node); the generator is put back behind it.
-    """
-
+    # ``train(model, data, config)`` trains ``model`` in place, a copy in training mode on the training device
+    # that holds what was sent, and may return metrics. What it draws from torch's global generator is a
+    # function of (seed, round, node); the generator is put back behind it.
     train: TrainingLoop
 
     def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained | ValueError]:

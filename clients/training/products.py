@@ -46,12 +46,8 @@ def aligned(stack: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a b + bias of each node, which can be differentiated.
 
-    Parameters
-    ----------
-    a, b : Tensor
-        (nodes, m, k) and (nodes, k, n).
-    bias : Tensor or None (default: None)
-        (nodes, m).
+    - ``a``, ``b``: (nodes, m, k) and (nodes, k, n).
+    - ``bias``: (nodes, m).
     """
     return cast(Tensor, _Product.apply(a, b, bias))  # type: ignore[no-untyped-call]
 

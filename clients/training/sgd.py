@@ -1,4 +1,4 @@
-"""Local SGD of one node or of many: ``w <- w - lr (g(batch; w) + correction)``, no momentum, no decay.
+"""Local SGD of one node or of many: ``w <- w - lr g(batch; w)``, no momentum, no decay.
 
 Two forms do the same ragged work (each node its own number of steps, each step its own batch) and agree to
 float tolerance. The *loop* trains every node by the model's own forward pass: any model, and the stack's
@@ -22,12 +22,11 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop
 from hedgerow.clients.training.stack import can_vmap, takes_batch_statistics, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
-from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
+from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.tasks.layout import ChannelsLast
 from hedgerow.wire.checks import at_least
 
 __all__ = [
-    "Correction",
     "LocalWork",
     "Loss",
     "State",
@@ -51,7 +50,6 @@ def local_sgd(
     loss: Loss = cross_entropy,
     mode: TrainingMode = "auto",
     *,
-    correction: Correction | None = None,
     max_nodes: int | None = None,
     arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
@@ -69,9 +67,6 @@ def local_sgd(
         ``loop`` runs the model's own forward pass node by node, ``stack`` many nodes at once with a
         leading node axis. ``auto`` decides by device, architecture and number of nodes, never by a clock,
         so that a run's bits do not depend on the load of the machine.
-    correction : Correction or None (default: None)
-        Added to the gradients of each step, from the parameters and their start; both carry a leading
-        node axis in either mode. FedProx is ``lambda w, w0: {k: mu * (w[k] - w0[k]) for k in w}``.
     max_nodes : int or None (default: None)
         The most nodes in one stack, >= 1; None takes what caches (CPU) or free memory (CUDA) hold. On
         CPUs the split does not change a bit of the result. On CUDA the kernels may depend on the number
@@ -107,9 +102,9 @@ def local_sgd(
     if mode == "stack" and reason is not None:
         raise ValueError(f"training mode must be 'loop' here, got 'stack': {reason}")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
-        return train_stacks(model, works, loss, correction, max_nodes, arithmetic)
+        return train_stacks(model, works, loss, max_nodes, arithmetic)
     spread = mode == "auto" and not is_small(model)
-    return train_loop(model, works, loss, correction, spread=spread, arithmetic=arithmetic)
+    return train_loop(model, works, loss, spread=spread, arithmetic=arithmetic)
 
 
 def stackable(model: nn.Module) -> str | None:

@@ -9,18 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
+from hedgerow.clients.training.loop import train_on_threads
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
-from hedgerow.clients.training.threads import train_on_threads
-from hedgerow.clients.training.work import (
-    Correction,
-    LocalWork,
-    Loss,
-    StackRow,
-    State,
-    Trained,
-    cross_entropy,
-)
+from hedgerow.clients.training.work import LocalWork, Loss, StackRow, State, Trained, cross_entropy
 
 __all__ = ["can_vmap", "split", "train_stack", "train_stacks"]
 
@@ -29,7 +21,6 @@ def train_stacks(
     model: nn.Module,
     works: Sequence[LocalWork],
     loss: Loss = cross_entropy,
-    correction: Correction | None = None,
     max_nodes: int | None = None,
     arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
@@ -49,7 +40,7 @@ def train_stacks(
 
     def train(own: nn.Module, chunk: list[int]) -> list[Trained]:
         try:
-            return train_stack(own, [works[i] for i in chunk], loss, correction, layers, arithmetic)
+            return train_stack(own, [works[i] for i in chunk], loss, layers, arithmetic)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
@@ -114,26 +105,15 @@ def train_stack(
     model: nn.Module,
     works: Sequence[LocalWork],
     loss: Loss = cross_entropy,
-    correction: Correction | None = None,
     layers: StackedLayers | None = None,
     arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
     """Train one stack: nodes ordered by falling number of steps, so that those still training are a prefix.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
-    works : Sequence[LocalWork]
-        The nodes, those with most steps first.
-    loss : Loss (default: cross_entropy)
-        Loss of each sample.
-    correction : Correction or None (default: None)
-        Added to the gradients.
-    layers : StackedLayers or None (default: None)
-        The model's stacked form; None takes ``vmap`` over the model itself.
-    arithmetic : Arithmetic (default: float32)
-        How ``vmap`` computes; nothing is compiled.
+    - ``model``: The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
+    - ``works``: The nodes, those with most steps first.
+    - ``layers``: The model's stacked form; None takes ``vmap`` over the model itself.
+    - ``arithmetic``: How ``vmap`` computes; nothing is compiled.
     """
     steps = [len(work.batches) for work in works]
     device = works[0].x.device
@@ -151,7 +131,6 @@ def train_stack(
         for name, value in model.state_dict().items()
     }
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-    start = {name: stack[name].clone() for name in trainable} if correction else {}
     rate = {
         name: torch.tensor([work.lr for work in works], dtype=stack[name].dtype, device=device).view(
             -1, *[1] * (stack[name].dim() - 1)
@@ -175,21 +154,10 @@ def train_stack(
         if not trainable:
             continue
         leaves = [values[name] for name in trainable]
-        gradients = dict(
-            zip(trainable, torch.autograd.grad(mean.sum(), leaves, materialize_grads=True), strict=True)
-        )
+        gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
         with torch.no_grad():
-            if correction:
-                current = {name: values[name].detach() for name in trainable}
-                first = {name: value[:active] for name, value in start.items()}
-                for name, term in correction(current, first).items():
-                    gradients[name] = gradients[name] + term
-            torch._foreach_addcmul_(
-                leaves,
-                [gradients[name] for name in trainable],
-                [rate[name][:active] for name in trainable],
-                value=-1,
-            )
+            rates = [rate[name][:active] for name in trainable]
+            torch._foreach_addcmul_(leaves, gradients, rates, value=-1)
 
     total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
     return [

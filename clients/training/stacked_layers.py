@@ -46,12 +46,7 @@ class Reparametrised(nn.Module):
 class StackedLayers:
     """A sequence of known layers, as one function of all nodes' parameters and inputs.
 
-    Parameters
-    ----------
-    layers : list of Layer
-        The layers, in order.
-    weights : Weights or None (default: None)
-        What the layers' parameters are made by; None for those of the stack as they are.
+    - ``weights``: What the layers' parameters are made by; None for those of the stack as they are.
     """
 
     def __init__(self, layers: list[Layer], weights: Weights | None = None) -> None:
@@ -78,12 +73,8 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     Flatten, Linear on vectors, ReLU and other elementwise activations, sequences of these without hooks, and
     ``Reparametrised`` models of such.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Any model, in training mode. Not changed.
-    sample_dims : int
-        The number of axes of one sample: 3 for (C, H, W), 1 for features.
+    - ``model``: Any model, in training mode. Not changed.
+    - ``sample_dims``: The number of axes of one sample: 3 for (C, H, W), 1 for features.
     """
     if isinstance(model, Reparametrised):
         inner = None if _has_hooks(model) else stacked_layers(model.plain, sample_dims)

@@ -9,40 +9,27 @@ from torch import Tensor, nn
 
 from hedgerow.wire.checks import is_real, require
 
-__all__ = ["Asked", "Correction", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
+__all__ = ["Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
 # (outputs, targets) -> one loss a sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
-# (parameters, their start) -> terms that are added to the gradients, by name; all (nodes, *shape).
-Correction = Callable[[State, State], Mapping[str, Tensor]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node's batches were made of, for a training loop of the user's own.
+    """What a node's batches were made of, for a training loop of the user's own."""
 
-    Parameters
-    ----------
-    part : NDArray[int64]
-        The node's samples, as indices into the data.
-    batch_size, seed, round, partition_id : int
-        What the message asks for, and of whom.
-    epochs : int or None (default: None)
-        How many local epochs the batches are; None where a method counts steps.
-    augmentation : str (default: "none")
-        What was done to the samples of each batch.
-    """
-
-    part: NDArray[np.int64]
+    part: NDArray[np.int64]  # The node's samples, as indices into the data.
+    # What the message asks for, and of whom.
     batch_size: int
     seed: int
     round: int
     partition_id: int
-    epochs: int | None = None
-    augmentation: str = "none"
+    epochs: int | None = None  # How many local epochs the batches are; None where a method counts steps.
+    augmentation: str = "none"  # What was done to the samples of each batch.
 
 
 @dataclass(frozen=True)
@@ -85,14 +72,8 @@ class LocalWork:
 class StackRow(Mapping[str, Tensor]):
     """One node's state in a stack, whose tensors are made where they are read.
 
-    Parameters
-    ----------
-    stack : Mapping[str, Tensor]
-        All nodes' (nodes, *shape).
-    row : int
-        The node's.
-    shared : Collection[str] (default: none)
-        Keys whose values take the room of one in the stack, and are copied for each node.
+    - ``stack``: All nodes' (nodes, *shape).
+    - ``shared``: Keys whose values take the room of one in the stack, and are copied for each node.
     """
 
     __slots__ = ("row", "shared", "stack")

@@ -13,28 +13,14 @@ __all__ = ["Choice"]
 
 @dataclass(frozen=True)
 class Choice:
-    """A rule, or an aggregator in its place.
-
-    Parameters
-    ----------
-    rule : Aggregation
-        The mean, where there is an aggregator.
-    own : Aggregator or None (default: None)
-        A user's own.
-    """
+    """A rule, which is the mean where a user gives an aggregator of their own, or that aggregator."""
 
     rule: Aggregation
     own: Aggregator | None = None
 
     @classmethod
     def of(cls, aggregation: str | Aggregation | Aggregator) -> Choice:
-        """Return what was asked for.
-
-        Raises
-        ------
-        ValueError
-            If a text is no rule, or an object is none and has no ``means`` and ``weight``.
-        """
+        """Return what was asked for; ValueError for a text that is no rule, and for no aggregator."""
         if isinstance(aggregation, Aggregation):
             return cls(aggregation)
         if callable(getattr(aggregation, "means", None)) and callable(getattr(aggregation, "weight", None)):

@@ -17,7 +17,7 @@ from hedgerow.wire.records import only_record
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "WeightedMean", "means_of"]
+__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "Taken", "WeightedMean", "means_of"]
 
 
 class Mean(Protocol):
@@ -73,6 +73,19 @@ class Moved:
         """Return the model (M,)."""
         moved: NDArray[np.float64] = self.start + self.move
         return moved
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """A model (M,) in place of a mean, whatever nodes are missing."""
+
+    nodes: Collection[int]
+    weight: float
+    taken: NDArray[np.float64]
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        """Return the model (M,)."""
+        return self.taken
 
 
 @dataclass
@@ -146,13 +159,7 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class MeanByMetric(WeightedMean):
-    """The mean by a number that each reply tells, at most the examples that its node claimed first.
-
-    Parameters
-    ----------
-    metric : str
-        The metric's name.
-    """
+    """The mean by a number that each reply tells, at most the examples that its node claimed first."""
 
     metric: str = ""
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -28,7 +28,7 @@ from hedgerow.strategies.aggregate.sum_noise import (
 )
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import ExchangeReport, Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
@@ -51,7 +51,6 @@ from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
 
 __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
-T = TypeVar("T")
 # Why nodes, or whole sums, do not count.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
@@ -120,20 +119,10 @@ def parse_secure_sum(
 
 @dataclass(frozen=True)
 class SummedUpdate:
-    """What the server knows of a group after its sum.
+    """What the server knows of a group after its sum."""
 
-    Parameters
-    ----------
-    mean : NDArray[float64]
-        The weighted mean of the survivors' updates (M,), integers of counters among them.
-    weight : float
-        The sum of their weights.
-    metrics : RecordDict
-        Their weighted mean metrics, as one node that weighs ``weight`` would tell them.
-    survivors : tuple of int
-        Their partition ids.
-    """
-
+    # The survivors' weighted mean update (M,), integers of counters among it, and their mean metrics, as one
+    # node that weighs ``weight`` would tell them.
     mean: NDArray[np.float64]
     weight: float
     metrics: RecordDict
@@ -159,17 +148,9 @@ class _Masked:
 class SecureSums:
     """The server's side of all sums of a run.
 
-    Parameters
-    ----------
-    settings : SecureSum
-        The settings.
-    federation : Federation
-        The nodes, their sizes, the ledger, and what was lost.
-    down_link, up_link : str
-        The links of the modelled system on which what a sum takes is booked, beside those through the hub.
-    weighted_by : str or None (default: None)
-        The metric that is a node's weight, empty where all weigh 1; None is the federation's. With noise all
-        weigh 1.
+    What a sum takes is booked on the links of the modelled system beside those through the hub.
+    ``weighted_by`` is the metric that is a node's weight, empty where all weigh 1, as with noise; None is the
+    federation's.
     """
 
     def __init__(
@@ -323,14 +304,8 @@ class SecureSums:
     def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
         """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
 
-        Parameters
-        ----------
-        group : int
-            The group.
-        common : RecordDict
-            What its members must have in common, see ``SumPart`` of the clients.
-        start : ArrayRecord
-            What their answers are changes of: keys, shapes and dtypes, in their order.
+        ``common`` is what its members must have in common, see ``SumPart`` of the clients; ``start`` what
+        their answers are changes of: keys, shapes and dtypes, in their order.
         """
         members = sorted(at for at, of in self._group_of.items() if of == group)
         n = len(members)
@@ -358,16 +333,6 @@ class SecureSums:
             # Whether it is answered or not: a server of another mind may have got the sum.
             self.releases.count(members, plan.noisy_grid.rho(self._open[group].clips.size))
         return ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
-
-    def book_shares(self, server_round: int, reply: Reply) -> None:
-        """Book on the modelled link what a masked reply holds beside its array."""
-        at = reply.node.partition_id
-        carried = payload_bytes(only_record(reply.content, ConfigRecord, BAD_SHARES))
-        self.book(server_round, at, carried, down=False)
-
-    def note_left_out(self) -> None:
-        """Count who was left out in the exchange that was just opened."""
-        self.report.rejected += self._left_out
 
     # Replies.
 
@@ -408,11 +373,9 @@ class SecureSums:
                 self._lose(TOO_FEW, len(arrived[group]))
                 continue
             self._lose(DISCONNECTED, len(arrived[group]) - len(alive))
-            kept = {at: arrived[group][at][1] for at in alive}
-            words = {at: one.words for at, one in kept.items()}
-            sums[group] = Unmasking(
-                told.plan, told.about, words, {at: one.commitments for at, one in kept.items()}
-            )
+            words = {at: arrived[group][at][1].words for at in alive}
+            commitments = {at: arrived[group][at][1].commitments for at in alive}
+            sums[group] = Unmasking(told.plan, told.about, words, commitments)
         yield from self._ask_shares(server_round, sums, arrived)
         return {group: found for group, one in sums.items() if (found := self._update(group, one))}
 
@@ -432,15 +395,13 @@ class SecureSums:
                         # A member seals for all others in their order.
                         place = members.index(at) - (members.index(at) > members.index(other))
                         parts.append(arrived[group][other][1].sealed[size * place : size * (place + 1)])
-                config = ConfigRecord(
-                    {
-                        "number": one.plan.number,
-                        "survivors": list(one.survivors),
-                        "sealed": b"".join(parts),
-                        "seed": self.federation.settings.seed,
-                    }
-                )
-                contents[arrived[group][at][0]] = RecordDict({"config": config})
+                told: dict[str, Any] = {
+                    "number": one.plan.number,
+                    "survivors": list(one.survivors),
+                    "sealed": b"".join(parts),
+                    "seed": self.federation.settings.seed,
+                }
+                contents[arrived[group][at][0]] = RecordDict({"config": ConfigRecord(told)})
 
         def check(node: Node, answer: RecordDict) -> list[tuple[int, bytes]]:
             told = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
@@ -462,40 +423,29 @@ class SecureSums:
         told = self._open[group]
         if (noisy := one.plan.noisy_grid) is not None:
             count = len(one.survivors)
-            weight = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
+            metrics = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
             mean = noisy.decode(total) / count
-            return SummedUpdate(mean, float(count), RecordDict({"metrics": weight}), one.survivors)
+            return SummedUpdate(mean, float(count), RecordDict({"metrics": metrics}), one.survivors)
         values = one.plan.grid.decode(total, told.clips)
         size = values.size - one.plan.extras
         shares = values[size]
         if not shares > 0:
             self._lose(UNSOLVED, len(one.survivors))
             return None
+        weight = float(shares * one.plan.max_weight)
         metrics = MetricRecord(
-            {
-                self.federation.settings.weighted_by_key: float(shares * one.plan.max_weight),
-                "clipped": float(values[size + 1] / shares),
-            }
+            {self.federation.settings.weighted_by_key: weight, "clipped": float(values[size + 1] / shares)}
         )
         for i, name in enumerate(one.plan.metrics):
             value, there = values[size + 2 + 2 * i : size + 4 + 2 * i]
             if there > 0.5 / one.plan.grid.largest:
                 metrics[name] = float(value / there)
-        return SummedUpdate(
-            values[:size] / shares,
-            float(shares * one.plan.max_weight),
-            RecordDict({"metrics": metrics}),
-            one.survivors,
-        )
+        return SummedUpdate(values[:size] / shares, weight, RecordDict({"metrics": metrics}), one.survivors)
 
     def enough(self) -> bool:
         """Return whether a round got its minimum; one in which no group had enough nodes has none."""
         able = not any(count for reason, count in self._left_out.items() if reason != TOO_SMALL)
         return self.federation.enough() and (self.report.accepted > 0 or able)
-
-    def lose(self, update: SummedUpdate, reason: str) -> None:
-        """Count the survivors of a sum as lost after all."""
-        self._lose(reason, len(update.survivors))
 
     def _lose(self, reason: str, count: int) -> None:
         if count:
@@ -519,13 +469,7 @@ class SecureSums:
         return float(run.size(node, claimed)) if self.weighted_by else 1.0
 
     def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
-        """Return the means of those pools that have a sum.
-
-        Raises
-        ------
-        RoundFailedError
-            If too few replies are in one.
-        """
+        """Return the means of those pools that have a sum; RoundFailedError if too few replies are in one."""
         nodes, offline = self.federation.there(list(exchange.asked))
         groups: dict[int, list[Node]] = {}
         for node in nodes:
@@ -544,10 +488,11 @@ class SecureSums:
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []
         replies = yield masked
-        self.note_left_out()
+        self.report.rejected += self._left_out
         for columns in replies:
             for reply, row in zip(columns.replies, columns.rows, strict=True):
-                self.book_shares(run.round, reply)
+                shares = only_record(reply.content, ConfigRecord, BAD_SHARES)
+                self.book(run.round, reply.node.partition_id, payload_bytes(shares), down=False)
                 arrived.append((reply.node, row))
         means: dict[int, Mean] = {}
         for pool, update in sorted((yield from self.solve(run.round, arrived)).items()):
@@ -556,7 +501,7 @@ class SecureSums:
             try:
                 exchange.check(self.federation, start + change - start, start)
             except PayloadError as error:
-                self.lose(update, error.reason)
+                self._lose(error.reason, len(update.survivors))
                 continue
             means[pool] = _SumMean(update.survivors, update.weight, start, change)
             self.counted(run, pool, update)

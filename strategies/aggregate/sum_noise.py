@@ -11,10 +11,10 @@ fine that neither matters, and a norm never grows. No amplification by subsampli
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED
-from hedgerow.wire.checks import in_range, one_of, probability
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, PrivacyReport, open_paths
+from hedgerow.wire.checks import in_range
 from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
 
 __all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyReport", "SumReleases"]
@@ -40,7 +40,7 @@ COVERS = (
 
 
 @dataclass(frozen=True)
-class SumNoise:
+class SumNoise(Noise):
     """Clipping and noise of what a node adds to a sum.
 
     Parameters
@@ -54,8 +54,7 @@ class SumNoise:
     delta : float (default: 1e-5)
         At which epsilon is told, in (0, 1); below one over the number of nodes.
     source : {"entropy", "seed"} (default: "entropy")
-        Where nodes draw it: from the operating system; or from the run's seed, so that a simulation can be
-        repeated, and whoever knows the seed can take the noise off.
+        As in ``Noise``.
     unprotected : tuple of str (default: ())
         Paths beside the sums on which nodes tell of their data, keys of ``REASONS``.
 
@@ -65,17 +64,12 @@ class SumNoise:
         If one is out of range.
     """
 
-    clip: float
-    multiplier: float
-    delta: float = 1e-5
-    source: Literal["entropy", "seed"] = "entropy"
     unprotected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         in_range("clip", self.clip, 0.0, 1e30, open_below=True)
         in_range("multiplier", self.multiplier, 1e-3, 1e6)
-        probability(delta=self.delta)
-        one_of("source", self.source, ("entropy", "seed"))
+        super().__post_init__()
         if not set(self.unprotected) <= REASONS.keys():
             raise ValueError(f"unprotected must be some of {sorted(REASONS)}, got {self.unprotected!r}")
 
@@ -106,16 +100,11 @@ class SumReleases:
 
     def report(self, noise: SumNoise, unprotected: Iterable[str] = ()) -> "SumPrivacyReport":
         """Return what was told of the node of which most was."""
-        paths = {*noise.unprotected, *unprotected}
-        if noise.source == "seed":
-            paths.add(SEEDED)
-        elif self._resumed:  # Noise of a seed comes out the same again.
-            paths.add(LOST_ROUNDS)
+        told = {*noise.unprotected, *unprotected}
+        paths = open_paths(told, seeded=noise.source == "seed", resumed=self._resumed)
         made, rho = max(self._made.values(), key=lambda one: one[1], default=(0, 0.0))
         alone = optimal_zcdp_epsilon(rho, noise.delta) if rho else 0.0
-        return SumPrivacyReport(
-            math.inf if paths else alone, noise.delta, made, rho, alone, tuple(sorted(paths))
-        )
+        return SumPrivacyReport(math.inf if paths else alone, noise.delta, paths, made, rho, alone)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
@@ -128,47 +117,27 @@ class SumReleases:
 
 
 @dataclass(frozen=True)
-class SumPrivacyReport:
-    """What noisy sums promise the node of which most was told.
+class SumPrivacyReport(PrivacyReport):
+    """What noisy sums promise the node of which most was told."""
 
-    Parameters
-    ----------
-    epsilon : float
-        At delta; infinite where something was told without noise.
-    delta : float
-        Its delta.
-    releases : int
-        Sums that the node was asked for.
-    rho : float
-        What they add up to, of zero-concentrated DP.
-    releases_epsilon : float
-        What epsilon would be if these sums were all that is told, and nobody could take their noise off.
-    unprotected : tuple of str
-        The paths that make it infinite, keys of ``REASONS``.
-    covers : str
-        Whom it protects, against whom, and what it leaves out.
-    """
+    reasons = REASONS
 
-    epsilon: float
-    delta: float
-    releases: int
-    rho: float
+    releases: int  # Sums that the node was asked for.
+    rho: float  # What they add up to, of zero-concentrated DP.
+    # What epsilon would be if these sums were all that is told, and nobody could take their noise off.
     releases_epsilon: float
-    unprotected: tuple[str, ...] = ()
-    covers: str = COVERS
+    covers: str = COVERS  # Whom it protects, against whom, and what it leaves out.
 
-    def metrics(self) -> dict[str, float]:
-        """Return the report for a round's record: with a flag for each path that is not protected."""
-        told = {"epsilon": self.epsilon, "delta": self.delta}
-        counted = {"releases": self.releases, "releases-epsilon": self.releases_epsilon}
-        return {**told, **counted, **{f"unprotected-{path}": 1 for path in self.unprotected}}
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many releases, and what they cost alone."""
+        return {"releases": self.releases, "releases-epsilon": self.releases_epsilon}
 
     def __str__(self) -> str:
         """Return the report in one line."""
         if self.unprotected:
-            reasons = "; ".join(REASONS[path] for path in self.unprotected)
             return (
-                f"no guarantee, epsilon = infinity: {reasons} (noise alone: {self.releases_epsilon:.4g}; "
+                f"no guarantee, epsilon = infinity: {self.why} (noise alone: {self.releases_epsilon:.4g}; "
                 f"{self.releases} releases)"
             )
         return (

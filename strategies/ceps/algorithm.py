@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import networkx as nx
 
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, one_of

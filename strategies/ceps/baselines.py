@@ -26,10 +26,10 @@ from hedgerow.strategies.ceps.decentralised import (
     push_network,
 )
 from hedgerow.strategies.ceps.matcha import Activation
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.ceps.theory import choco_step
 from hedgerow.strategies.gossip.method import Scalar
 from hedgerow.strategies.gossip.strategy import places_in
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, int_between, require
 

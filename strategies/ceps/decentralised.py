@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import (
     ONE_PEER,
@@ -89,13 +89,7 @@ def fixed_network(topology: Topology, num_nodes: int, seed: int) -> Network:
 
 
 def dynamic_network(topology: Topology, num_nodes: int, seed: int) -> Network:
-    """Return a new draw of a random graph, with Metropolis's weights, for every communication.
-
-    Raises
-    ------
-    ValueError
-        If the topology is a graph, and no random one's name.
-    """
+    """Return a new draw of a random graph, with Metropolis's weights, for every communication."""
     _check_drawn(topology)
 
     def draw(k: int) -> nx.Graph:
@@ -109,26 +103,12 @@ def dynamic_network(topology: Topology, num_nodes: int, seed: int) -> Network:
 def push_network(
     topology: Topology, num_nodes: int, seed: int, *, interval: int, dynamic: bool = False
 ) -> Network:
-    """Return a directed graph, strongly connected, with the weights of push-sum.
+    """Return a directed graph, strongly connected, with the weights of push-sum; ValueError if there is none.
 
-    Parameters
-    ----------
-    topology : str, networkx.Graph, edges or None
-        As in ``topology.as_digraph``; ``one-peer-exponential``, another graph at each communication; or None,
-        the undirected random regular graph of the other baselines, whose edges lead both ways.
-    num_nodes : int
-        m >= 1.
-    seed : int
-        Of random graphs.
-    interval : int
-        Iterations between communications, >= 1.
-    dynamic : bool (default: False)
-        Whether every communication draws the graph anew.
-
-    Raises
-    ------
-    ValueError
-        If there is no such graph, or a dynamic one is no name.
+    The topology is as in ``topology.as_digraph``; ``one-peer-exponential``, another graph at each
+    communication; or None, the undirected random regular graph of the other baselines, whose edges lead both
+    ways. ``interval`` are the iterations between communications, >= 1; ``dynamic`` draws the graph anew for
+    each.
     """
 
     def draw(own: int) -> nx.DiGraph:

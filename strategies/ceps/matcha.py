@@ -100,17 +100,8 @@ class _EdgeColouring:
 def activation_probabilities(laplacians: Array, budget: float) -> Array:
     """Return p (q,) that maximises lambda_2(sum_j p_j L_j) subject to sum_j p_j <= C_b q, 0 <= p_j <= 1.
 
-    Parameters
-    ----------
-    laplacians : numpy.ndarray
-        Of the matchings, (q, m, m).
-    budget : float
-        C_b in (0, 1]: the share of the base graph's communication.
-
-    Raises
-    ------
-    ValueError
-        If the budget is out of range.
+    The L_j are the matchings' Laplacians (q, m, m), and the budget C_b in (0, 1] is the share of the base
+    graph's communication.
     """
     in_range("budget", budget, 0.0, 1.0, open_below=True)
     q = len(laplacians)

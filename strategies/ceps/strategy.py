@@ -15,9 +15,9 @@ from hedgerow.strategies.ceps.algorithm import (
     neighbourhood_graph,
     participants,
 )
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule

@@ -39,30 +39,9 @@ class Clusters(Part):
     """Each client's edge server.
 
     Where clusters are found from the nodes that come, the first round settles them; a client that comes
-    later joins its group's server, or the one with the fewest clients.
-
-    Parameters
-    ----------
-    chosen : Sequence[int], "group" or None
-        The server of each client by partition id; ``"group"`` for one server for each group that the nodes'
-        configs name, in the order of the names (of the numbers, where all are numbers); None for equal
-        contiguous clusters.
-    num_servers : int
-        Servers D, >= 1.
-    federation : Federation
-        The clients.
-    others : int (default: 0)
-        Places of the federation, the last ones, that are not clients.
-
-    Attributes
-    ----------
-    of : tuple of int
-        The server of each client, by partition id; -1 for one that has not come yet.
-
-    Raises
-    ------
-    ValueError
-        If the clusters are none of these.
+    later joins its group's server, or the one with the fewest clients. ``chosen`` is as ``clusters`` of
+    ``ClusteredStrategy``; the last ``others`` places of the federation are not clients. ``of`` has the server
+    of each client, by partition id; -1 for one that has not come yet.
     """
 
     name = "clusters"
@@ -139,10 +118,7 @@ class Clusters(Part):
     def opened(self, run: Run) -> Steps[None]:
         """Find the clusters of a run that begins, and a server for nodes that came since.
 
-        Raises
-        ------
-        RosterError
-            If the nodes cannot be told apart, or their groups are not one for each server.
+        RosterError if the nodes cannot be told apart, or their groups are not one for each server.
         """
         begins, self._begun = not self._begun, True
         if begins and self.chosen is not None and not self.federation.introduced:

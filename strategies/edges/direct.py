@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from math import sqrt
@@ -32,7 +32,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.peers import Exchanged, LinkTraffic, PeerChannel, Topic
+from hedgerow.strategies.peers import UNREADABLE, Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
@@ -42,12 +42,8 @@ from hedgerow.wire.robust_means import Aggregation
 __all__ = [
     "LARGEST_SIZE",
     "SMALLEST_SIZE",
-    "UNREADABLE",
     "DirectGossip",
-    "DistanceBound",
     "GossipReport",
-    "LinkReport",
-    "link_report",
     "mixed",
 ]
 
@@ -63,48 +59,25 @@ SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**53
 _END = 2**32
 # Exchanges that a neighbour sits out at most which is late in one after the other.
 _LONGEST_REST = 64
-# What another server's word may raise when it is read.
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
-class LinkReport(NamedTuple):
-    """What was measured of the link to a neighbour in one exchange, as of ``LinkTraffic``."""
-
-    sent: int
-    received: int
-    send_seconds: float
-    wait_seconds: float
 
 
 @dataclass
 class GossipReport:
-    """What one exchange with the neighbours came to.
+    """What one exchange with the neighbours came to."""
 
-    Parameters
-    ----------
-    members : list of int
-        The servers that this one could reach, over others too, itself among them.
-    zeta : float
-        Second largest eigenvalue modulus of their matrix; nan where it is alone.
-    lost : Counter
-        Links that were left out in some step, by reason.
-    seconds : float
-        What it took.
-    sent : Counter
-        Models that each neighbour took, by neighbour.
-    model_seconds : float
-        Of ``seconds`` what the models themselves took, without what servers agree on before and after.
-    links : dict of LinkReport
-        By neighbour.
-    """
-
+    # The servers that this one could reach, over others too, itself among them.
     members: list[int] = field(default_factory=list)
+    # Second largest eigenvalue modulus of their matrix; nan where it is alone.
     zeta: float = float("nan")
+    # Links that were left out in some step, by reason.
     lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    # Models that each neighbour took, by neighbour.
     sent: Counter[int] = field(default_factory=Counter)
+    # Of ``seconds`` what the models themselves took, without what servers agree on before and after.
     model_seconds: float = 0.0
-    links: dict[int, LinkReport] = field(default_factory=dict)
+    # What was measured of the link to each neighbour.
+    links: dict[int, LinkTraffic] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
         """Return it as a round's record has it; what is of a link by neighbour, in the order of these."""
@@ -115,10 +88,10 @@ class GossipReport:
         if self.links:
             by_link = {
                 "neighbours": list(self.links),
-                "link-bytes-sent": [link.sent for link in self.links.values()],
+                "link-bytes-sent": [link.bytes for link in self.links.values()],
                 "link-bytes-received": [link.received for link in self.links.values()],
-                "link-send-seconds": [link.send_seconds for link in self.links.values()],
-                "link-wait-seconds": [link.wait_seconds for link in self.links.values()],
+                "link-send-seconds": [link.seconds for link in self.links.values()],
+                "link-wait-seconds": [link.waited for link in self.links.values()],
             }
         return {
             "servers": self.members,
@@ -128,43 +101,6 @@ class GossipReport:
             **by_link,
             **lost,
         }
-
-
-def link_report(before: LinkTraffic, now: LinkTraffic) -> LinkReport:
-    """Return what was measured of a link between two moments."""
-    return LinkReport(
-        now.bytes - before.bytes,
-        now.received - before.received,
-        now.seconds - before.seconds,
-        now.waited - before.waited,
-    )
-
-
-class DistanceBound:
-    """How far a neighbour's model may be from a server's own.
-
-    Parameters
-    ----------
-    max_ratio : float
-        See ``max_update_norm_ratio`` of ``DirectGossip``.
-    """
-
-    def __init__(self, max_ratio: float) -> None:
-        self._max_ratio = max_ratio
-        # Of each exchange the median distance of the neighbours' models before its first step.
-        self._usual: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def learn(self, models: Collection[NDArray[Any]], own: NDArray[Any]) -> None:
-        """Note what is usual: the models (M,) of one exchange."""
-        if models:
-            self._usual.append(median(norm_of(model - own) for model in models))
-
-    def check(self, model: NDArray[Any], own: NDArray[Any]) -> None:
-        """Raise PayloadError for a model (M,) that is too far away."""
-        distance, norm = norm_of(model - own), norm_of(own) or sqrt(own.size)
-        most = self._max_ratio * (median(self._usual) if self._usual else norm)
-        if self._max_ratio and not distance <= max(most, 2 * norm):
-            raise PayloadError(TOO_LARGE, f"norm {distance:.3g}, expected at most {max(most, 2 * norm):.3g}")
 
 
 def mixed(
@@ -244,7 +180,9 @@ class DirectGossip:
         self._links: dict[int, _Link] = {}
         # In how many exchanges running a neighbour was lost that takes part.
         self._lapses: Counter[int] = Counter()
-        self._bound = DistanceBound(max_update_norm_ratio)
+        self.max_update_norm_ratio = max_update_norm_ratio
+        # Of each exchange the median distance of the neighbours' models before its first step.
+        self._usual: deque[float] = deque(maxlen=_REMEMBERED)
         # Which start of this server this is: one that was started again has forgotten what was agreed on.
         self._start = secrets.token_hex(8)
         self.report = GossipReport()
@@ -285,16 +223,9 @@ class DirectGossip:
         """Meet the neighbours, and return the round after which this server goes on.
 
         That is the one that it has completed; or, of a server that comes back, the last one in which most of
-        its neighbours began to exchange their models.
-
-        Parameters
-        ----------
-        completed_rounds : int
-            Of this server, >= 0.
-        patience : float
-            Seconds to wait for neighbours that are not there yet; those that come later join later.
-        num_rounds : int
-            Of the run: a neighbour that is beyond is not believed.
+        its neighbours began to exchange their models. Waits up to ``patience`` seconds for neighbours that
+        are not there yet; those that come later join later. A neighbour beyond ``num_rounds`` is not
+        believed.
         """
         with self._lock:
             self._begun = completed_rounds - completed_rounds % self.period
@@ -362,16 +293,9 @@ class DirectGossip:
     def exchanged(self, server_round: int, model: NDArray[Any], size: float) -> NDArray[Any]:
         """Return this server's model (M,) after ``steps`` gossip steps, eq. (5), with whom it reaches.
 
-        Rounded once, to the model's dtype; between two steps it is float64. What happened is in ``report``.
-
-        Parameters
-        ----------
-        server_round : int
-            A multiple of ``period``, after those of before.
-        model : NDArray (M,)
-            Floating.
-        size : float
-            |S|, the samples of this server's cluster, > 0.
+        Rounded once, to the model's dtype; between two steps it is float64. ``server_round`` is a multiple of
+        ``period``, and ``size`` |S| > 0, the samples of this server's cluster. What happened is in
+        ``report``.
         """
         start = time.monotonic()
         before = {peer: replace(self.channel.traffic[peer]) for peer in self.channel.neighbours}
@@ -388,9 +312,8 @@ class DirectGossip:
             now, links = self._stepped(server_round, model, links, view, members, matrix)
         self._renew(expected, links)
         self.report.members = members
-        self.report.links = {
-            peer: link_report(then, self.channel.traffic[peer]) for peer, then in before.items()
-        }
+        traffic = self.channel.traffic
+        self.report.links = {peer: traffic[peer].since(then) for peer, then in before.items()}
         self.report.seconds = time.monotonic() - start
         return now.astype(model.dtype)
 
@@ -502,8 +425,8 @@ class DirectGossip:
                     models[peer] = self._read(message, digest, sent, now)
                 except PayloadError as error:
                     why[peer] = error.reason
-            if step == 0:
-                self._bound.learn(models.values(), now)
+            if step == 0 and models:
+                self._usual.append(median(norm_of(model - now) for model in models.values()))
             had = found.taken & models.keys()
             both = self._agreed(topic._replace(stage=topic.stage + 1), with_whom, had)
             for peer in sorted(with_whom - both):
@@ -525,7 +448,10 @@ class DirectGossip:
         model = np.frombuffer(message, like.dtype, offset=_DIGEST_BYTES).astype(np.float64)
         if not np.isfinite(model).all():
             raise PayloadError("non-finite", "model")
-        self._bound.check(model, own)
+        distance, norm = norm_of(model - own), norm_of(own) or sqrt(own.size)
+        most = max(self.max_update_norm_ratio * (median(self._usual) if self._usual else norm), 2 * norm)
+        if self.max_update_norm_ratio and not distance <= most:
+            raise PayloadError(TOO_LARGE, f"norm {distance:.3g}, expected at most {most:.3g}")
         return model
 
     def _renew(self, expected: set[int], found: set[int]) -> None:

@@ -157,18 +157,9 @@ class CloudMean(Alone):
 
 
 class GossipMixer(Alone):
-    """``alpha`` gossip steps over the servers' graph.
+    """``alpha`` >= 0 gossip steps over the servers' graph; with ``exact_if_complete`` see ``mixing``.
 
     .. math:: w^{(d)}_l = \\sum_{j \\in N_d \\cup \\{d\\}} p_{j,d} \\, w^{(j)}_{l-1}  \\quad (5)
-
-    Parameters
-    ----------
-    graph : networkx.Graph
-        The servers' graph.
-    alpha : int
-        Steps, >= 0.
-    exact_if_complete : bool
-        On a complete graph take the exact mean in one step.
     """
 
     def __init__(self, graph: nx.Graph, alpha: int, exact_if_complete: bool) -> None:

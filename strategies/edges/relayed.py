@@ -9,7 +9,6 @@ in a round sits the round's gossip out, which the paper leaves open; edge server
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
-from hedgerow.strategies.aggregate import Mean
+from hedgerow.strategies.aggregate.mean import Mean, Taken
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
@@ -59,20 +58,8 @@ class EdgeFederation(Federation):
     (``query.whoami``), and the run waits for as many of them as the options say and D more; one whose role is
     not that of its partition is left out.
 
-    Parameters
-    ----------
-    clients : int or None
-        C; None for what the options say.
-    num_servers : int
-        D, >= 1.
-    **options
-        See ``FederationOptions``. A round's deadline is that of each of its exchanges.
-
-    Attributes
-    ----------
-    edge_report : ExchangeReport
-        The round's exchanges with edge servers; reasons begin with ``edge``. ``edge no state`` is one that
-        was then sent its model.
+    A round's deadline is that of each of its exchanges. ``edge_report`` is of the round's exchanges with edge
+    servers; reasons begin with ``edge``, and ``edge no state`` is one that was then sent its model.
     """
 
     def __init__(
@@ -99,13 +86,7 @@ class EdgeFederation(Federation):
         self.lost: set[int] = set()
 
     def gather(self, grid: Grid) -> Roster:
-        """Return the roster of the clients; that of all nodes is waited for at first, refreshed later.
-
-        Raises
-        ------
-        RosterError
-            If nodes do not come, or do not introduce themselves.
-        """
+        """Return the roster of the clients; that of all nodes is waited for at first, refreshed later."""
         everyone = super().gather(grid)
         if not everyone.introduced:
             raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
@@ -169,19 +150,17 @@ class EdgeNodes:
     Weights and clusters' sizes are the strategy's, capped and told with each message. What stays within is
     for a rule: ``aggregation`` is then what each edge server takes of its clients' updates, as where it is
     emulated, and of its own and its neighbours' models in gossip.
-
-    Parameters
-    ----------
-    federation : EdgeFederation
-        Clients and edge servers.
-    gossip : GossipMixer
-        The servers' graph, matrix and steps.
-    aggregation : Aggregation
-        Of ``neighbourhood_rule``; others raise ValueError with the reason.
+    Its rules are those of ``neighbourhood_rule``; others raise ValueError with the reason.
     """
 
     def __init__(self, federation: EdgeFederation, gossip: GossipMixer, aggregation: Aggregation) -> None:
-        _check_rule(aggregation)
+        try:
+            neighbourhood_rule(str(aggregation))
+        except ValueError:
+            raise ValueError(
+                f"aggregation where edge servers are nodes must be {NEIGHBOURHOOD_RULES}, got "
+                f"{str(aggregation)!r}: in gossip each has few models, and no majority of them to follow"
+            ) from None
         self.federation, self._gossip, self.aggregation = federation, gossip, aggregation
         # Those that lack the model that they are to go on from.
         self._forgetful: set[int] = set()
@@ -195,10 +174,7 @@ class EdgeNodes:
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return the edge servers' means of their clients' models, eq. (3).
 
-        Raises
-        ------
-        RoundFailedError
-            If no edge server answered.
+        RoundFailedError if no edge server answered.
         """
         federation = self.federation
         bundles: dict[int, list[tuple[float, Vector]]] = {}
@@ -219,7 +195,11 @@ class EdgeNodes:
             for d, content in contents.items():
                 content.config_records["config"][RULE] = str(self.aggregation)
                 self._add_own(d, content, before[d])
-        most = {d: self._most_of_mean(models, before[d]) for d, models in alive.items()}
+        # No mean is further from the model that they were learnt from than the furthest of the models.
+        most = {
+            d: self._furthest(norm_of(model - before[d]) for _, model in models)
+            for d, models in alive.items()
+        }
         dtype = next(iter(before.values())).dtype if before else np.dtype(np.float32)
         answers = yield from self._ask_twice(run, INTRA, contents, before, most, dtype)
         federation.lost |= contents.keys() - answers.keys()
@@ -227,8 +207,7 @@ class EdgeNodes:
             raise RoundFailedError
         federation.held |= dict.fromkeys(answers, federation.token)
         return {
-            d: _Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model)
-            for d, model in answers.items()
+            d: Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model) for d, model in answers.items()
         }
 
     # As a mixer.
@@ -304,10 +283,6 @@ class EdgeNodes:
             content[OWN] = _vectors({MODEL: own})
         else:
             content.config_records["config"]["builds-on"] = token
-
-    def _most_of_mean(self, models: Sequence[tuple[float, Vector]], before: Vector) -> float:
-        """Return how far a mean of models can be from the one that they were learnt from."""
-        return self._furthest([norm_of(model - before) for _, model in models])
 
     def _most_of_step(self, d: int, now: Sequence[Vector], receiver: Column, mixed: Any) -> float:
         """Return how far a gossip step can move the model of an edge server."""
@@ -393,16 +368,6 @@ class EdgeNodes:
             raise PayloadError(TOO_LARGE, f"norm {moved:.3g}, expected at most {most:.3g}")
 
 
-def _check_rule(aggregation: Aggregation) -> None:
-    try:
-        neighbourhood_rule(str(aggregation))
-    except ValueError:
-        raise ValueError(
-            f"aggregation where edge servers are nodes must be {NEIGHBOURHOOD_RULES}, got "
-            f"{str(aggregation)!r}: in gossip each has few models, and no majority of them to follow"
-        ) from None
-
-
 def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
     """Raise ValueError where a rule of medians cuts nothing of the smallest neighbourhood of a graph."""
     if aggregation.is_mean or aggregation.name == "clipped" or len(graph) == 1:
@@ -415,18 +380,6 @@ def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
             f"it leaves no Byzantine model out of the {models} models that an edge server of this topology "
             "has in gossip"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Taken:
-    """What an edge server took of its clients' models."""
-
-    nodes: Sequence[int]
-    weight: float
-    taken: Vector
-
-    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        return self.taken
 
 
 def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:

@@ -25,25 +25,13 @@ __all__ = ["FactorAveraging", "State"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What the server knows after a round.
+    """What the server knows after a round."""
 
-    Parameters
-    ----------
-    theta : NDArray
-        All that is not compressed, (d,).
-    base : NDArray
-        W of the compressed layers, (D,); empty where there is none.
-    factors : NDArray
-        F, those that are trained, (C,).
-    resets : int
-        nu, by which factors are drawn: how often F was merged into W.
-    age : int
-        Rounds since.
-    """
-
+    # All that is not compressed (d,); W of the compressed layers (D,), empty where there is none; F (C,).
     theta: Vector
     base: Vector
     factors: Vector
+    # nu, by which factors are drawn: how often F was merged into W; and the rounds since.
     resets: int = 0
     age: int = 0
 

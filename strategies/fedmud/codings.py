@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.aggregate import Aggregator, Mean
+from hedgerow.strategies.aggregate.mean import Aggregator, Mean, Taken
 from hedgerow.strategies.exchange import Exchange, Row, Steps, Vector
 from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.vectors import joined, split
@@ -27,16 +27,10 @@ Decode = Callable[[ArrayRecord, int], NDArray[Any]]
 
 
 class Coded:
-    """Rows (theta_i, c_i): what is not coded, and what a method makes of all else.
+    """Rows (theta_i, c_i): what is not coded, of the layout ``rest``, and what a method makes of all else.
 
-    Parameters
-    ----------
-    rest : Layout
-        Of theta, (d,).
-    bits : int
-        The paper's count of a reply.
-    decode : Callable[[ArrayRecord, int], NDArray]
-        Returns c_i, (c,), of a node's other arrays; PayloadError if they are none.
+    ``bits`` is the paper's count of a reply; ``decode`` returns c_i, (c,), of a node's other arrays, and
+    raises PayloadError if they are none.
     """
 
     changes = False
@@ -68,16 +62,7 @@ class Coded:
 class Factors(Coded):
     """Rows (theta_i, F_i): factors are averaged one by one, eq. (4), and can be in a sum.
 
-    Parameters
-    ----------
-    rest : Layout
-        Of theta, (d,).
-    bits : int
-        The paper's count of a reply.
-    plan : Factorisation
-        The factors F, (C,) one after the other.
-    frozen : Mapping[str, Tensor]
-        Those that nobody trains.
+    ``frozen`` are those that nobody trains.
     """
 
     def __init__(self, rest: Layout, bits: int, plan: Factorisation, frozen: Mapping[str, Tensor]) -> None:
@@ -195,22 +180,5 @@ class Reconstructing:
             if self.measures:
                 bias = np.abs(wanted - factors.update(row))
                 run.told["aggregation-bias"] = float(bias.max(initial=0.0))
-            found[pool] = _Factored(mean, row)
+            found[pool] = Taken(mean.nodes, mean.weight, row)
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Factored:
-    mean: Mean
-    row: NDArray[np.float64]
-
-    @property
-    def nodes(self) -> Any:
-        return self.mean.nodes
-
-    @property
-    def weight(self) -> float:
-        return self.mean.weight
-
-    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        return self.row

@@ -200,11 +200,19 @@ class CompressedLayers(Method[S]):
         self.learning_rate, self.local_epochs, self.batch_size = learning_rate, local_epochs, batch_size
         self.num_clients_per_round = num_clients_per_round
         if num_clients_per_round is not None:
-            _check_count(num_clients_per_round, federation.places)
+            int_at_least(1, num_clients_per_round=num_clients_per_round)
+            if federation.places is not None and num_clients_per_round > federation.places:
+                raise ValueError(
+                    f"num_clients_per_round must be from 1 to {federation.places}, the number of clients, "
+                    f"got {num_clients_per_round!r}"
+                )
         most = num_clients_per_round or federation.places or federation.quorum
         self.aggregation.check(most, "the nodes of a round")
         if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
-            self._check_sums(summed, most)
+            if self.no_sums:
+                raise ValueError(f"secure_sum must be False with this method: {self.no_sums}")
+            if most < summed.min_nodes:
+                raise ValueError(f"secure_sum needs {summed.min_nodes} nodes in a round; there are {most}")
             self.sums = _Sums(summed, federation, weighting, batch_size)
         self.downlink = Downlink(
             federation, sync, self.log(), record=self.updates, link=DOWN, seeded=seeded_base
@@ -223,12 +231,6 @@ class CompressedLayers(Method[S]):
         if self.weighting == "num-batches":
             return self.aggregation.aggregator(MeanByMetric(metric=self.weighting))
         return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "num-examples"))
-
-    def _check_sums(self, settings: SecureSum, most: int) -> None:
-        if self.no_sums:
-            raise ValueError(f"secure_sum must be False with this method: {self.no_sums}")
-        if most < settings.min_nodes:
-            raise ValueError(f"secure_sum needs {settings.min_nodes} nodes in a round; there are {most}")
 
     @classmethod
     def for_model(cls, model: nn.Module, **parameters: Any) -> Self:
@@ -294,17 +296,11 @@ class CompressedLayers(Method[S]):
         return 32 * (self.plan.num_parameters - sum(layer.size for layer in self.coded))
 
     def traffic(self) -> dict[Sync, Download]:
-        """Return what the downlinks have carried so far, or would have, by the value of ``sync``.
-
-        For the two that are not in use every node is taken to be there and every message to arrive.
-        """
+        """Return what the downlinks have carried so far, or would have, by the value of ``sync``."""
         return dict(self.downlink.traffic)
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
-        """Return the K partition ids that train in a round, ascending; of all, or of those there.
-
-        They are drawn uniformly without replacement, from a stream of the round's own.
-        """
+        """Return the K partition ids that train in a round, ascending; of all, or of those there."""
         everyone = range(self.num_clients)
         if self.num_clients_per_round is None:
             return list(everyone)
@@ -312,13 +308,7 @@ class CompressedLayers(Method[S]):
         return self.federation.scheduled(server_round, there, self.num_clients_per_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the next ``start`` goes on after its round.
-
-        Raises
-        ------
-        ValueError
-            If the state is of another compression.
-        """
+        """Restore a state; ValueError for one of another compression."""
         if (found := state["fingerprint"]) != self.plan.fingerprint:
             raise ValueError(f"fingerprint must be {self.plan.fingerprint!r}, got {found!r} in the state")
         super().load_state_dict(state)
@@ -352,13 +342,8 @@ class CompressedLayers(Method[S]):
             log(INFO, "\t├──> Secure sums: %s", self.sums.settings)
         count = self.num_clients_per_round or self.num_clients
         log(INFO, "\t├──> Nodes a round: %d of %d", count, self.num_clients)
-        log(
-            INFO,
-            "\t├──> Local epochs: %d | batch size: %d | learning rate: %g",
-            self.local_epochs,
-            self.batch_size,
-            self.learning_rate,
-        )
+        training = self.local_epochs, self.batch_size, self.learning_rate
+        log(INFO, "\t├──> Local epochs: %d | batch size: %d | learning rate: %g", *training)
         self.federation.log_keys()
 
     # The model as vectors: (M,) of all, (d,) of what is not coded, (D,) of the coded layers one by one.
@@ -430,24 +415,9 @@ class CompressedLayers(Method[S]):
     ) -> Exchange:
         """Return the training exchange of a round.
 
-        Parameters
-        ----------
-        run : Run
-            The round.
-        theta : NDArray
-            What is sent as it is, (d,).
-        start : NDArray
-            Where rows of the coding begin, (c,).
-        coding : Coded
-            How replies are read.
-        told : Mapping[str, Scalar]
-            The method's keys.
-        records : Mapping[str, ArrayRecord] or None (default: None)
-            What is sent beside.
-        base : NDArray or None (default: None)
-            What nodes hold of the coded layers, (D,); None or empty where they keep nothing.
-        near : NDArray or None (default: None)
-            The weights whose norm says what a small change of ``start`` is; None for ``start``.
+        ``theta`` (d,) is sent as it is, and rows of the coding begin at ``start`` (c,). ``told`` are the
+        method's keys, and ``records`` are sent beside. ``base`` (D,) is what nodes hold of the coded layers;
+        None or empty where they keep nothing. The norm of ``near`` says what a small change of ``start`` is.
         """
         d = theta.size
         ask = Ask(
@@ -461,17 +431,7 @@ class CompressedLayers(Method[S]):
         bounded = {"rest": (slice(0, d), theta)}
         if start.size:
             bounded["coded"] = slice(d, d + start.size), start if near is None else near
-        return Exchange(
-            "train",
-            [ask],
-            {**self._instructions(run), **told},
-            (DOWN, UP),
-            coding,
-            bounded=bounded,
-        )
-
-    def _instructions(self, run: Run) -> dict[str, Scalar]:
-        return {
+        config: dict[str, Scalar] = {
             **self.compression.instructions(),
             "server-round": run.round,
             "fingerprint": self.plan.fingerprint,
@@ -480,7 +440,9 @@ class CompressedLayers(Method[S]):
             "learning-rate": self.learning_rate,
             "local-epochs": self.local_epochs,
             "batch-size": self.batch_size,
+            **told,
         }
+        return Exchange("train", [ask], config, (DOWN, UP), coding, bounded=bounded)
 
 
 class WithoutFactors(CompressedLayers[S]):
@@ -524,14 +486,6 @@ class _Sums(SecureSums):
         """Return the most that a member counts: its examples, or the batches that they make."""
         examples = super().weight_of(member)
         return float(ceil(examples / self.batch_size)) if self.batch_size else examples
-
-
-def _check_count(count: int, places: int | None) -> None:
-    int_at_least(1, num_clients_per_round=count)
-    if places is not None and count > places:
-        raise ValueError(
-            f"num_clients_per_round must be from 1 to {places}, the number of clients, got {count!r}"
-        )
 
 
 def _float_type(layout: Layout) -> np.dtype[Any]:

@@ -33,19 +33,10 @@ _RATE = 0.03
 
 
 def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return where S(x, alpha) is +alpha; elsewhere it is -alpha.
+    """Return where S(x, alpha) (d,) is +alpha; elsewhere it is -alpha.
 
     S is +alpha with probability clip((x / alpha + 1) / 2, 0, 1): unbiased for entries in [-alpha, alpha], and
-    +-alpha beyond.
-
-    Parameters
-    ----------
-    x : NDArray
-        The entries (d,).
-    alpha : float
-        The step size, >= 0.
-    uniform : NDArray
-        Draws (d,) from [0, 1).
+    +-alpha beyond. alpha >= 0, and ``uniform`` are draws (d,) from [0, 1).
     """
     probability = (x / alpha + 1) / 2 if alpha > 0 else np.full(x.shape, 0.5)
     up: NDArray[np.bool_] = uniform < probability

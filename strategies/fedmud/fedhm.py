@@ -116,19 +116,10 @@ class FedHM(CompressedLayers[State]):
 
 
 def truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors of a matrix's largest singular values, each with their square roots.
+    """Return the factors U (m, r) and V (r, n), float32, of a matrix's (m, n) largest singular values.
 
-    Parameters
-    ----------
-    matrix : Tensor
-        (m, n).
-    rank : int
-        r >= 1. Columns beyond min(m, n) are zero.
-
-    Returns
-    -------
-    Tensor, Tensor
-        U (m, r) and V (r, n), float32; U V is the best approximation of that rank.
+    U V is the best approximation of rank r >= 1, and each factor has the values' square roots. Columns beyond
+    min(m, n) are zero.
     """
     tall = matrix.double().numpy() if len(matrix) >= matrix.shape[1] else matrix.T.double().numpy()
     size = tall.shape[1]

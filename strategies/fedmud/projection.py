@@ -28,7 +28,7 @@ def nearest_factors(
     Parameters
     ----------
     plan : Factorisation
-        The factors, in each layer linear (``FactoredLayer.is_linear``).
+        The factors, each product with a frozen one, so that the update is linear in them.
     frozen : Mapping[str, Tensor]
         ``plan.frozen`` of the current reset.
     update : NDArray[float64]

@@ -31,46 +31,20 @@ _MOST_TOLD = 2**31 - 1
 
 @dataclass
 class Requested:
-    """What one node was asked for.
+    """What one node was asked for."""
 
-    Parameters
-    ----------
-    begun : int
-        How often it may have begun at W^0.
-    updates : int
-        Updates that were sent to it.
-    earlier : int
-        Iterations that it may have made before it began for the last time.
-    told : int
-        Releases by its own ledger, at least those of this run; 0 where it tells none.
-    covered : bool
-        Whether that is all of them, of the runs too that this one goes back to.
-    """
-
+    # How often it may have begun at W^0, and the iterations that it may have made before the last time.
     begun: int = 0
     updates: int = 0
     earlier: int = 0
+    # Releases by its own ledger, at least those of this run; 0 where it tells none. And whether that is all
+    # of them, of the runs too that this one goes back to.
     told: int = 0
     covered: bool = False
 
 
 class Exposure(Part):
-    """What the nodes of one run were asked for, and what they say that they released.
-
-    Parameters
-    ----------
-    method : GossipMethod
-        What a node releases, and with what noise.
-    looks : Looks
-        Whether a monitor was told anything.
-
-    Attributes
-    ----------
-    of : dict[int, Requested]
-        By partition id.
-    iterations : int
-        That are made.
-    """
+    """What the nodes of one run were asked for, by partition id, and what they say that they released."""
 
     name = "exposure"
 

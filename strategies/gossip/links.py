@@ -34,13 +34,7 @@ def sealed_sizes(sizes: PayloadSizes) -> PayloadSizes:
 
 
 class OpenLinks(Part):
-    """What nodes publish can be read by whoever carries it.
-
-    Parameters
-    ----------
-    method : GossipMethod
-        Who hears whom, and what a node tells its neighbours before its first message.
-    """
+    """What nodes publish can be read by whoever carries it."""
 
     name = "links"
 
@@ -77,19 +71,7 @@ class OpenLinks(Part):
 class SealedLinks(OpenLinks):
     """Nodes seal for each receiver what they publish; the server hands their introductions on.
 
-    Parameters
-    ----------
-    method : GossipMethod
-        Who hears whom.
-    carrier : Router
-        Carries payloads.
-
-    Attributes
-    ----------
-    introductions : Introductions
-        Who was introduced to whom.
-    unopened : Counter[str]
-        Payloads of the last event that their receivers refused to read, by reason.
+    ``unopened`` are the payloads of the last event that their receivers refused to read, by reason.
     """
 
     def __init__(self, method: GossipMethod, carrier: Router) -> None:

@@ -27,19 +27,9 @@ __all__ = ["Looks", "seen"]
 class Looks(Part):
     """The looks of one run, each iteration once; without a monitor there are none.
 
-    Parameters
-    ----------
-    monitor : Monitor or None
-        Who looks.
-    dim : int
-        Model dimension n.
-
-    Attributes
-    ----------
-    refused : int
-        Nodes that answer no monitor, where they are most of those that were asked: nobody is asked again.
-    answered : bool
-        Whether any node may have told what it was asked: one did not refuse, nor fail.
+    ``refused`` are the nodes that answer no monitor, where they are most of those that were asked: nobody is
+    asked again. ``answered`` says whether any node may have told what it was asked: one did not refuse, nor
+    fail.
     """
 
     name = "looks"
@@ -133,13 +123,7 @@ class Looks(Part):
         return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
 
     def ended(self, run: Run) -> None:
-        """Tell how many refuse.
-
-        Raises
-        ------
-        DivergenceError
-            If the nodes say themselves that they are too far apart.
-        """
+        """Tell how many refuse; DivergenceError if the nodes say themselves that they are too far apart."""
         records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
         told = [value for one in records if isinstance(value := one.get("disagreement"), float)]
         # The median, for a single node that lies must not end the run.
@@ -161,13 +145,7 @@ class Looks(Part):
 
 
 def seen(node: Node, content: RecordDict, n: int) -> Sight:
-    """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``bad arrays`` or ``wrong shape``.
-    """
+    """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say."""
     arrays = only_arrays(content)
     if len(arrays) != 1:
         raise PayloadError("bad arrays", f"{len(arrays)} arrays, expected the model alone")

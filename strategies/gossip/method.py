@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.parts.privacy import Privacy
+from hedgerow.strategies.parts.privacy import NodeNoise
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import neighbours
 
@@ -26,7 +26,7 @@ class GossipMethod(Protocol):
         Who may hear whom at an iteration.
     sizes : PayloadSizes
         How large a message is.
-    privacy : Privacy
+    privacy : NodeNoise
         The noise on the nodes' gradients.
     """
 
@@ -35,7 +35,7 @@ class GossipMethod(Protocol):
     dim: int
     graph: GraphAt
     sizes: PayloadSizes
-    privacy: Privacy
+    privacy: NodeNoise
 
     def instructions(self, node: int) -> Mapping[str, Scalar]:
         """Return the settings that a node is told once."""

@@ -42,26 +42,16 @@ class Sight:
 
 @dataclass(frozen=True)
 class Look:
-    """All models after some iterations.
-
-    Parameters
-    ----------
-    iteration : int
-        k of W^k, >= 0.
-    consensus : float
-        ||W - (mean, ..., mean)||^2 / (s m).
-    loss : float
-        (1/m) sum_i f_i(mean), the objective of the paper's tables; nan where the nodes did not tell.
-    local_loss : float
-        (1/m) sum_i f_i(w_i), of what a node really has; nan likewise.
-    nodes : int
-        Nodes that answered, and whose models are believed.
-    """
+    """All models after some iterations."""
 
     iteration: int
+    # ||W - (mean, ..., mean)||^2 / (s m).
     consensus: float
+    # (1/m) sum_i f_i(mean), the objective of the tables; and (1/m) sum_i f_i(w_i), of what a node really
+    # has. nan where the nodes did not tell.
     loss: float
     local_loss: float
+    # Nodes that answered, and whose models are believed.
     nodes: int
 
     def metrics(self) -> MetricRecord:

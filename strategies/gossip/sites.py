@@ -94,13 +94,7 @@ class Site:
         return node * len(self.peers) // num_nodes
 
     def nodes(self, num_nodes: int) -> list[int]:
-        """Return this site's nodes, ascending.
-
-        Raises
-        ------
-        ValueError
-            If there are more sites than nodes.
-        """
+        """Return this site's nodes, ascending; ValueError if there are more sites than nodes."""
         if len(self.peers) > num_nodes:
             raise ValueError(
                 f"peers must have at most {num_nodes} sites, a node for each, got {len(self.peers)}"
@@ -137,32 +131,9 @@ class Sites(Router):
     A site that is late or gone costs its nodes' messages, and never the run: it is left out, and asked from
     time to time whether it is there again. Then it is taken in at an iteration that neither has begun.
 
-    Parameters
-    ----------
-    site : Site
-        Which one.
-    method : GossipMethod
-        Of the run. Nodes of all sites must hear whom they choose: ``first`` is None.
-    payloads : PayloadSizes
-        How large payloads are.
-    num_iterations : int or None
-        K of the run.
-    settings : Mapping[str, Any]
-        What else must be the same at all sites.
-
-    Attributes
-    ----------
-    run_name : str
-        What the run is called at all sites alike.
-    absent : set of int
-        The neighbours that take no part in the event at hand.
-    seconds : float
-        Waited for other sites in it.
-
-    Raises
-    ------
-    ValueError
-        If an address is not valid, or there are more sites than nodes.
+    All sites must have the same method, number of iterations K and ``settings``: ``run_name`` tells. Nodes
+    must hear whom they choose (``method.first`` is None). ``absent`` are the neighbours that take no part in
+    the event at hand, and ``seconds`` is what was waited for them.
     """
 
     def __init__(

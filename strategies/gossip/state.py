@@ -23,16 +23,7 @@ __all__ = ["Appointment", "State", "introduced", "next_communication"]
 class Appointment:
     """When a node communicates next, how often, and whom it then wants to hear.
 
-    Parameters
-    ----------
-    node_id : int
-        The node that said so; another one under the same partition id knows nothing of it.
-    kappa : int
-        Iterations between its communications, >= 1.
-    next : int
-        The iteration of the next one, >= 0.
-    want : Sequence[int]
-        Partition ids.
+    Another node under the same partition id (``node_id``) knows nothing of it.
     """
 
     node_id: int
@@ -49,29 +40,19 @@ class Appointment:
 
 @dataclass(frozen=True)
 class State:
-    """The appointments of all nodes that have introduced themselves, and what became of earlier ones.
-
-    Parameters
-    ----------
-    appointments : Mapping[int, Appointment]
-        By partition id.
-    iterations : int
-        k + 1 after the event of iteration k.
-    communicated, refusing : frozenset[int]
-        Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost
-        its state.
-    missed, restarted : int
-        Communications that were missed, and nodes that began anew, since the start.
-    lost : int
-        Events in a row that were lost.
-    """
+    """The appointments of all nodes that have introduced themselves, and what became of earlier ones."""
 
     appointments: Mapping[int, Appointment] = field(default_factory=dict)
+    # k + 1 after the event of iteration k.
     iterations: int = 0
+    # Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost its
+    # state.
     communicated: frozenset[int] = frozenset()
     refusing: frozenset[int] = frozenset()
+    # Communications that were missed, and nodes that began anew, since the start.
     missed: int = 0
     restarted: int = 0
+    # Events in a row that were lost.
     lost: int = 0
 
     @property
@@ -117,18 +98,9 @@ class State:
     ) -> Self:
         """Return the state after the event of iteration k.
 
-        Parameters
-        ----------
-        k : int
-            The iteration.
-        told : Mapping[int, tuple[int, list[int]]]
-            When nodes with valid updates communicate next, and whom they then want to hear.
-        deprived : Collection[int]
-            Who got no payload: it has missed the event, as who did not reply has.
-        errors : Mapping[int, Error]
-            What nodes replied with that made no update; one whose ClientApp raised may have lost its state.
-        lost : int
-            Events in a row that were lost.
+        ``told`` has when nodes with valid updates communicate next, and whom they then want to hear. Who is
+        ``deprived``, of any payload, has missed the event, as who did not reply has. A node whose ClientApp
+        raised (``errors``) may have lost its state. ``lost`` are the events in a row that were lost.
         """
         missed = {i for i in self.due(k) if i not in told}.union(deprived)
         renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in told.items()}
@@ -157,13 +129,7 @@ class State:
 
 
 def introduced(node: Node, content: RecordDict) -> Appointment:
-    """Return a node's answer to a hello.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``bad hello`` or ``bad next``.
-    """
+    """Return a node's answer to a hello; PayloadError with reason ``bad hello`` or ``bad next``."""
     kappa = config_in(content, "hello").get("kappa")
     if not isinstance(kappa, int) or kappa < 1:
         raise PayloadError("bad hello", f"kappa={kappa!r}, expected an integer >= 1")
@@ -171,12 +137,9 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
 
 
 def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
-    """Return the iteration and the neighbours of a node's next communication.
+    """Return the iteration, after ``after``, and the neighbours of a node's next communication.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``bad next``, unless the iteration comes after ``after``.
+    PayloadError with reason ``bad next`` if there is none.
     """
     record = config_in(content, key)
     k, want = record.get("next"), record.get("want", [])

@@ -24,7 +24,7 @@ from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.parts.privacy import REASONS, PrivacyReport
+from hedgerow.strategies.parts.privacy import PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
@@ -46,13 +46,7 @@ class GossipOptions(FederationOptions, total=False):
 
 
 def places_in(options: GossipOptions) -> int:
-    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``.
-
-    Raises
-    ------
-    ValueError
-        If it is no integer >= 1: a graph has a number of nodes.
-    """
+    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``."""
     if (places := options.get("num_clients")) is not None:
         int_at_least(1, num_clients=places)
         return places
@@ -233,12 +227,7 @@ class Gossip(Algorithm):
         """Account for the node that released most so far, at a total delta (None: that of one release).
 
         Counted is what the node was asked for, or what its ledger says where that is more. The nodes' data
-        are disjoint, so that their number does not enter.
-
-        Raises
-        ------
-        ValueError
-            If there is no noise.
+        are disjoint, so that their number does not enter. ValueError if there is no noise.
         """
         return self.exposure.report(delta)
 
@@ -270,6 +259,5 @@ class Gossip(Algorithm):
         for line in (*self.carrier.describe(), *self.method.describe()):
             log(INFO, "\t├──> %s", line)
         if (privacy := self.method.privacy).mode != "none" and not (report := privacy.report(1)).guaranteed:
-            reasons = "; ".join(REASONS[path] for path in report.unprotected)
-            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, reasons)
+            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, report.why)
         log(INFO, "\t└──> Message: %d bits", self.method.sizes.message_bits)

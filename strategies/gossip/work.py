@@ -20,12 +20,8 @@ _GRADIENTS = "gradients"
 class Work(Part):
     """Gradients that each node says it has taken since it began, and communications that it took part in.
 
-    An event has some of the nodes only: what the others spent is what they said last.
-
-    Parameters
-    ----------
-    num_nodes : int
-        m, of which the means are.
+    An event has some of the nodes only: what the others spent is what they said last. Means are of all m
+    nodes.
     """
 
     name = "work"

@@ -121,16 +121,8 @@ class Pace(NamedTuple):
 class Pacer(Part):
     """Chooses P, Q and eta anew where that is due.
 
-    Parameters
-    ----------
-    asked : Pace
-        As the user has it.
-    adaptive : Adaptive or None
-        When, and by what rule; None for never.
-    iterations : Callable[[], int]
-        Returns t.
-    estimate : Callable[[Adaptive, float, Run], Steps[ProbedConstants]]
-        Estimates, given the learning rate of t. It may fail, and then nothing changes.
+    - ``adaptive``: When, and by what rule; None for never.
+    - ``estimate``: Estimates, given the learning rate of t. It may fail, and then nothing changes.
     """
 
     name = "pace"

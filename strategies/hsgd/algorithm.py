@@ -36,24 +36,13 @@ __all__ = ["Algorithm", "State", "local_interval"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What the cloud knows after a round.
+    """What the cloud knows after a round."""
 
-    Parameters
-    ----------
-    theta : Theta
-        The global model, (2); of groups that are kept apart the mean of theirs.
-    t : int (default: 0)
-        Iterations so far.
-    apart : Mapping[int, tuple[int, Theta]] or None (default: None)
-        Of groups that are kept apart, K_m and theta_m of each, as far as they have come.
-    first : Theta or None (default: None)
-        What those start from that have not; None where there is a global model.
-    """
-
-    theta: Theta
-    t: int = 0
+    theta: Theta  # The global model, (2); of groups that are kept apart the mean of theirs.
+    t: int = 0  # Iterations so far.
+    # Of groups that are kept apart, K_m and theta_m of each, as far as they have come.
     apart: Mapping[int, tuple[int, Theta]] = field(default_factory=dict)
-    first: Theta | None = None
+    first: Theta | None = None  # What those start from that have not; None where there is a global model.
 
     def start(self, m: int) -> Theta:
         """Return what group m starts a round from."""

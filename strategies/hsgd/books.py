@@ -23,20 +23,11 @@ _COMPRESSED_BITS = 7  # kappa 32 with kappa = 7 / 32
 
 @dataclass(frozen=True)
 class Books:
-    """Books one group's transfers; m is the group's number on all of its links.
+    """Books one group's transfers; m is the group's number on all of its links."""
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Where to.
-    schema : Schema
-        How large what is sent is.
-    variant : MethodVariant
-        TDCD books no link to the cloud, and its cost is stated per group that was merged, each with a head.
-    """
-
-    ledger: Ledger
-    schema: Schema
+    ledger: Ledger  # Where to.
+    schema: Schema  # How large what is sent is.
+    # TDCD books no link to the cloud, and its cost is stated per group that was merged, each with a head.
     variant: MethodVariant
 
     def model_to_devices(self, server_round: int, m: int, a: int) -> None:

@@ -8,8 +8,8 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Question, answered
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
+from hedgerow.wire.parties import INTRODUCTIONS
 
 __all__ = ["Conversation"]
 
@@ -19,15 +19,9 @@ Check = Callable[[int, RecordDict], Any]
 class Conversation:
     """Exchanges beside training, one after the other, reported as one.
 
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes, ledger and deadline they are.
-    server_round : int
-        The round.
-    booked : bool (default: True)
-        Whether the legs through the hub are booked. Introductions are not, nor those that stand beside a
-        message: a run that goes on repeats them.
+    - ``federation``: Whose nodes, ledger and deadline they are.
+    - ``booked``: Whether the legs through the hub are booked. Introductions are not, nor those that stand
+      beside a message: a run that goes on repeats them.
     """
 
     def __init__(self, federation: Federation, server_round: int, *, booked: bool = True) -> None:

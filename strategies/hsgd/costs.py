@@ -24,7 +24,6 @@ __all__ = [
     "require_intervals",
     "round_parts",
     "round_seconds",
-    "run_seconds",
     "traffic",
 ]
 
@@ -64,27 +63,20 @@ class MethodName(StrEnum):
 class Sizes:
     """What one group's messages hold, in scalars of 32 bits.
 
-    Parameters
-    ----------
-    head, hospital, device : int
-        |theta_0|, |theta_1| and |theta_2|, >= 1.
-    hospital_encoding, device_encoding : int
-        Length of one sample's zeta_1 and zeta_2, >= 1.
-    batch : int
-        Devices |A| that take part in a local interval, >= 1; each has one sample.
-
     Raises
     ------
     ValueError
         If a number is not an integer >= 1.
     """
 
+    # |theta_0|, |theta_1| and |theta_2|, >= 1.
     head: int
     hospital: int
     device: int
+    # Length of one sample's zeta_1 and zeta_2, >= 1.
     hospital_encoding: int
     device_encoding: int
-    batch: int
+    batch: int  # Devices |A| that take part in a local interval, >= 1; each has one sample.
 
     def __post_init__(self) -> None:
         at_least(1, **{field.name: getattr(self, field.name) for field in fields(self)})
@@ -179,14 +171,9 @@ def traffic(
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Seconds of the transfers of a global interval: t_g once, t_l and t_e in every local interval.
+    """Seconds of the transfers of a global interval: t_g once, t_l and t_e in every local interval."""
 
-    Parameters
-    ----------
-    global_aggregation, local_aggregation, exchange : float
-        t_g, t_l and t_e, >= 0.
-    """
-
+    # t_g, t_l and t_e, >= 0.
     global_aggregation: float
     local_aggregation: float
     exchange: float
@@ -259,18 +246,6 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
     not_negative(compute_seconds=compute_seconds)
     transfers = parts.global_aggregation + P // Q * (parts.local_aggregation + parts.exchange)
     return transfers + P * compute_seconds
-
-
-def run_seconds(
-    parts: RoundParts, *, P: int, Q: int, T: int, compute_seconds: float, raw_seconds: float = 0.0
-) -> float:
-    """Return the seconds of T iterations, a multiple of P; TDCD's start waits ``raw_seconds`` (>= 0) more.
-
-    Other parameters and errors as in ``round_seconds``.
-    """
-    require_intervals(P=P, Q=Q, T=T)
-    not_negative(raw_seconds=raw_seconds)
-    return raw_seconds + T // P * round_seconds(parts, P=P, Q=Q, compute_seconds=compute_seconds)
 
 
 def require_intervals(**counts: int) -> None:

@@ -24,29 +24,17 @@ Array = npt.NDArray[np.float64]
 class Estimates:
     """The constants of the bound, and what they rest on.
 
-    Parameters
-    ----------
-    F0 : float
-        F of the initial global model over all training samples, finite.
-    rho : float
-        Lipschitz constant of the gradients, > 0.
-    delta : float
-        Square root of the bound on a stochastic partial gradient's variance, >= 0.
-    final_loss : float (default: 0)
-        E[F] after T iterations, < F0. Nobody knows it before; the paper takes 0.
-    assumed : tuple[str, ...] (default: ())
-        What was taken for granted, one sentence each, for the user who reads the plan.
-
     Raises
     ------
     ValueError
         If a number is out of range.
     """
 
-    F0: float
-    rho: float
-    delta: float
-    final_loss: float = 0.0
+    F0: float  # F of the initial global model over all training samples, finite.
+    rho: float  # Lipschitz constant of the gradients, > 0.
+    delta: float  # Square root of the bound on a stochastic partial gradient's variance, >= 0.
+    final_loss: float = 0.0  # E[F] after T iterations, < F0. Nobody knows it before; the paper takes 0.
+    # What was taken for granted, one sentence each, for the user who reads the plan.
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,16 +75,12 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
             f"{gradients.shape}"
         )
     moves = np.linalg.norm(np.diff(points, axis=0), axis=-1)  # (steps,)
-    slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / _moving(moves)[:, None]  # (steps, groups)
-    _finite("gradients", slopes)
-    return float(slopes.max())
-
-
-def _moving(moves: Array) -> Array:
     _finite("points", moves)
     if not moves.all():
         raise ValueError("points must change at every step, got two consecutive equal rows")
-    return moves
+    slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / moves[:, None]  # (steps, groups)
+    _finite("gradients", slopes)
+    return float(slopes.max())
 
 
 def gradient_variance(draws: Array, gradient: Array) -> float:

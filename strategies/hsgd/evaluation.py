@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import EVALUATED, PartyLinks
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, records
+from hedgerow.strategies.hsgd.links import PartyLinks
+from hedgerow.strategies.hsgd.messages import Encodings, Schema, records
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
+from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED, INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, view
 
 __all__ = ["Scores", "evaluate_groups", "score_metrics"]
@@ -31,29 +32,21 @@ __all__ = ["Scores", "evaluate_groups", "score_metrics"]
 Counts = NDArray[np.float64]
 
 BINS = 1000
-CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one hospital tells of the people who were evaluated.
+    """What one hospital tells of the people who were evaluated."""
 
-    Parameters
-    ----------
-    count : int
-        How many they are, >= 1.
-    loss, accuracy : float
-        Their mean cross-entropy in nats, and the share that is told right.
-    scores : ndarray of float64, (classes, 2, bins)
-        People by the probability of a class: those of others, those of the class. Two classes have one row.
-    calibration : ndarray of float64, (3, 15)
-        By the probability of the predicted class: people, those that are told right, sum of probabilities.
-    """
-
-    count: int
+    count: int  # How many they are, >= 1.
+    # Their mean cross-entropy in nats, and the share that is told right.
     loss: float
     accuracy: float
+    # (classes, 2, bins): People by the probability of a class: those of others, those of the class. Two
+    # classes have one row.
     scores: Counts
+    # (3, 15): By the probability of the predicted class: people, those that are told right, sum of
+    # probabilities.
     calibration: Counts
 
 
@@ -68,22 +61,8 @@ def evaluate_groups(
 ) -> dict[int, Scores]:
     """Return what the hospitals of these groups tell of their people under these models, by group.
 
-    Parameters
-    ----------
-    talk : Conversation
-        Makes the two exchanges.
-    grid : Grid
-        Over which.
-    groups : Mapping[int, Group]
-        Who is evaluated.
-    models : Mapping[int, Theta]
-        Each group's.
-    schema : Schema
-        What encodings are.
-    config : Mapping[str, Any]
-        ``t``, and what an exchange tells of noise.
-    links : PartyLinks
-        On which devices tell encodings to their hospital.
+    - ``config``: ``t``, and what an exchange tells of noise.
+    - ``links``: On which devices tell encodings to their hospital.
     """
     asked: dict[int, list[str]] = {}
     hospitals: dict[int, int] = {}

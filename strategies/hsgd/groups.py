@@ -25,27 +25,13 @@ class PairingError(RunFailedError, ValueError):
 
 @dataclass(frozen=True)
 class Group:
-    """One hospital with its people.
+    """One hospital with its people."""
 
-    Parameters
-    ----------
-    number : int
-        m, from 0.
-    hospital : int
-        The hospital's partition id.
-    ids : tuple[str, ...]
-        The people, in the order of the hospital's rows.
-    hosts : Mapping[str, int]
-        The partition id of the node that has each person's device.
-    hosted : bool
-        Whether that node is an edge, one for all, and no device of its own.
-    """
-
-    number: int
-    hospital: int
-    ids: tuple[str, ...]
-    hosts: Mapping[str, int]
-    hosted: bool
+    number: int  # m, from 0.
+    hospital: int  # The hospital's partition id.
+    ids: tuple[str, ...]  # The people, in the order of the hospital's rows.
+    hosts: Mapping[str, int]  # The partition id of the node that has each person's device.
+    hosted: bool  # Whether that node is an edge, one for all, and no device of its own.
 
     @property
     def size(self) -> int:
@@ -84,12 +70,8 @@ def draw(
 def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[str]:
     """Return what keeps parties from making up groups that have the same people on both sides.
 
-    Parameters
-    ----------
-    parties : Mapping[int, Introduction]
-        Each node's introduction by its partition id.
-    num_groups : int or None (default: None)
-        How many groups there must be; None for as many as there are hospitals.
+    - ``parties``: Each node's introduction by its partition id.
+    - ``num_groups``: How many groups there must be; None for as many as there are hospitals.
     """
     hospitals = [party.group for party in parties.values() if party.role == "hospital"]
     count = len(hospitals) if num_groups is None else num_groups

@@ -18,20 +18,12 @@ from hedgerow.strategies.exchange import Ask, Exchange, Row
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.links import PartyLinks, Refused
-from hedgerow.strategies.hsgd.messages import (
-    INTRODUCTIONS,
-    Encodings,
-    Heads,
-    Schema,
-    SealedForAll,
-    Vector,
-    picked,
-    records,
-)
+from hedgerow.strategies.hsgd.messages import Encodings, Heads, Schema, SealedForAll, Vector, picked, records
 from hedgerow.strategies.hsgd.noise import RecordExposure
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import Node
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
+from hedgerow.wire.parties import INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, records_of
 
 __all__ = ["Interval", "IntervalTerms", "Local"]
@@ -43,40 +35,20 @@ Hold = Callable[[Vector, Vector, str], None]
 
 @dataclass(frozen=True)
 class IntervalTerms:
-    """What every party is told of an interval.
+    """What every party is told of an interval."""
 
-    Parameters
-    ----------
-    t : int
-        Its first iteration, counted from the start of the run.
-    steps : int
-        Q.
-    starts, uploads : bool
-        Whether it is the first of its round, and whether it is the last.
-    eta0 : float
-        Learning rate of iteration 0.
-    eta_period : int
-        Iterations after which it is halved; 0 for never.
-    mu : float
-        L2 regularisation of both encoders.
-    noise : Mapping[str, Scalar]
-        What an exchange tells of noise on encodings.
-    uploads_noise : Mapping[str, Scalar]
-        What all messages tell of noise on uploads.
-    summed : bool
-        Whether parties keep what their steps make until it goes into a sum.
-    """
-
-    t: int
-    steps: int
+    t: int  # Its first iteration, counted from the start of the run.
+    steps: int  # Q.
+    # Whether it is the first of its round, and whether it is the last.
     starts: bool
     uploads: bool
-    eta0: float
-    eta_period: int = 0
-    mu: float = 0.0
-    noise: Mapping[str, Scalar] = field(default_factory=dict)
+    eta0: float  # Learning rate of iteration 0.
+    eta_period: int = 0  # Iterations after which it is halved; 0 for never.
+    mu: float = 0.0  # L2 regularisation of both encoders.
+    noise: Mapping[str, Scalar] = field(default_factory=dict)  # What an exchange tells of noise on encodings.
+    # What all messages tell of noise on uploads.
     uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
-    summed: bool = False
+    summed: bool = False  # Whether parties keep what their steps make until it goes into a sum.
 
     @property
     def exchange(self) -> dict[str, Scalar]:
@@ -103,45 +75,21 @@ class IntervalTerms:
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A group in a round.
-
-    Parameters
-    ----------
-    group : Group
-        The group.
-    start : Theta
-        The model at the round's start.
-    ids : tuple of str
-        A_m of the interval at hand, less those who were silent.
-    own : Mapping[str, NDArray]
-        theta_{2,m,n} of the devices that trained; of JFL in the round.
-    at : int or None
-        The iteration that its model was made for; None for that of the round's start.
-    lost : str
-        Why it sits out the interval at hand; empty if it does not.
-    missed : int
-        Intervals that it sat out.
-    trained : tuple of int
-        The nodes of the last interval's devices whose steps count.
-    loss : float or None
-        As the hospital told it last.
-    uploaded : NDArray or None
-        Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
-    averaged : NDArray or None
-        theta_{2,m} where it has moved in the round, (n2,).
-    """
+    """A group in a round."""
 
     group: Group
-    start: Theta
-    ids: tuple[str, ...] = ()
+    start: Theta  # The model at the round's start.
+    ids: tuple[str, ...] = ()  # A_m of the interval at hand, less those who were silent.
+    # theta_{2,m,n} of the devices that trained; of JFL in the round.
     own: Mapping[str, Vector] = field(default_factory=dict)
-    at: int | None = None
-    lost: str = ""
-    missed: int = 0
-    trained: tuple[int, ...] = ()
-    loss: float | None = None
+    at: int | None = None  # The iteration that its model was made for; None for that of the round's start.
+    lost: str = ""  # Why it sits out the interval at hand; empty if it does not.
+    missed: int = 0  # Intervals that it sat out.
+    trained: tuple[int, ...] = ()  # The nodes of the last interval's devices whose steps count.
+    loss: float | None = None  # As the hospital told it last.
+    # Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
     uploaded: Vector | None = None
-    averaged: Vector | None = None
+    averaged: Vector | None = None  # theta_{2,m} where it has moved in the round, (n2,).
 
     @property
     def device(self) -> Vector:
@@ -196,39 +144,17 @@ class _Swap:
 
 @dataclass
 class Interval:
-    """The two waves of messages of one local interval.
+    """The two waves of messages of one local interval."""
 
-    Parameters
-    ----------
-    terms : IntervalTerms
-        What the parties are told.
-    schema : Schema
-        What a valid reply is.
-    links : PartyLinks
-        Whether hospital and devices talk past the server.
-    books : Books
-        Where transfers go.
-    round : int
-        Under which round they are booked.
-    exposure : RecordExposure
-        Counts what is asked for of each person.
-    hold : Hold or None (default: None)
-        None for no bounds.
-    contents : list of RecordDict
-        Takes the metrics that hospitals tell.
-    beside : bool (default: False)
-        Whether it is no part of the round's training.
-    """
-
-    terms: IntervalTerms
-    schema: Schema
-    links: PartyLinks
-    books: Books
-    round: int
-    exposure: RecordExposure
-    hold: Hold | None = None
-    contents: list[RecordDict] = field(default_factory=list)
-    beside: bool = False
+    terms: IntervalTerms  # What the parties are told.
+    schema: Schema  # What a valid reply is.
+    links: PartyLinks  # Whether hospital and devices talk past the server.
+    books: Books  # Where transfers go.
+    round: int  # Under which round they are booked.
+    exposure: RecordExposure  # Counts what is asked for of each person.
+    hold: Hold | None = None  # None for no bounds.
+    contents: list[RecordDict] = field(default_factory=list)  # Takes the metrics that hospitals tell.
+    beside: bool = False  # Whether it stands outside the round's training.
 
     def __post_init__(self) -> None:
         self._before: dict[int, Local] = {}
@@ -244,16 +170,13 @@ class Interval:
         groups = [replace(one, lost="") for one in groups]
         self._before = {one.group.number: one for one in groups}
         self.exposure.exchange(groups, starts=self.terms.starts)
-        named = [self._named(one) for one in groups]
+        named = []
+        for one in groups:
+            there = tuple(p for p in one.ids if self.links.takes_part(one.group.hosts[p]))
+            introduced = there and self.links.takes_part(one.group.hospital)
+            named.append(replace(one, ids=there) if introduced else self._lost(one, "not introduced"))
         self._note(named)
         return named
-
-    def _named(self, one: Local) -> Local:
-        group = one.group
-        there = tuple(p for p in one.ids if self.links.takes_part(group.hosts[p]))
-        if not there or not self.links.takes_part(group.hospital):
-            return self._lost(one, "not introduced")
-        return replace(one, ids=there)
 
     def _note(self, groups: Sequence[Local]) -> None:
         self._of = {i: one for one in groups for i in one.group.partitions}
@@ -423,21 +346,22 @@ class Interval:
         at = node.partition_id
         one, count = self._of[at], len(self._asked[at])
         group = one.group
-        metrics = RecordDict({**records_of(content, MetricRecord)})
+        metrics = records_of(content, MetricRecord)
         if at == group.hospital:
             count -= len(self._unread(at, refused))
-        if (told := _told(content)) != count:
+        if (told := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
             raise PayloadError("bad weight", f"num-examples={told}, expected {count}")
         if at != group.hospital:
             device = self.schema.device_update(content, self._tells_device(group))
             if device.size and self.hold is not None:
                 self.hold(device, one.device_of(self._asked[at][0]), "device")
-            return Row(Updated(None, device, metrics, refused), 0)
+            return Row(Updated(None, device, RecordDict({**metrics}), refused), 0)
         loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
         if self.terms.told and self.hold is not None:
             self.hold(head, one.start.head, "head")
             self.hold(hospital, one.start.hospital, "hospital")
-        return Row(Updated(loss, np.concatenate([head, hospital], axis=-1), metrics, refused), 0)
+        blocks = np.concatenate([head, hospital], axis=-1)
+        return Row(Updated(loss, blocks, RecordDict({**metrics}), refused), 0)
 
     def _unread(self, at: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the people whose encodings a hospital of devices could not open."""
@@ -520,7 +444,3 @@ def _joined(zeta2: Mapping[str, Encodings], ids: Sequence[str]) -> Encodings:
     if isinstance(rows[0], list):
         return [row[0] for row in rows if isinstance(row, list)]
     return np.concatenate([row for row in rows if isinstance(row, np.ndarray)])
-
-
-def _told(content: RecordDict) -> Any:
-    return next(iter(records_of(content, MetricRecord).values()), MetricRecord()).get("num-examples")

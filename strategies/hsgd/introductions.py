@@ -7,12 +7,12 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
+from hedgerow.wire.parties import ROLES
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 __all__ = ["Introduction", "LinkIntroduction", "introduction", "own_introduction"]
 
-ROLES = ("hospital", "device", "edge")
 _LONGEST_NAME = 64
 _HASH = 32
 # Of texts that a node may tell: a class, a feature.
@@ -30,36 +30,16 @@ class LinkIntroduction:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a party tells of itself: no data and no labels.
+    """What a party tells of itself: no data and no labels."""
 
-    Parameters
-    ----------
-    role : {"hospital", "device", "edge"}
-        What it is.
-    group : int
-        m, from 0.
-    ids : tuple[str, ...]
-        Its people, in the order of its rows; on own data keyed hashes of them.
-    shape : tuple[int, ...]
-        Of one person's half; on dealt data the length of one person's encoding.
-    features : tuple[str, ...]
-        Names of its columns; empty where they have none.
-    labelled : bool
-        Whether it has labels of its own.
-    classes : tuple[str, ...]
-        Which, at a hospital.
-    link : LinkIntroduction or None
-        How its peers are told of it, where links are sealed.
-    """
-
-    role: str
-    group: int
-    ids: tuple[str, ...]
-    shape: tuple[int, ...]
-    features: tuple[str, ...] = ()
-    labelled: bool = True
-    classes: tuple[str, ...] = ()
-    link: LinkIntroduction | None = None
+    role: str  # {"hospital", "device", "edge"}: What it is.
+    group: int  # m, from 0.
+    ids: tuple[str, ...]  # Its people, in the order of its rows; on own data keyed hashes of them.
+    shape: tuple[int, ...]  # Of one person's half; on dealt data the length of one person's encoding.
+    features: tuple[str, ...] = ()  # Names of its columns; empty where they have none.
+    labelled: bool = True  # Whether it has labels of its own.
+    classes: tuple[str, ...] = ()  # Which, at a hospital.
+    link: LinkIntroduction | None = None  # How its peers are told of it, where links are sealed.
 
     @property
     def form(self) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -17,19 +17,17 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.introductions import LinkIntroduction
-from hedgerow.strategies.hsgd.messages import REFUSED, Encodings, Heads, Schema, SealedForAll
+from hedgerow.strategies.hsgd.messages import Encodings, Heads, Schema, SealedForAll
 from hedgerow.strategies.introductions import Introductions
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
 from hedgerow.wire.limits import MAX_PLACES
+from hedgerow.wire.parties import EVALUATED, MALFORMED, REFUSED
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, REASONS, SEAL_BYTES
 
-__all__ = ["EVALUATED", "PartyLinks", "Refused", "SealedPartyLinks"]
+__all__ = ["PartyLinks", "Refused", "SealedPartyLinks"]
 
-# What was sealed by its sender is not what was agreed on.
-_REASONS = (*REASONS, "malformed contents")
-# What sealed encodings of evaluated people are called.
-EVALUATED = "evaluated-zeta2"
+_REASONS = (*REASONS, MALFORMED)
 
 
 @dataclass(frozen=True)

@@ -37,24 +37,15 @@ class Form:
 
 @dataclass
 class Matching:
-    """Groups whose parties have the same people.
+    """Groups whose parties have the same people."""
 
-    Parameters
-    ----------
-    form : Form
-        What their halves have in common.
-    groups : list of Group
-        Those with a hospital and at least one matched person to train on; people in the order of hashes.
-    held_out : dict of int to Group
-        The same groups with the people that do not train, where there are any.
-    counts : Counter of str
-        People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``;
-        and parties that are left out, by reason.
-    """
-
-    form: Form
+    form: Form  # What their halves have in common.
+    # Those with a hospital and at least one matched person to train on; people in the order of hashes.
     groups: list[Group] = field(default_factory=list)
+    # The same groups with the people that do not train, where there are any.
     held_out: dict[int, Group] = field(default_factory=dict)
+    # People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``; and
+    # parties that are left out, by reason.
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -118,22 +109,12 @@ def match(
 ) -> Matching:
     """Return the groups that parties make up.
 
-    Parameters
-    ----------
-    parties : Mapping[int, Introduction]
-        By partition id.
-    form : Form
-        Who is not of it is left out.
-    holdout : float (default: 0.0)
-        The share of people that do not train, in [0, 1). Who they are is drawn person by person from seed and
-        hash, and so stays when others join.
-    seed : int (default: 0)
-        The run's.
-    num_groups : int or None (default: None)
-        Parties of groups from this number on are left out.
-    standing : Mapping[int, Group] or None (default: None)
-        What groups were before: a hospital that has matches, an edge, and each person's host go before others
-        that claim the same.
+    - ``form``: Who is not of it is left out.
+    - ``holdout``: The share of people that do not train, in [0, 1). Who they are is drawn person by person
+      from seed and hash, and so stays when others join.
+    - ``num_groups``: Parties of groups from this number on are left out.
+    - ``standing``: What groups were before: a hospital that has matches, an edge, and each person's host go
+      before others that claim the same.
     """
     found = Matching(form)
     members: dict[int, dict[int, Introduction]] = {}

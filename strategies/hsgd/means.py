@@ -50,22 +50,13 @@ RECOMMENDED_SUM_SIZE = 16
 
 @dataclass(frozen=True)
 class Means:
-    """The rules of a run.
+    """The rules of a run."""
 
-    Parameters
-    ----------
-    groups, devices : Choice
-        Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
-    sums : SecureSum or None
-        Whether the server sees means alone.
-    least_devices : int (default: 16)
-        Devices without which there is no sum of a batch's.
-    """
-
+    # Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
     groups: Choice
     devices: Choice
-    sums: SecureSum | None
-    least_devices: int = RECOMMENDED_SUM_SIZE
+    sums: SecureSum | None  # Whether the server sees means alone.
+    least_devices: int = RECOMMENDED_SUM_SIZE  # The fewest devices of a batch that are summed.
 
     @classmethod
     def of(
@@ -124,14 +115,8 @@ class Means:
     ) -> None:
         """Warn of groups too small for these means.
 
-        Parameters
-        ----------
-        groups : Sequence of (Group, |A_m|)
-            The groups that a run starts with, at least one.
-        variant : MethodVariant
-            The run's.
-        whole : bool
-            Whether a local interval is a global one.
+        - ``groups``: The groups that a run starts with, at least one.
+        - ``whole``: Whether a local interval is a global one.
 
         Raises
         ------
@@ -235,14 +220,9 @@ def mean_of_models(
 
 @dataclass(frozen=True)
 class ToldMeans:
-    """Means of what parties tell.
+    """Means of what parties tell."""
 
-    Parameters
-    ----------
-    groups, devices : Aggregator (default: plain means)
-        Of groups, and of devices and JFL's pairs.
-    """
-
+    # Of groups, and of devices and JFL's pairs.
     groups: Aggregator = ByPeople()
     devices: Aggregator = _ALIKE
 
@@ -332,20 +312,12 @@ class Summed(SecureSums):
     Where devices have no mean, theta_2 stays. A party that is lost in this exchange alone is not in its own
     sum; the other half of its group may be.
 
-    Parameters
-    ----------
-    settings : SecureSum
-        The settings; of the metrics the loss is averaged, and no other.
-    federation : Federation
-        Whose nodes they are.
-    losses : bool
-        Whether hospitals tell a loss within their sum.
-    least_devices : int
-        Devices without which there is no sum of a batch's.
-    hold : Callable[[Vector, Vector, str], None]
-        Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's name.
-    people : Callable[[], Mapping[int, float]]
-        Returns the most people that a group's hospital and edge may count by.
+    - ``settings``: The settings; of the metrics the loss is averaged, and no other.
+    - ``losses``: Whether hospitals tell a loss within their sum.
+    - ``least_devices``: The fewest devices of a batch that are summed.
+    - ``hold``: Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's
+      name.
+    - ``people``: Returns the most people that a group's hospital and edge may count by.
     """
 
     def __init__(

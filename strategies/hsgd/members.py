@@ -6,6 +6,7 @@ whom others contradicted.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -100,7 +101,7 @@ class Members(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was agreed on, and how many people groups have."""
-        agreed = None if self.agreed is None else self.agreed.state_dict()
+        agreed = None if self.agreed is None else asdict(self.agreed)
         return {"agreed": agreed, "sizes": list(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

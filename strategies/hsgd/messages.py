@@ -26,10 +26,7 @@ from hedgerow.wire.records import PayloadError, config_in, records_of, to_record
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
-__all__ = ["INTRODUCTIONS", "REFUSED", "Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
-
-# Records beside a message and in an answer, where links are sealed.
-INTRODUCTIONS, REFUSED = "introductions", "refused"
+__all__ = ["Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
 
 Vector = NDArray[Any]
 # A row a person: dense (a, e), or each row's bytes.
@@ -65,31 +62,21 @@ def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a valid reply holds: exactly these arrays, of exactly these shapes, and finite.
+    """What a valid reply holds: exactly these arrays, of exactly these shapes, and finite."""
 
-    Parameters
-    ----------
-    head, hospital, device : int
-        n0, n1 and n2 of the model.
-    zeta1, zeta2 : int
-        e1 and e2, the lengths of an encoding.
-    dtype : numpy.dtype
-        The model's, a floating-point one.
-    compressed, pairs : bool (default: False)
-        Whether head and encodings travel as top-k payloads; whether every pair has a model of its own.
-    sealed, protected : bool (default: False)
-        Whether hospital and devices seal what they tell each other, of which the server then knows the
-        length alone; whether uploads are noisy, and no loss is told.
-    """
-
+    # n0, n1 and n2 of the model.
     head: int
     hospital: int
     device: int
+    # e1 and e2, the lengths of an encoding.
     zeta1: int
     zeta2: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # The model's, a floating-point one.
+    # Whether head and encodings travel as top-k payloads; whether every pair has a model of its own.
     compressed: bool = False
     pairs: bool = False
+    # Whether hospital and devices seal what they tell each other, of which the server then knows the length
+    # alone; whether uploads are noisy, and no loss is told.
     sealed: bool = False
     protected: bool = False
 

@@ -12,13 +12,13 @@ whatever it does with earlier ones. Where anything of a record is told on anothe
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.parts.privacy import LOST_ROUNDS, gaussian_epsilon
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, PrivacyReport, open_paths
 from hedgerow.strategies.run import Run
-from hedgerow.wire.checks import in_range, one_of, probability
+from hedgerow.wire.gaussian_dp import gaussian_epsilon
 
 if TYPE_CHECKING:
     from hedgerow.strategies.hsgd.interval import Local
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ENCODINGS",
     "HEADS",
-    "SEEDED",
     "SUMS",
     "UPLOADS",
     "EmbeddingNoise",
@@ -37,37 +36,11 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class EmbeddingNoise:
-    """Clipping and noise of a row of encodings.
+class EmbeddingNoise(Noise):
+    """Clipping and noise of a row of encodings, all as in ``Noise``.
 
-    Parameters
-    ----------
-    clip : float
-        The norm C that a row has at most, > 0. Another person's row is at most 2 C away.
-    multiplier : float
-        Standard deviation of the noise over C, > 0.
-    delta : float (default: 1e-5)
-        At which epsilon is told, in (0, 1).
-    source : {"entropy", "seed"} (default: "entropy")
-        Where nodes draw it: from the operating system; or from the run's seed, so that a simulation can be
-        repeated, and whoever knows the seed can take the noise off.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``clip`` is the norm C that a row has at most. Another person's row is at most 2 C away.
     """
-
-    clip: float
-    multiplier: float
-    delta: float = 1e-5
-    source: Literal["entropy", "seed"] = "entropy"
-
-    def __post_init__(self) -> None:
-        in_range("clip", self.clip, 0.0, 1e100, open_below=True)
-        in_range("multiplier", self.multiplier, 0.0, 1e100, open_below=True)
-        probability(delta=self.delta)
-        one_of("source", self.source, ("entropy", "seed"))
 
     def instructions(self, seed: int) -> dict[str, float | int | str]:
         """Return the settings as keys of an exchange's config."""
@@ -77,7 +50,7 @@ class EmbeddingNoise:
 
 @dataclass(frozen=True)
 class UploadNoise(EmbeddingNoise):
-    """Clipping and noise of what a party uploads, all as in ``EmbeddingNoise``.
+    """Clipping and noise of what a party uploads, all as in ``Noise``.
 
     ``clip`` is the norm C that the change of its model has at most, since the server told it: a device's own
     over an interval, a hospital's head and encoder together, or an edge's mean, over a round. A hospital then
@@ -99,16 +72,10 @@ class RecordExposure(Part):
     its people between two aggregations and hands the head on, of all devices of the group in later intervals
     of the round.
 
-    Parameters
-    ----------
-    noise : EmbeddingNoise or None (default: None)
-        On encodings; None for none.
-    uploads : UploadNoise or None (default: None)
-        On uploads; None for none.
-    hidden : bool (default: False)
-        Whether encodings and heads are sealed, so that the server does not see them.
-    open_paths : Collection of str (default: empty)
-        Paths on which something is told without noise in any case.
+    - ``noise``: On encodings; None for none.
+    - ``uploads``: On uploads; None for none.
+    - ``hidden``: Whether encodings and heads are sealed, so that the server does not see them.
+    - ``open_paths``: Paths on which something is told without noise in any case.
     """
 
     name = "exposure"
@@ -153,14 +120,9 @@ class RecordExposure(Part):
     def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
         """Count what a group is asked to upload after one interval's steps.
 
-        Parameters
-        ----------
-        one : Local
-            The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
-        pairs : bool
-            Whether every pair has its own model, on which no other person has an influence.
-        ends : bool
-            Whether the round ends, at which hospitals upload.
+        - ``one``: The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
+        - ``pairs``: Whether every pair has its own model, on which no other person has an influence.
+        - ``ends``: Whether the round ends, at which hospitals upload.
         """
         if self.uploads is None:
             return
@@ -193,10 +155,8 @@ class RecordExposure(Part):
             paths.add(UPLOADS)
         if noise is None and not self.hidden:
             paths.add(ENCODINGS)
-        if any(one is not None and one.source == "seed" for one in (noise, uploads)):
-            paths.add(SEEDED)
-        elif self._resumed:  # Noise of a seed comes out the same again.
-            paths.add(LOST_ROUNDS)
+        seeded = any(one is not None and one.source == "seed" for one in (noise, uploads))
+        unprotected = open_paths(paths, seeded=seeded, resumed=self._resumed)
         rates = [0.0 if one is None else 2 / one.multiplier for one in (noise, uploads)]
 
         def mu2(counts: list[int]) -> float:
@@ -205,8 +165,7 @@ class RecordExposure(Part):
         most = max(self._releases.values(), key=mu2, default=[0, 0])
         delta = next(one.delta for one in (noise, uploads) if one is not None)
         told = gaussian_epsilon(math.sqrt(mu2(most)), delta) if mu2(most) else 0.0
-        epsilon = math.inf if paths else told
-        return Report(epsilon, delta, most[0], most[1], tuple(sorted(paths)))
+        return Report(math.inf if unprotected else told, delta, unprotected, *most)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
@@ -221,7 +180,7 @@ class RecordExposure(Part):
 
 
 # Paths on which something of a record is told without noise.
-UPLOADS, ENCODINGS, HEADS, SUMS, SEEDED = "uploads", "encodings", "heads", "sums", "seeded-noise"
+UPLOADS, ENCODINGS, HEADS, SUMS = "uploads", "encodings", "heads", "sums"
 
 REASONS = {
     UPLOADS: "models are uploaded without noise",
@@ -234,37 +193,24 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Report:
-    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement.
+class Report(PrivacyReport):
+    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement."""
 
-    Parameters
-    ----------
-    epsilon : float
-        At delta; infinite where something was told without noise.
-    delta : float
-        Its delta.
-    encodings, uploads : int
-        Releases with noise that are counted.
-    unprotected : tuple of str
-        The paths that make it infinite, keys of ``REASONS``.
-    """
+    reasons = REASONS
 
-    epsilon: float
-    delta: float
+    # Releases with noise that are counted.
     encodings: int
     uploads: int
-    unprotected: tuple[str, ...] = ()
 
-    def metrics(self) -> dict[str, float | int]:
-        """Return the report for a round's record: with a flag for each path that is not protected."""
-        told = {"epsilon": self.epsilon, "delta": self.delta}
-        counts = {"encodings-released": self.encodings, "uploads-released": self.uploads}
-        return {**told, **counts, **{f"unprotected-{path}": 1 for path in self.unprotected}}
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many encodings and uploads."""
+        return {"encodings-released": self.encodings, "uploads-released": self.uploads}
 
     def __str__(self) -> str:
         """Return the report in one line."""
         if self.unprotected:
-            return f"epsilon = infinity: {'; '.join(REASONS[path] for path in self.unprotected)}"
+            return f"epsilon = infinity: {self.why}"
         return (
             f"({self.epsilon:.4g}, {self.delta:.3g})-DP of each training person's record against the server, "
             f"over {self.encodings} encodings and {self.uploads} uploads"

@@ -7,7 +7,7 @@ gateway's people, and over all devices of a group, which mask theirs. It holds n
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -103,30 +103,17 @@ class OwnDataSetup:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What stays the same for a run, also for people who join: the form, the standardisation, the weights.
+    """What stays the same for a run, also for people who join: the form, the standardisation, the weights."""
 
-    Parameters
-    ----------
-    form : Form
-        Shapes, columns and classes.
-    hospital, device : tuple of two tuples of float
-        Mean and deviation of each side's columns; empty without standardisation.
-    weights : tuple of float
-        Of the classes; empty for 1 each.
-    """
-
-    form: Form
+    form: Form  # Shapes, columns and classes.
+    # Mean and deviation of each side's columns; empty without standardisation.
     hospital: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    weights: tuple[float, ...] = ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, for a checkpoint."""
-        return asdict(self)
+    weights: tuple[float, ...] = ()  # Of the classes; empty for 1 each.
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Agreed":
-        """Return what ``state_dict`` was of."""
+        """Return what a checkpoint has, the fields as JSON values."""
         form = Form(**{key: tuple(value) for key, value in state["form"].items()})
         sides = {key: (tuple(state[key][0]), tuple(state[key][1])) for key in ("hospital", "device")}
         return cls(form, **sides, weights=tuple(state["weights"]))
@@ -155,36 +142,16 @@ class _Sums:
 
 @dataclass
 class OwnSetup:
-    """What parties are asked and told before training, and again when some come, come back, or go.
+    """What parties are asked and told before training, and again when some come, come back, or go."""
 
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes they are.
-    own : OwnDataSetup
-        What is asked for.
-    num_groups : int or None
-        Groups from this number on are left out.
-    sealed : bool (default: False)
-        Whether hospital and devices seal what they tell each other.
-
-    Attributes
-    ----------
-    encodings : tuple of two int
-        e1 and e2, as most parties of each side said at the start.
-    counts : Counter of str
-        What became of people and parties in the last matching.
-    first : set of int
-        The groups that the run started with.
-    """
-
-    federation: Federation
-    own: OwnDataSetup
-    num_groups: int | None = None
-    sealed: bool = False
-    encodings: tuple[int, int] = (0, 0)
+    federation: Federation  # Whose nodes they are.
+    own: OwnDataSetup  # What is asked for.
+    num_groups: int | None = None  # Groups from this number on are left out.
+    sealed: bool = False  # Whether hospital and devices seal what they tell each other.
+    encodings: tuple[int, int] = (0, 0)  # e1 and e2, as most parties of each side said at the start.
+    # What became of people and parties in the last matching.
     counts: Counter[str] = field(default_factory=Counter)
-    first: set[int] = field(default_factory=set)
+    first: set[int] = field(default_factory=set)  # The groups that the run started with.
 
     def __post_init__(self) -> None:
         self.parties = Parties(self.federation, self.sealed)
@@ -246,16 +213,8 @@ class OwnSetup:
 
         Where no group is complete, waits for one as long as a run waits for its first.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        agreed : Agreed
-            What newcomers are told.
-        raised : Collection[int]
-            Those that raised in the round before: they may have forgotten what they were told.
-        reread : bool (default: False)
-            Whether all are asked anew, whose files may have changed.
+        - ``raised``: Those that raised in the round before: they may have forgotten what they were told.
+        - ``reread``: Whether all are asked anew, whose files may have changed.
 
         Returns
         -------
@@ -288,8 +247,7 @@ class OwnSetup:
 
     def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
         found = self._match(parties, agreed.form)
-        lacking = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
-        if lacking:
+        if lacking := self._untold(found):
             self._pool(grid, parties, found, first=False, only=lacking)
             self._tell(grid, parties, found, agreed, only=lacking)
         return self._settled(grid, parties, agreed.form)
@@ -297,9 +255,8 @@ class OwnSetup:
     def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: Form) -> Matching:
         """Return the groups of those that were told, and are ready."""
         found = self._match(parties, form)
-        untold = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
         self._seen = set(parties)
-        if untold:
+        if self._untold(found):
             # Nobody joins by others' failing: who was told of no agreement is not among these.
             found = self._match({i: one for i, one in parties.items() if i in self._told}, form)
             self._seen = None
@@ -310,6 +267,10 @@ class OwnSetup:
             if number and reason != "matched":
                 log(WARNING, "Own data: %s: %d", reason, number)
         return found
+
+    def _untold(self, found: Matching) -> set[int]:
+        """Return those that were not told the agreement for all of their people."""
+        return {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
 
     def _lost(self) -> str:
         told = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]

@@ -46,14 +46,8 @@ def introduced(
 class Parties:
     """The introductions of those that answered, by partition id.
 
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes they are.
-    sealed : bool (default: False)
-        Whether they are asked for the keys of sealed links.
-    read : Callable[[RecordDict], Introduction] (default: own_introduction)
-        Returns a party's answer, or raises PayloadError.
+    - ``sealed``: Whether they are asked for the keys of sealed links.
+    - ``read``: Returns a party's answer, or raises PayloadError.
     """
 
     def __init__(

@@ -107,26 +107,13 @@ Ask = Callable[[IntervalTerms, Sequence[Local]], Steps[list[Local]]]
 
 @dataclass
 class Prober:
-    """Makes the exchanges of an estimate.
+    """Makes the exchanges of an estimate."""
 
-    Parameters
-    ----------
-    groups : Sequence[Group]
-        All groups.
-    counts : Sequence[int]
-        |A_m| of each.
-    ask : Ask
-        Makes an interval of a method that compresses nothing and has no pairs.
-    terms : IntervalTerms
-        t, mu and noise of the round at hand.
-    seed, server_round : int
-        Key the draws.
-    """
-
-    groups: Sequence[Group]
-    counts: Sequence[int]
-    ask: Ask
-    terms: IntervalTerms
+    groups: Sequence[Group]  # All groups.
+    counts: Sequence[int]  # |A_m| of each.
+    ask: Ask  # Makes an interval of a method that compresses nothing and has no pairs.
+    terms: IntervalTerms  # t, mu and noise of the round at hand.
+    # Key the draws.
     seed: int
     server_round: int
 
@@ -149,7 +136,13 @@ class Prober:
         ValueError
             If F0 is not above the final loss.
         """
-        fixed = [self._fixed_batch(group, probing.batch) for group in self.groups]
+        batch = probing.batch
+        fixed = [
+            list(group.ids)
+            if batch is None or batch >= group.size
+            else draw(group, batch, seed=self.seed, t=self._t, purpose=Purpose.PROBE)
+            for group in self.groups
+        ]
         theta, losses, points, gradients, variances = start, [], [], [], []
         for k in range(probing.steps + 1):
             groups = yield from self._step(theta, fixed)
@@ -172,11 +165,6 @@ class Prober:
         return ProbedConstants(
             replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first)
         )
-
-    def _fixed_batch(self, group: Group, count: int | None) -> list[str]:
-        if count is None or count >= group.size:
-            return list(group.ids)
-        return draw(group, count, seed=self.seed, t=self._t, purpose=Purpose.PROBE)
 
     def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> Steps[list[Local]]:
         """Return what one step from a point makes of each group."""

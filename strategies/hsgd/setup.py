@@ -29,34 +29,18 @@ class DealtSetup:
     Where two claim the same, the one goes first that is where data are dealt to: hospitals have the first
     partitions, then come an edge for each or device after device, group by group, each in the order of its
     hospital's people. Who takes no part is asked again, see ``Parties``.
-
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes they are.
-    num_groups : int or None (default: None)
-        Groups from this number on are left out; None for as many as there are parties.
-    sealed : bool (default: False)
-        Whether hospital and devices seal what they tell each other.
-    widths : Collection[int] (default: empty)
-        Of the head's matrices: of encodings that as many parties tell, those go first that add up to one.
-
-    Attributes
-    ----------
-    encodings : tuple of two int
-        e1 and e2, as most parties of each side said at the start.
-    sizes : dict of int to int
-        How many people each group's hospital told, also of groups that sit out.
-    counts : Counter of str
-        Parties that are left out, by reason, and people whom one side alone has.
     """
 
-    federation: Federation
+    federation: Federation  # Whose nodes they are.
+    # Groups from this number on are left out; None for as many as there are parties.
     num_groups: int | None = None
-    sealed: bool = False
+    sealed: bool = False  # Whether hospital and devices seal what they tell each other.
+    # Of the head's matrices: of encodings that as many parties tell, those go first that add up to one.
     widths: Collection[int] = ()
-    encodings: tuple[int, int] = (0, 0)
+    encodings: tuple[int, int] = (0, 0)  # e1 and e2, as most parties of each side said at the start.
+    # How many people each group's hospital told, also of groups that sit out.
     sizes: dict[int, int] = field(default_factory=dict)
+    # Parties that are left out, by reason, and people whom one side alone has.
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

@@ -116,8 +116,8 @@ class HSGD(Algorithm):
         theta_2 of the group stays; where too few hospitals or edges do, the round is repeated.
         ``max_update_norm_ratio`` is then held against means, and K_m of (2) is how many people a party has.
     min_sum_devices : int (default: 16)
-        Devices without which there is no sum of a batch's, 3 to 255 and ``SecureSum.min_nodes`` at least. In
-        one of fewer a unit of the first layer may be one person's alone, whose features the mean then tells.
+        The fewest devices of a batch that are summed, 3 to 255 and at least ``SecureSum.min_nodes``. In a sum
+        of fewer a unit of the first layer may be one person's alone, whose features the mean then tells.
     adaptive : Adaptive or None (default: None)
         When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
     system : ModelledSystem (default: ModelledSystem())

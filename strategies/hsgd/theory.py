@@ -157,13 +157,9 @@ def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -
     conditions = (
         (P % Q == 0, f"P must be a multiple of Q = {Q}, got {P}"),
         (T % P == 0, f"T must be a multiple of P = {P}, got {T}"),
-        (_capped(known, P, eta), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
+        (eta <= cap * (1 + _ROUNDING), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
     )
     return tuple(message for holds, message in conditions if not holds)
-
-
-def _capped(known: Estimates, P: int, eta: float) -> bool:
-    return eta <= eta_max(known.rho, P) * (1 + _ROUNDING)
 
 
 def iterations(T: int, P: int) -> int:
@@ -257,28 +253,15 @@ def halved_eta(t: int, *, eta0: float, period: int) -> float:
 
 @dataclass(frozen=True)
 class IntervalPlan:
-    """A choice of intervals whose bound reaches a target, and what it costs.
+    """A choice of intervals whose bound reaches a target, and what it costs."""
 
-    Parameters
-    ----------
-    P, Q : int
-        Global and local interval in iterations.
-    bound : float
-        Gamma(P, Q), at most the target.
-    bytes : float
-        The paper's cost (19) of T iterations over all groups.
-    seconds : float
-        The slowest group's, for T iterations.
-    iterations : int
-        T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
-    """
-
+    # Global and local interval in iterations.
     P: int
     Q: int
-    bound: float
-    bytes: float
-    seconds: float
-    iterations: int
+    bound: float  # Gamma(P, Q), at most the target.
+    bytes: float  # The paper's cost (19) of T iterations over all groups.
+    seconds: float  # The slowest group's, for T iterations.
+    iterations: int  # T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
 
 
 def plans(

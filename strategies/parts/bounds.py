@@ -45,12 +45,7 @@ class UpdateBound:
     The bound is ``max_ratio`` times the median, over the last 16 rounds, of each round's median norm, and no
     less than ``max_ratio`` thousandths of the model's norm, so that a run which has all but converged
     takes what is new. In the first round it is ``max_ratio`` times the norm of the model, or the root of its
-    size where it is zero.
-
-    Parameters
-    ----------
-    max_ratio : float
-        >= 0; 0 for no bound.
+    size where it is zero. ``max_ratio`` >= 0; 0 is no bound.
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -66,30 +61,22 @@ class UpdateBound:
         self._here, self._round = [], server_round
 
     def check(self, update: NDArray[Any], model: NDArray[Any], noise: float = 0.0) -> None:
-        """Note an update of a model, arrays of any shape.
+        """Note an update of a model, arrays of any shape; PayloadError with reason ``update too large``.
 
         ``noise`` is the standard deviation of what the run has a node add to each number, by which the bound
         is wider: the norm of such noise exceeds sigma (sqrt(d) + 6) once in 10^7 updates.
-
-        Raises
-        ------
-        PayloadError
-            With reason ``update too large``; it is then not noted.
         """
         if not self.max_ratio:
             return
         norm = norm_of(update)
         usual = median(self._usual) if self._usual else 0.0
         if norm > self.max_ratio * usual:
-            usual = max(usual, self._least(model))
+            small = (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
+            usual = max(usual, small)  # What is small is usual in any case.
             most = self.max_ratio * usual + noise * (sqrt(update.size) + 6)
             if not norm <= most:
                 raise PayloadError(TOO_LARGE, f"norm {norm:.3g}, expected at most {most:.3g}")
         self._here.append(norm)
-
-    def _least(self, model: NDArray[Any]) -> float:
-        """Return the norm that is usual in any case."""
-        return (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
 
     def _known(self) -> list[float]:
         return [*self._usual, *([median_low(self._here)] if self._here else [])][-_ROUNDS:]
@@ -106,11 +93,8 @@ class UpdateBound:
 class LossBound:
     """Holds the losses of evaluations against the first of their kind.
 
-    Parameters
-    ----------
-    max_ratio : float
-        A loss diverges that exceeds so many times the first, or times 1 where that is less; >= 0, 0 for no
-        bound: then one that is not finite does not diverge either.
+    A loss diverges that is not finite, or exceeds ``max_ratio`` times the first, or times 1 where that is
+    less; with ``max_ratio`` = 0 none does.
     """
 
     def __init__(self, max_ratio: float) -> None:

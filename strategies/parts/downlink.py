@@ -22,10 +22,9 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
-from hedgerow.wire.checksum import checksum
 from hedgerow.wire.ledger import NODE_TO_HUB
 from hedgerow.wire.message_types import MERGE
-from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record, view
+from hedgerow.wire.records import PayloadError, checksum, only_record, payload_bytes, to_record, view
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
@@ -40,14 +39,8 @@ SYNCS: tuple[Sync, ...] = get_args(Sync)
 class Download:
     """Traffic from the server to nodes.
 
-    Parameters
-    ----------
-    messages : int
-        Messages.
-    bits : int
-        What their arrays carry, without headers and keys: 32 a parameter, 64 with its index, 1 a sign.
-    payload_bytes : int
-        Their arrays as they are serialised, with headers and keys.
+    ``bits`` are what arrays carry, without headers and keys: 32 a parameter, 64 with its index, 1 a sign.
+    ``payload_bytes`` are the arrays as they are serialised, with headers and keys.
     """
 
     messages: int = 0
@@ -82,12 +75,7 @@ _MESSAGE = Download(messages=1)
 class UpdateLog:
     """The updates of the base by version, as far back as they are fewer bits than the base.
 
-    Parameters
-    ----------
-    update_bits : int
-        Bits of one update, >= 0.
-    base_bits : int
-        Bits of the base; 0 where there is none, and nodes keep nothing between rounds.
+    ``base_bits`` is 0 where there is no base, and nodes keep nothing between rounds.
     """
 
     def __init__(self, update_bits: int, base_bits: int) -> None:
@@ -142,25 +130,14 @@ class Downlink(Part):
 
     Parameters
     ----------
-    federation : Federation
-        The nodes, and the ledger in which messages are booked.
     sync : {"catchup", "dense", "broadcast"}
         ``catchup`` sends a node the updates since the version it acknowledged, ``dense`` sends everyone the
         base every time, ``broadcast`` sends every update to every node, also to those that do not train.
         Whoever holds nothing, or has missed more than the base is worth, is sent the base.
-    log : UpdateLog
-        The updates.
-    record : str
-        The ArrayRecord in which they travel.
-    link : str
-        The link of the modelled system.
+    record, link : str
+        The ArrayRecord in which updates travel, and the link of the modelled system.
     seeded : bool (default: False)
         Whether nodes can draw version 0 themselves; they are told its ``base-checksum``.
-
-    Raises
-    ------
-    ValueError
-        If ``sync`` is none of the three.
     """
 
     name = "downlink"
@@ -289,13 +266,7 @@ class Downlink(Part):
             self.federation.ledger.book(run.round, NODE_TO_HUB, one.node.partition_id, 0, 0, size)
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a reply from another base than the current one; its node is sent the base next time.
-
-        Raises
-        ------
-        PayloadError
-            With reason ``bad metrics``, ``need base`` or ``wrong base``.
-        """
+        """Refuse a reply from another base than the current one; its node is sent the base next time."""
         if exchange.trains:
             self._check_base(node, content)
 

@@ -24,17 +24,9 @@ class Followed(Part):
     """Refuses models of nodes that ignore what only this method's ClientApp reads.
 
     A ClientApp of another method takes the model, trains as it likes and replies with a model: every check of
-    shapes passes, and the run is not the method's. Its replies tell no metric of the method's.
-
-    Parameters
-    ----------
-    tells : Sequence[str]
-        The metrics by one of which a reply shows that its node has followed; one that is a key of the
-        message's config too must have its value.
-    instructions : Sequence[str]
-        The keys of a message's config that others ignore.
-    client : str
-        The ClientApp to use, for the error.
+    shapes passes, and the run is not the method's. Its replies tell no metric of the method's: ``tells`` are
+    those by one of which a node shows that it has followed; one that is a key of the message's config too
+    must have its value. ``instructions`` and ``client``, the ClientApp to use, are for the error.
     """
 
     name = "followed"

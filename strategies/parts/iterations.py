@@ -24,16 +24,9 @@ _BATCHES = "num-batches"
 
 
 class LocalIterations(Part):
-    """Counts local iterations, and refuses batches that nobody can have made.
+    """Counts local iterations, and refuses batches that nobody can have made, or replies without any.
 
-    Parameters
-    ----------
-    federation : Federation
-        The nodes, and their sizes.
-    epochs, batch_size : int
-        Of a node's training in a round.
-    required : bool (default: False)
-        Whether every reply must tell its batches.
+    ``required`` says whether every reply must tell its batches.
     """
 
     name = "iterations"

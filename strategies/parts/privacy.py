@@ -1,142 +1,121 @@
-"""Differential privacy of noisy gradients: what a paper claims for a run, and what an accountant gives.
+"""Noise on what nodes tell: its settings, and the report of what it promises.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13), Theorems 2
-and 3. Its algorithm keeps the noise-free gradient and sends what is computed of it again and again, so the
-theorems do not cover what it sends (mode ``paper``, no guarantee). Ours: the mode ``sound``, in which
-gradients are clipped and the noise stays in the state; then every message is post-processing of the noisy
-gradients, and a run is a composition of Gaussian mechanisms. Nodes draw discrete noise on a grid, wider by
-what rounding moves, so that the continuous mechanism's exact epsilon is an upper bound of theirs
-(``wire.discrete_gaussian.deviation_of``).
-Accountants: zero-concentrated DP (M. Bun, T. Steinke, 2016) and, exact, Gaussian DP (J. Dong, A. Roth,
-W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical composition: nothing is subsampled.
-Google's dp-accounting, where it is installed, says the same to nine digits by numerical composition, which
-takes seconds. Where something of a record is told that no noise covers, epsilon is infinite, and the report
-has the reason.
+A run is a composition of Gaussian mechanisms, whose exact epsilon is Gaussian DP's (J. Dong, A. Roth, W. Su,
+2022, Corollary 2.13 and section 3.2) or zero-concentrated DP's (M. Bun, T. Steinke, 2016). Nothing is
+subsampled. Where something of the data is told that no noise covers, epsilon is infinite, and the report has
+the reason.
 """
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Protocol
 
-from hedgerow.wire.checks import int_at_least, one_of, positive, probability
-from hedgerow.wire.extras import needed
-from hedgerow.wire.gaussian_dp import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
+from hedgerow.wire.checks import in_range, one_of, probability
 
-__all__ = [
-    "LOST_ROUNDS",
-    "MONITOR",
-    "REASONS",
-    "Privacy",
-    "PrivacyMode",
-    "PrivacyReport",
-    "calibrated_multiplier",
-    "claimed_total",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "noise_variance",
-    "numerical_epsilon",
-    "releases",
-    "zcdp",
-    "zcdp_epsilon",
-]
+__all__ = ["LOST_ROUNDS", "MONITOR", "SEEDED", "NodeNoise", "Noise", "PrivacyReport", "open_paths"]
 
-PrivacyMode = Literal["none", "paper", "sound"]
-
-# Paths on which something of a record is told that no noise covers, or nobody counts.
-KEPT_GRADIENTS, SEEDED, MONITOR, LOST_ROUNDS = "kept-gradients", "seeded-noise", "monitor", "lost-rounds"
-
-REASONS = {
-    KEPT_GRADIENTS: "the noise does not stay in what is sent",
-    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
-    MONITOR: "a monitor is told the exact objective",
-    LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
-}
-
-# Sensitivities over the noise of all releases together, up to which dp-accounting composes in seconds.
-_LARGEST_COMPOSED = 10.0
-
-COVERS = (
-    "one record of a node, replaced by another, against whoever sees all that nodes tell and knows all other "
-    "records; not the number of records, nor when a node is there"
-)
+# Paths on which something of the data is told that no noise covers, or nobody counts.
+SEEDED, MONITOR, LOST_ROUNDS = "seeded-noise", "monitor", "lost-rounds"
 
 
 @dataclass(frozen=True)
-class Privacy:
-    """The noise on the nodes' gradients.
+class Noise:
+    """Clipping and noise.
 
     Parameters
     ----------
-    mode : {"none", "paper", "sound"} (default: "none")
-        No noise; noise as Algorithm 1 has it, which guarantees nothing; or clipped gradients with noise
-        that stays in the state.
-    epsilon, delta : float (default: 0.5, 1e-5)
-        Of one release: epsilon > 0, delta in (0, 1). They set the noise by eq. (13) and are no promise for
-        the run, which ``report`` accounts for. The paper takes delta = 0.5, at which nothing is promised.
-    sensitivity : float (default: 0.1)
-        u_i of eq. (13) in mode ``paper``, > 0, which assumes gradients of norm u_i / 2 at most.
-    clip : float (default: 1.0)
-        C in mode ``sound``, > 0: the norm to which each record's gradient is clipped. Replacing one of n_i
-        records then moves their mean by 2 C / n_i at most, the sensitivity that eq. (13) takes there.
-    noise_source : {"entropy", "seed"} or None (default: None)
-        Where nodes draw noise: from the operating system, or from the run's seed, so that a simulation can
-        be repeated and whoever knows the seed can take the noise off. None is entropy in mode ``sound``,
-        else the seed.
+    clip : float
+        C, > 0: the norm to which something is clipped.
+    multiplier : float
+        Standard deviation of the noise over C, > 0.
+    delta : float (default: 1e-5)
+        At which epsilon is told, in (0, 1).
+    source : {"entropy", "seed"} (default: "entropy")
+        Where nodes draw it: from the operating system; or from the run's seed, so that a simulation can be
+        repeated, and whoever knows the seed can take the noise off.
 
     Raises
     ------
     ValueError
-        If a parameter is out of range.
+        If one is out of range.
     """
 
-    mode: PrivacyMode = "none"
-    epsilon: float = 0.5
+    clip: float
+    multiplier: float
     delta: float = 1e-5
-    sensitivity: float = 0.1
-    clip: float = 1.0
-    noise_source: Literal["entropy", "seed"] | None = None
+    source: Literal["entropy", "seed"] = "entropy"
 
     def __post_init__(self) -> None:
-        if self.noise_source not in (None, "entropy", "seed"):
-            raise ValueError(f"noise_source must be 'entropy', 'seed' or None, got {self.noise_source!r}")
-        one_of("mode", self.mode, get_args(PrivacyMode))
-        positive(epsilon=self.epsilon)
+        in_range("clip", self.clip, 0.0, 1e100, open_below=True)
+        in_range("multiplier", self.multiplier, 0.0, 1e100, open_below=True)
         probability(delta=self.delta)
-        positive(sensitivity=self.sensitivity, clip=self.clip)
+        one_of("source", self.source, ("entropy", "seed"))
+
+
+def open_paths(paths: Iterable[str], *, seeded: bool, resumed: bool) -> tuple[str, ...]:
+    """Return the paths without protection, sorted: those given, and what seed or resumption adds.
+
+    Noise of a seed comes out the same again, so that a resumed run has told nothing else.
+    """
+    more = [SEEDED] if seeded else [LOST_ROUNDS] if resumed else []
+    return tuple(sorted({*paths, *more}))
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What noise promises whomever most was told of.
+
+    Parameters
+    ----------
+    epsilon : float
+        At delta; infinite where something was told without noise.
+    delta : float
+        Its delta.
+    unprotected : tuple of str
+        The paths that make it infinite, keys of ``reasons``.
+    """
+
+    # Why each path is open, in words.
+    reasons: ClassVar[Mapping[str, str]]
+
+    epsilon: float
+    delta: float
+    unprotected: tuple[str, ...]
 
     @property
-    def noise_multiplier(self) -> float:
-        """The noise's standard deviation over the sensitivity, sqrt(2 ln(1.25 / delta)) / epsilon."""
-        return math.sqrt(noise_variance(self.epsilon, self.delta, 1.0))
+    def guaranteed(self) -> bool:
+        """Whether no path is open."""
+        return not self.unprotected
 
-    def instructions(self) -> dict[str, str | float]:
-        """Return the settings as keys of a message's config."""
-        source = {} if self.noise_source is None else {"noise-source": self.noise_source}
-        return {
-            "privacy": self.mode,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "sens": self.sensitivity,
-            "clip": self.clip,
-            **source,
-        }
+    @property
+    def why(self) -> str:
+        """Why the open paths are open."""
+        return "; ".join(self.reasons[path] for path in self.unprotected)
 
-    @classmethod
-    def for_run(cls, epsilon: float, delta: float, count: int, clip: float = 1.0) -> Self:
-        """Return the sound mode with the least noise for ``count`` releases to be (epsilon, delta)-DP.
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What else a round's record says."""
+        return {}
 
-        Raises
-        ------
-        ValueError
-            If a parameter is out of range.
-        """
-        step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
-        return cls("sound", epsilon=step, delta=delta, clip=clip)
+    def metrics(self) -> dict[str, float]:
+        """Return the report for a round's record, with a flag for each path that is not protected."""
+        flags = {f"unprotected-{path}": 1 for path in self.unprotected}
+        return {"epsilon": self.epsilon, "delta": self.delta, **self.figures, **flags}
+
+
+class NodeNoise(Protocol):
+    """Noise that nodes put on what they compute, and its account."""
+
+    @property
+    def mode(self) -> str:
+        """``none`` where there is no noise."""
+
+    @property
+    def noise_source(self) -> str | None:
+        """Where nodes draw it, as in ``Noise``; None for what the mode has."""
 
     def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
         """Return what a round's record says of ``count`` releases; nothing without noise."""
-        return {} if self.mode == "none" else self.report(count, unprotected=unprotected).metrics()
 
     def report(
         self,
@@ -145,202 +124,5 @@ class Privacy:
         *,
         numerical: bool = False,
         unprotected: Iterable[str] = (),
-    ) -> "PrivacyReport":
-        """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
-
-        ``numerical`` asks dp-accounting too, which takes seconds where there are many releases.
-        ``unprotected`` are keys of ``REASONS``, paths that the run has beside those of these settings.
-
-        Raises
-        ------
-        ValueError
-            If the mode is ``none``, ``count`` < 1, or ``delta`` is no probability.
-        """
-        if self.mode == "none":
-            raise ValueError("mode must be 'paper' or 'sound', got 'none': there is no noise to account for")
-        int_at_least(1, count=count)
-        delta = self.delta if delta is None else delta
-        probability(delta=delta)
-        claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
-        rho = count * zcdp(self.noise_multiplier)
-        paths = set(unprotected)
-        if self.mode == "paper":
-            paths.add(KEPT_GRADIENTS)
-        if self.noise_source == "seed" or (self.mode == "paper" and self.noise_source is None):
-            paths.add(SEEDED)
-        sound, alone = not paths, math.inf
-        if self.mode == "sound":
-            alone = _exact_epsilon(math.sqrt(count) / self.noise_multiplier, delta)
-        return PrivacyReport(
-            guaranteed=sound,
-            count=count,
-            step=(self.epsilon, self.delta),
-            step_epsilon=_exact_epsilon(1 / self.noise_multiplier, self.delta) if sound else math.inf,
-            claimed_epsilon=claimed_epsilon,
-            claimed_delta=claimed_delta,
-            delta=delta,
-            rho=rho if sound else math.inf,
-            zcdp_epsilon=zcdp_epsilon(rho, delta) if sound else math.inf,
-            epsilon=alone if sound else math.inf,
-            releases_epsilon=alone,
-            unprotected=tuple(sorted(paths)),
-            numerical_epsilon=numerical_epsilon(self.noise_multiplier, count, delta)
-            if sound and numerical
-            else None,
-        )
-
-
-@dataclass(frozen=True)
-class PrivacyReport:
-    """What a node's releases cost; infinite where nothing is guaranteed.
-
-    Parameters
-    ----------
-    guaranteed : bool
-        False where a path is not protected, as in mode ``paper``: then the claims are all there is.
-    count : int
-        Releases: noisy gradients, the first included.
-    step : tuple[float, float]
-        (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is
-        not proved.
-    step_epsilon : float
-        Exact epsilon of one release at its delta.
-    claimed_epsilon, claimed_delta : float
-        Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
-    delta : float
-        Of the run, at which the accountants' epsilons hold.
-    rho : float
-        Zero-concentrated DP of the run.
-    zcdp_epsilon, epsilon : float
-        Of the run at ``delta``: from rho, an upper bound; and exact.
-    releases_epsilon : float
-        What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
-        noise off; infinite in mode ``paper``.
-    unprotected : tuple of str (default: ())
-        The paths that make it infinite, keys of ``REASONS``.
-    covers : str
-        Whom it protects, against whom, and what it leaves out.
-    numerical_epsilon : float or None (default: None)
-        The same by dp-accounting; None where it was not asked, is not installed, or would not end.
-    """
-
-    guaranteed: bool
-    count: int
-    step: tuple[float, float]
-    step_epsilon: float
-    claimed_epsilon: float
-    claimed_delta: float
-    delta: float
-    rho: float
-    zcdp_epsilon: float
-    epsilon: float
-    releases_epsilon: float
-    unprotected: tuple[str, ...] = ()
-    covers: str = COVERS
-    numerical_epsilon: float | None = None
-
-    def metrics(self) -> dict[str, float]:
-        """Return what a round's record says: the paper's claim, the accountants', and a flag for each path.
-
-        A flag is there only for a path that is not protected.
-        """
-        claim = {"claimed-epsilon": self.claimed_epsilon, "claimed-delta": self.claimed_delta}
-        told = {"epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon, "delta": self.delta}
-        counted = {"releases": self.count, "releases-epsilon": self.releases_epsilon}
-        return {**claim, **told, **counted, **{f"unprotected-{path}": 1 for path in self.unprotected}}
-
-    def __str__(self) -> str:
-        """Return the report in one line."""
-        vacuous = ", vacuous" if self.claimed_delta >= 1 else ""
-        claim = f"Theorem 3 claims ({self.claimed_epsilon:.4g}, {self.claimed_delta:.3g}){vacuous}"
-        if not self.guaranteed:
-            reasons = "; ".join(REASONS[path] for path in self.unprotected)
-            alone = "" if self.releases_epsilon == math.inf else f"noise alone: {self.releases_epsilon:.4g}; "
-            return f"no guarantee, epsilon = infinity: {reasons} ({alone}{self.count} releases; {claim})"
-        also = "" if self.numerical_epsilon is None else f"dp-accounting: {self.numerical_epsilon:.4g}; "
-        return (
-            f"({self.epsilon:.4g}, {self.delta:.3g})-DP over {self.count} releases "
-            f"({also}zCDP: {self.zcdp_epsilon:.4g}; {claim}); covers {self.covers}"
-        )
-
-
-def releases(iterations: int, kappa: int) -> int:
-    """Return how many gradients a node releases in K iterations, 1 + floor((K - 1) / kappa)."""
-    int_at_least(1, iterations=iterations, kappa=kappa)
-    return 1 + (iterations - 1) // kappa
-
-
-def noise_variance(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return the variance of eq. (13), 2 ln(1.25 / delta) u^2 / epsilon^2.
-
-    Examples
-    --------
-    >>> round(noise_variance(0.5, 0.5, 0.1), 10)
-    0.0733032585
-    """
-    return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
-
-
-def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, float]:
-    """Return Theorem 3's claim for ``periods`` >= 1 releases: advanced composition with slack delta.
-
-    Examples
-    --------
-    >>> [round(x, 9) for x in claimed_total(0.1, 1e-6, 10)]
-    [1.767429054, 1.1e-05]
-    """
-    growth = math.sqrt(2 * periods * math.log(1 / delta)) * epsilon
-    try:
-        return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
-    except OverflowError:
-        return math.inf, (periods + 1) * delta
-
-
-def _exact_epsilon(mu: float, delta: float) -> float:
-    """Return the exact epsilon; past what its formula can compute, in the hundreds, zCDP's upper bound."""
-    try:
-        return gaussian_epsilon(mu, delta)
-    except OverflowError:
-        return zcdp_epsilon(mu**2 / 2, delta)
-
-
-def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:
-    """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting.
-
-    None where that is not installed, or where sqrt(count) / multiplier is above 10: epsilon is then in the
-    hundreds, and the grid on which it composes takes minutes, or more memory than there is.
-    """
-    if math.sqrt(count) / multiplier > _LARGEST_COMPOSED:
-        return None
-    try:
-        from dp_accounting import GaussianDpEvent  # noqa: PLC0415
-        from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
-    except ImportError:
-        return None
-    return float(PLDAccountant().compose(GaussianDpEvent(multiplier), count).get_epsilon(delta))
-
-
-def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
-    """Return the least noise, in sensitivities, for ``count`` releases to be (epsilon, delta)-DP together.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        Of the whole run: epsilon > 0, delta in (0, 1).
-    count : int
-        Releases, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-    """
-    positive(epsilon=epsilon)
-    probability(delta=delta)
-    int_at_least(1, count=count)
-    low, high = 1e-12, 1.0
-    while gaussian_delta(high, epsilon) < delta:
-        high *= 2
-    brentq = needed("scipy.optimize", "math").brentq
-    mu = brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-14, rtol=1e-13)
-    return float(math.sqrt(count) / mu)
+    ) -> PrivacyReport:
+        """Account for a node's ``count`` releases, at a total ``delta``; ValueError without noise."""

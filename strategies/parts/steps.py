@@ -27,10 +27,7 @@ _NUM_STEPS = "num-steps"
 class StepsTold(Part):
     """Refuses replies of nodes that took another number of iterations than ``config["local-steps"]``.
 
-    Attributes
-    ----------
-    told : bool
-        Whether every reply said how many its node took.
+    ``told`` says whether every reply said how many its node took.
     """
 
     name = "steps"

@@ -167,12 +167,8 @@ class ClusteredStrategy(Algorithm):
             self.scheme, system, tau1=local_steps, tau2=tau2, gossip_steps=self.mixer.steps,
             up_link=self.up_link, steps=self.steps, stragglers=stragglers, graph=graph,
         )  # fmt: skip
-        super().__init__(
-            federation, aggregator=self._aggregator(), parts=[self.assignment, self.steps, self.time]
-        )
-
-    def _aggregator(self) -> Aggregator:
-        return self.sums or self.edges or self.aggregation.aggregator(WeightedMean())
+        aggregator = self.sums or self.edges or self.aggregation.aggregator(WeightedMean())
+        super().__init__(federation, aggregator=aggregator, parts=[self.assignment, self.steps, self.time])
 
     def _check_sizes(self) -> None:
         """Raise ValueError where the smallest cluster is too small for what is taken of its models."""

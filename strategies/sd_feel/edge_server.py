@@ -184,7 +184,16 @@ class EdgeServerSDFeel(ClusteredStrategy):
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
         with self._channel(layout_digest(layout), largest) as channel:
-            gossip = self._gossip = self._gossip_over(channel)
+            gossip = self._gossip = DirectGossip(
+                self.graph,
+                channel,
+                period=self.tau2,
+                steps=self.alpha,
+                rule=self.aggregation.rule,
+                exact_if_complete=self.exact_if_complete,
+                timeout=self._peer_timeout,
+                max_update_norm_ratio=self.settings.max_update_norm_ratio,
+            )
             # Of a run that goes on; else ``start`` begins with the first.
             completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
             self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
@@ -198,18 +207,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         if self._gossip is None:
             raise RuntimeError("No neighbours: start comes first.")
         return self._gossip
-
-    def _gossip_over(self, channel: PeerChannel) -> DirectGossip:
-        return DirectGossip(
-            self.graph,
-            channel,
-            period=self.tau2,
-            steps=self.alpha,
-            rule=self.aggregation.rule,
-            exact_if_complete=self.exact_if_complete,
-            timeout=self._peer_timeout,
-            max_update_norm_ratio=self.settings.max_update_norm_ratio,
-        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round, or where the others are."""
@@ -296,8 +293,8 @@ class _Neighbours(Alone):
             servers, run.layout, lambda models: gossip.exchanged(run.round, models[0], size)[None]
         )
         for peer, link in gossip.report.links.items():
-            if link.sent:
-                ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.sent)
+            if link.bytes:
+                ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.bytes)
         for step in range(self.steps):
             told = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
             for peer in sorted(self._server.graph.neighbors(edge)):

@@ -15,7 +15,7 @@ from logging import WARNING
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
@@ -31,76 +31,24 @@ from hedgerow.wire.records import PayloadError
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["CURVATURE", "VARIANCE", "ProbeAnswer", "ProbeMeans", "Probes"]
+__all__ = ["CURVATURE", "VARIANCE", "ProbeAnswer", "Probes"]
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What one client tells of its loss at u.
-
-    Parameters
-    ----------
-    gradient : NDArray
-        grad F_i(u), (M,).
-    curvature : float
-        Of its loss, an estimate of L from below, >= 0.
-    variance : float
-        Of a mini-batch gradient, an estimate of sigma^2, >= 0.
-    """
+    """What one client tells at u: grad F_i(u) (M,), and estimates of L and sigma^2 from below, >= 0."""
 
     gradient: NDArray[np.float64]
     curvature: float
     variance: float
 
 
-@dataclass(frozen=True)
-class ProbeMeans:
-    """What the clients that answered show of the constants at u.
-
-    Parameters
-    ----------
-    curvature, variance : float
-        The largest of the clients', for L and sigma^2.
-    dissimilarity : float
-        The largest ||grad F_i(u) - grad F(u)||^2, for kappa^2.
-    gradient2 : float
-        ||grad F(u)||^2, what (15) bounds the mean of.
-    clients : int
-        How many answered, >= 1.
-    """
-
-    curvature: float
-    variance: float
-    dissimilarity: float
-    gradient2: float
-    clients: int
-
-    def metrics(self) -> dict[str, float]:
-        """Return the figures by the names of a round's record."""
-        return {
-            CURVATURE: self.curvature,
-            VARIANCE: self.variance,
-            "gradient-dissimilarity": self.dissimilarity,
-            "gradient2": self.gradient2,
-            "probed-clients": self.clients,
-        }
-
-
 class Probes(Part):
     """Asks all clients that are there for their gradients at u, once before each of the first rounds.
 
-    Parameters
-    ----------
-    rounds : int
-        Before how many rounds, >= 0.
-    clusters : Clusters
-        Each client's server.
-    links : (str, str)
-        The modelled links down to a client and up from it; what travels is booked beside them.
-    others : Callable[[Federation], Mapping[str, float]]
-        Returns what a plan needs of the system beside.
+    What travels is booked beside the modelled links; ``others`` returns what a plan needs of the system.
     """
 
     name = "probes"
@@ -143,43 +91,35 @@ class Probes(Part):
         answers: list[tuple[float, ProbeAnswer]] = []
         for columns in (yield exchange):
             answers += [(float(sizes[i]), row) for i, row in zip(columns.nodes, columns.rows, strict=True)]
-        lost = {"probe-lost": len(there) - len(answers)}
-        found = _seen(answers)
-        if found is None:
+        lost: dict[str, float] = {"probe-lost": len(there) - len(answers)}
+        if not answers:
             log(WARNING, "No client told its gradient before round %d: nothing is estimated.", run.round)
-            return dict(lost)
+            return lost
         shares = sizes / sizes.sum()
-        return {**lost, **found.metrics(), "sum-m2": float(shares @ shares), **self._others(federation)}
+        return {**lost, **_shown(answers), "sum-m2": float(shares @ shares), **self._others(federation)}
 
 
 def _read(federation: Federation, node: Node, content: RecordDict) -> Row:
     gradient = federation.known_layout().flatten(only_arrays(content), np.float64)
-    return Row(_told(checked_metrics(content, federation.settings.weighted_by_key), gradient), 0)
-
-
-def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> ProbeAnswer:
-    """Return what a valid reply tells beside its gradient (M,); PayloadError where it tells none."""
-    estimates = []
+    metrics, estimates = checked_metrics(content, federation.settings.weighted_by_key), []
     for key in (CURVATURE, VARIANCE):
         value = metrics.get(key)
         if not (isinstance(value, int | float) and value >= 0):
             raise PayloadError("bad metrics", f"{key} must be a number >= 0, got {quoted(value)}")
         estimates.append(float(value))
-    return ProbeAnswer(gradient, *estimates)
+    return Row(ProbeAnswer(gradient, *estimates), 0)
 
 
-def _seen(answers: Sequence[tuple[float, ProbeAnswer]]) -> ProbeMeans | None:
-    """Return what clients of weights |S_i| show together; None of none of them."""
-    if not answers:
-        return None
+def _shown(answers: Sequence[tuple[float, ProbeAnswer]]) -> dict[str, float]:
+    """Return what clients of weights |S_i| show of the constants at u, as a round's record names it."""
     weights = np.array([weight for weight, _ in answers])
     gradients = np.stack([one.gradient for _, one in answers])  # (clients, M)
     mean = (weights / weights.sum()) @ gradients
     apart = gradients - mean
-    return ProbeMeans(
-        max(one.curvature for _, one in answers),
-        max(one.variance for _, one in answers),
-        float(np.einsum("ij,ij->i", apart, apart).max()),
-        float(mean @ mean),
-        len(answers),
-    )
+    return {
+        CURVATURE: max(one.curvature for _, one in answers),
+        VARIANCE: max(one.variance for _, one in answers),
+        "gradient-dissimilarity": float(np.einsum("ij,ij->i", apart, apart).max()),  # For kappa^2.
+        "gradient2": float(mean @ mean),  # Whose mean (15) bounds.
+        "probed-clients": len(answers),
+    }

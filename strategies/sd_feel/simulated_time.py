@@ -87,26 +87,9 @@ class SimulatedTime(Part):
     """The simulated clock, by the paper's latency model and the bits that were booked.
 
     A compressed reply takes its share of a model's time. With stragglers each server has a clock of its own:
-    it waits for its slowest client, and in gossip for its neighbours; simulated time is the last server's.
-
-    Parameters
-    ----------
-    scheme : SystemName
-        Whose latency it is.
-    system : System or None
-        Sizes and rates; None for the paper's, with the size of the model that is trained.
-    tau1, tau2 : int
-        Local iterations of a round, and rounds between two exchanges of servers.
-    gossip_steps : int
-        Sequential transfers of an exchange of servers.
-    up_link : str
-        The modelled link from clients to servers.
-    steps : StepsTold
-        Time is not known where nodes do not tell how many iterations they took.
-    stragglers : Stragglers or None (default: None)
-        Which clients are slow.
-    graph : networkx.Graph or None (default: None)
-        The servers', where there are stragglers.
+    it waits for its slowest client, and in gossip for its neighbours in ``graph``; simulated time is the last
+    server's. ``system`` None is the paper's, with the size of the model that is trained. Time is not known
+    where nodes do not tell how many iterations they took.
     """
 
     name = "simulated-time"
@@ -152,7 +135,10 @@ class SimulatedTime(Part):
         if not self._steps.told:
             return
         federation, tau1 = run.federation, self._tau1
-        system, uplink = self.system(federation), self._uplink(run)
+        system = self.system(federation)
+        # The share of a model's bits that the largest reply has; 1 where there is none.
+        bits = federation.ledger.largest(run.round, self._up_link)
+        uplink = bits / federation.model_bits if bits else 1.0
         mixed = run.round % self._tau2 == 0
         if self._stragglers is None:
             seconds = round_seconds(self._scheme, system, tau1=tau1, uplink=uplink)
@@ -170,11 +156,6 @@ class SimulatedTime(Part):
             for _ in range(self._gossip_steps):
                 self._seconds = [max(self._seconds[j] for j in near) + link for near in self._near]
         federation.clock.advance(max(self._seconds) - federation.clock.seconds)
-
-    def _uplink(self, run: Run) -> float:
-        """Return the share of a model's bits that the largest reply of a round has; 1 of none."""
-        bits = run.federation.ledger.largest(run.round, self._up_link)
-        return bits / run.federation.model_bits if bits else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the servers' clocks."""

@@ -135,11 +135,6 @@ class SDFeel(ClusteredStrategy):
         """The mixing matrix of the clusters' sizes as far as they are known."""
         return self._gossip.mixing(self.cluster_sizes)
 
-    @property
-    def contraction(self) -> float:
-        """Zeta^alpha, what one inter-cluster aggregation at least multiplies the disagreement by."""
-        return float(self.mixing.zeta**self.alpha)
-
     def _planned_with(self, federation: Federation) -> Mapping[str, float]:
         """Return what a plan needs of the system beside the probes' estimates."""
         system = self.time.system(federation)

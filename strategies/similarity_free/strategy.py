@@ -128,12 +128,9 @@ class SimilarityFree(Algorithm):
         self.sums = self._sums(secure_sum, federation, workers)
         uplink = ErrorFeedback(self.compressor, error_feedback)
         followed = Followed(("drift-norm", "local-step"), _INSTRUCTIONS, "similarity_free_client()")
-        super().__init__(federation, aggregator=self._aggregator(), parts=[uplink, followed])
-
-    def _aggregator(self) -> Aggregator:
-        if self.sums is not None:
-            return self.sums
-        return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "examples"))
+        mean = WeightedMean(by_examples=weighting == "examples")
+        aggregator = self.sums or self.aggregation.aggregator(mean)
+        super().__init__(federation, aggregator=aggregator, parts=[uplink, followed])
 
     def _sums(self, asked: bool | SecureSum, federation: Federation, workers: int) -> SecureSums | None:
         """Return the sums of a run; ValueError where what workers send cannot be in one."""
@@ -212,7 +209,7 @@ class SimilarityFree(Algorithm):
         return _combined(metrics, lambda key: [_metric(content, key) for content in contents])
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
-        """Aggregate the same of metrics in columns."""
+        """Aggregate metrics in columns likewise."""
         return _combined(super().table_metrics(table), lambda key: table[key].tolist())
 
 

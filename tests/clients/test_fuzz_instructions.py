@@ -26,7 +26,6 @@ from hedgerow.clients import (
     hsgd_client,
     similarity_free_client,
 )
-from hedgerow.clients.gossip import _decode_many
 from hedgerow.clients.instructions import local_steps
 from hedgerow.wire import (
     MAX_SAMPLES,
@@ -301,7 +300,7 @@ def test_a_neighbours_broken_bytes_cost_its_own_message_alone(codec: str) -> Non
     ]
     for number in range(20):
         bad = spoil[number % 2](np.random.default_rng(number))
-        first, last = (_decode_many(code, [good, bad, good], 20, [seed] * 3)[i] for i in (0, 2))
+        first, last = (code.decode_many([good, bad, good], 20, [seed] * 3)[i] for i in (0, 2))
         assert np.array_equal(first, code.decode(good, 20, seed))
         assert np.array_equal(last, first)
 

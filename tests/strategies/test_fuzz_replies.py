@@ -192,7 +192,7 @@ def averaged(compressor: str) -> Decoder:
     coding = Models() if compressor == "identity" else CompressedChanges(codec)
     exchange = Exchange("train", [ask], coding=coding)
     size, dense = 23, {"norm.num_batches_tracked": STATE["norm.num_batches_tracked"]}
-    packed = pack_update(codec, LAYOUT, RNG.standard_normal(size), dense)
+    packed = pack_update(LAYOUT, codec.encode(RNG.standard_normal(size)), dense)
     arrays = to_record(STATE) if compressor == "identity" else packed
     return refuses(
         f"worker-{compressor}",
@@ -208,7 +208,7 @@ def wrapped(compressor: str) -> Decoder:
     with flower_identity(1):
         (asked,) = uplink.ask(0, [Message(RecordDict({"arrays": to_record(STATE)}), 9, "train")], {})
     dense = {"norm.num_batches_tracked": STATE["norm.num_batches_tracked"]}
-    packed = pack_update(uplink.feedback.compressor, LAYOUT, RNG.standard_normal(23), dense)
+    packed = pack_update(LAYOUT, uplink.feedback.compressor.encode(RNG.standard_normal(23)), dense)
     identity = compressor == "identity"
     content = RecordDict({"arrays": to_record(STATE)} if identity else {"update": packed})
     return refuses(

@@ -52,12 +52,6 @@ def test_a_reply_is_handed_on_as_soon_as_none_before_it_can_come() -> None:
     assert [reply.value for reply in stream] == [3, 4]
 
 
-def test_the_quorum_takes_the_first_responders_and_counts_the_others() -> None:
-    exchange = Inbox(NODES, "7", value, quorum=3)
-    assert [reply.value for reply in exchange.accept(replies([4, 0, 2, 1, 3]))] == [0, 2, 4]
-    assert exchange.report.rejected == {"after quorum": 2}
-
-
 def test_silent_stale_unknown_and_duplicate_replies_are_counted() -> None:
     exchange = Inbox(NODES[:4], "7", value)
     mixed = [*replies([0]), *replies([0]), *replies([1], group="6"), *replies([4]), *replies([2])]

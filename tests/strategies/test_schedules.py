@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies import Diminishing, Fixed, Schedule, StepDecay, parse_schedule, schedules
+from hedgerow.strategies import Diminishing, Fixed, Schedule, StepDecay, schedules
 from hedgerow.strategies.schedules import SCHEDULES, schedule, theory_stage_len
 
 STEPS = st.floats(1e-6, 1e3)
@@ -73,12 +73,6 @@ def test_steps_are_positive_and_never_increase(steps: Schedule) -> None:
 @given(ANY_SCHEDULE)
 def test_a_step_is_the_same_float_alone_and_among_all(steps: Schedule) -> None:
     assert [steps(k) for k in range(50)] == steps.values(50).tolist()
-
-
-@settings(deadline=None)
-@given(ANY_SCHEDULE)
-def test_a_schedule_survives_being_written_and_read(steps: Schedule) -> None:
-    assert parse_schedule(str(steps)) == steps
 
 
 def test_numpy_parameters_are_written_as_plain_numbers() -> None:

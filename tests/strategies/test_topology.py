@@ -268,23 +268,15 @@ G6 = ("ring", [1] * 6, [[[2, 1, 0, 0, 0, 1][(j - i) % 6] for j in range(6)] for 
 
 
 @pytest.mark.parametrize(
-    ("golden", "scale", "zeta"),
-    [
-        (G1, 6 / 95, 11 / 19),
-        (G2, 6 / 41, 0.534919809743),
-        (G3, None, 0.251943537932),
-        (G4, None, 0.0),
-        (G5, None, 5 / 7),
-    ],
+    ("golden", "zeta"),
+    [(G1, 11 / 19), (G2, 0.534919809743), (G3, 0.251943537932), (G4, 0.0), (G5, 5 / 7)],
     ids=["G1", "G2", "G3", "G4", "G5"],
 )
-def test_the_mixing_matrix_is_the_golden_one(golden: tuple, scale: float | None, zeta: float) -> None:
+def test_the_mixing_matrix_is_the_golden_one(golden: tuple, zeta: float) -> None:
     name, sizes, rows, denominator = golden
     network = mixing(graph(name, len(sizes)), sizes)
     np.testing.assert_allclose(network.matrix, exact(rows, denominator), atol=1e-14)
     assert network.zeta == pytest.approx(zeta, abs=5e-13)
-    assert network.spectral_gap == 1 - network.zeta
-    assert scale is None or network.scale == pytest.approx(scale, rel=1e-14)
 
 
 GOSSIP = [
@@ -333,8 +325,7 @@ def test_gossip_gives_the_golden_models(
 def test_a_complete_graph_can_take_the_exact_mean_instead() -> None:
     network = mixing(graph("complete", 3), [50, 30, 20], exact_if_complete=True)
     assert network.zeta == 0.0
-    assert math.isnan(network.scale)
-    np.testing.assert_allclose(network.step(np.array([1.0, 2.0, 4.0])), [1.9, 1.9, 1.9])
+    np.testing.assert_allclose(network.gossip(np.array([1.0, 2.0, 4.0]), 1), [1.9, 1.9, 1.9])
 
 
 def test_the_exact_mean_is_not_taken_on_an_incomplete_graph() -> None:
@@ -372,7 +363,8 @@ def test_weights_stand_on_edges_only_and_are_not_negative_there(network: Mixing)
 @given(networks(), st.integers(0, 5))
 def test_gossip_preserves_the_weighted_mean(network: Mixing, alpha: int) -> None:
     models = models_of(network)
-    np.testing.assert_allclose(network.mean(network.gossip(models, alpha)), network.mean(models), atol=1e-11)
+    mixed = network.gossip(models, alpha)
+    np.testing.assert_allclose(network.weights @ mixed, network.weights @ models, atol=1e-11)
 
 
 @settings(deadline=None)
@@ -396,14 +388,19 @@ def test_no_other_scale_mixes_faster(network: Mixing, factor: float) -> None:
 @given(networks(), st.integers(0, 6))
 def test_alpha_steps_are_the_matrix_to_the_power_alpha(network: Mixing, alpha: int) -> None:
     models = models_of(network)
-    np.testing.assert_allclose(network.gossip(models, alpha), network.power(alpha).T @ models, atol=1e-10)
+    power = np.linalg.matrix_power(network.matrix, alpha)
+    np.testing.assert_allclose(network.gossip(models, alpha), power.T @ models, atol=1e-10)
 
 
 @settings(deadline=None)
 @given(networks())
 def test_each_step_contracts_the_weighted_deviation_by_zeta(network: Mixing) -> None:
+    def deviation(models: np.ndarray) -> float:
+        squares = np.sum((models - network.weights @ models) ** 2, axis=1)
+        return math.sqrt(network.weights @ squares)
+
     models = models_of(network)
-    assert network.deviation(network.step(models)) <= network.zeta * network.deviation(models) + 1e-10
+    assert deviation(network.gossip(models, 1)) <= network.zeta * deviation(models) + 1e-10
 
 
 @settings(deadline=None)
@@ -552,21 +549,17 @@ def test_metropolis_rows_and_columns_sum_to_one(network: Mixing) -> None:
 # Gossip on real arrays
 
 
-def test_gossip_in_place_into_doubles_or_of_a_view_gives_the_same_bits_and_else_leaves_the_models() -> None:
+def test_gossip_of_a_view_gives_the_same_bits_and_leaves_the_models() -> None:
     network = mixing(graph("ring", 4), [40, 30, 20, 10])
     models = np.random.default_rng(0).normal(size=(4, 3, 5)).astype(np.float32)
     before = models.copy()
     expected = network.gossip(models, 3)
-    doubled = network.gossip(models, 3, out=np.empty(models.shape))
-    np.testing.assert_array_equal(doubled, network.gossip(models.astype(np.float64), 3))
     view = np.asfortranarray(models)
     np.testing.assert_array_equal(network.gossip(view, 3), expected)
     still = network.gossip(models, 0)
     np.testing.assert_array_equal(still, before)
     assert not np.shares_memory(still, models)
     np.testing.assert_array_equal(models, before)
-    assert network.gossip(models, 3, out=models) is models
-    np.testing.assert_array_equal(models, expected)
 
 
 def test_a_coordinate_is_mixed_the_same_wherever_it_stands() -> None:
@@ -590,7 +583,7 @@ def test_sums_run_in_double_precision_and_round_once() -> None:
 def test_gossip_takes_models_of_any_shape(shape: tuple[int, ...]) -> None:
     network = mixing(graph("ring", 4), [40, 30, 20, 10])
     models = np.random.default_rng(0).normal(size=shape)
-    expected = np.tensordot(network.power(2).T, models, axes=1)
+    expected = np.tensordot((network.matrix @ network.matrix).T, models, axes=1)
     np.testing.assert_allclose(network.gossip(models, 2), expected, atol=1e-14)
 
 
@@ -598,16 +591,6 @@ def test_gossip_takes_models_of_any_shape(shape: tuple[int, ...]) -> None:
 def test_models_that_do_not_fit_the_servers_are_refused(models: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"models must be floating-point of shape \(4, ...\), got "):
         mixing(graph("ring", 4), np.ones(4)).gossip(models, 1)
-
-
-@pytest.mark.parametrize(
-    "out", [np.zeros((4, 3)), np.zeros((2, 4)).T, np.zeros((4, 2), dtype=np.int64)], ids=str
-)
-def test_an_out_array_that_cannot_hold_the_result_is_refused(out: np.ndarray) -> None:
-    with pytest.raises(
-        ValueError, match=r"out must be floating-point, C-contiguous, of shape \(4, 2\), got "
-    ):
-        mixing(graph("ring", 4), np.ones(4)).gossip(np.zeros((4, 2)), 1, out=out)
 
 
 @pytest.mark.parametrize("rule", [lambda g: mixing(g, np.ones(3)), metropolis])

@@ -3,7 +3,6 @@ import math
 import pytest
 
 from hedgerow.wire import Clock, Compute, Rates
-from hedgerow.wire.clock import shannon_rate
 
 
 def test_rates_give_the_seconds_of_a_models_bits_whatever_becomes_of_the_table() -> None:
@@ -32,8 +31,3 @@ def test_a_clock_starts_at_zero_and_adds_up_and_a_resumed_one_goes_on_bit_for_bi
 def test_a_clock_refuses_a_state_without_a_valid_time(state: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="seconds"):
         Clock().load_state_dict(state)
-
-
-def test_the_papers_channel_has_five_megabits_per_second_and_one_at_0_db_a_bit_per_hertz() -> None:
-    assert shannon_rate(1e6, 15.0) == pytest.approx(5.0278077e6, rel=1e-8)
-    assert shannon_rate(3.0, 0.0) == pytest.approx(3.0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.wire import FactoredLayer, LayerShape
-from hedgerow.wire.factors import LAYOUTS, VARIANTS, exact_product, factored, uniform
+from hedgerow.wire.lowrank import LAYOUTS, VARIANTS, exact_product, factored, uniform
 
 LINEAR = ("mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad")
 FACTORED = tuple(variant for variant in VARIANTS if variant != "dense")

@@ -90,7 +90,7 @@ def of_compressor(compressor: Compressor) -> Decoder:
 
 
 def of_update(compressor: Compressor) -> Decoder:
-    record = pack_update(compressor, LAYOUT, CHANGE, DENSE)
+    record = pack_update(LAYOUT, compressor.encode(CHANGE), DENSE)
     return Decoder(f"update-{compressor}", record, lambda r: unpack_update(compressor, LAYOUT, r), is_update)
 
 

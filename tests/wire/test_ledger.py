@@ -1,6 +1,7 @@
 """The ledger adds up what is booked, and keeps the hub's legs apart from the modelled links."""
 
 import json
+from itertools import takewhile
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,8 +34,9 @@ def test_totals_are_the_sums_of_the_transfers_and_a_resumed_ledger_ends_as_one_t
     before: list[Transfer], after: list[Transfer]
 ) -> None:
     transfers = before + after
-    ledger, stopped, resumed = book(Ledger(keep_all=True), *transfers), book(Ledger(), *before), Ledger()
-    assert ledger.transfers == transfers
+    ledger, stopped, resumed = book(Ledger(), *transfers), book(Ledger(), *before), Ledger()
+    last = takewhile(lambda t: t.round == transfers[-1].round, reversed(transfers))
+    assert ledger.transfers == [*last][::-1]
     for link in LINKS:
         here = [t for t in transfers if t.link == link]
         bits, size = (sum(getattr(t, name) for t in here) for name in ("nominal_bits", "payload_bytes"))

@@ -41,11 +41,11 @@ from hedgerow.strategies.ceps.baselines import (
     DFedSAM,
     Matcha,
 )
+from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitCode, neighbourhood_rule
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster

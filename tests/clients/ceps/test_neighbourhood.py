@@ -7,9 +7,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from hedgerow.clients import LinearRegression, ceps_client
-from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
+from hedgerow.clients.ceps.neighbourhood import combined, neighbour_mean, neighbourhood_of
 from hedgerow.sim import InProcessGrid
 from hedgerow.strategies import CEPS, Monitor
+from hedgerow.wire import Aggregation, parse_aggregation
 
 N, M, LIAR = 20, 8, 5
 OWN = np.linspace(-1.0, 1.0, N)
@@ -18,26 +19,26 @@ RECEIVED = {j: OWN + 0.1 * np.random.default_rng(j).normal(size=N) for j in (0, 
 
 def test_rules_that_leave_nothing_out_are_the_mean_and_who_heard_nobody_keeps_its_model() -> None:
     mean = neighbour_mean(1, OWN, RECEIVED)
-    assert Neighbourhood().combined(1, OWN, RECEIVED).tobytes() == mean.tobytes()
-    for rule in (Neighbourhood("clipped", 1e9), Neighbourhood("trimmed-mean", 0.0)):
-        assert rule.combined(1, OWN, RECEIVED) == pytest.approx(mean, rel=1e-12)
-    for name in ("mean", "median", "trimmed-mean", "clipped"):
-        assert (Neighbourhood(name, 0.2).combined(1, OWN, {}) == OWN).all()
+    assert combined(Aggregation("mean"), 1, OWN, RECEIVED).tobytes() == mean.tobytes()
+    for rule in (Aggregation("clipped", (1e9,)), Aggregation("trimmed-mean", (0.0,))):
+        assert combined(rule, 1, OWN, RECEIVED) == pytest.approx(mean, rel=1e-12)
+    for text in ("mean", "median", "trimmed-mean(0.2)", "clipped(0.2)"):
+        assert (combined(parse_aggregation(text), 1, OWN, {}) == OWN).all()
 
 
 def test_a_liar_moves_a_clipped_mean_by_twice_tau_over_the_models_at_most() -> None:
     tau = 0.3
-    rule = Neighbourhood("clipped", tau)
+    rule = Aggregation("clipped", (tau,))
     lied = {**RECEIVED, 3: 1e6 * OWN}
-    moved = np.linalg.norm(rule.combined(1, OWN, lied) - rule.combined(1, OWN, RECEIVED))
+    moved = np.linalg.norm(combined(rule, 1, OWN, lied) - combined(rule, 1, OWN, RECEIVED))
     assert 0 < moved <= 2 * tau / 5 + 1e-12
 
 
-@pytest.mark.parametrize("rule", [Neighbourhood("median"), Neighbourhood("trimmed-mean", 0.2)])
-def test_what_a_liar_among_five_sends_leaves_each_entry_between_honest_ones(rule: Neighbourhood) -> None:
+@pytest.mark.parametrize("rule", [Aggregation("median"), Aggregation("trimmed-mean", (0.2,))])
+def test_what_a_liar_among_five_sends_leaves_each_entry_between_honest_ones(rule: Aggregation) -> None:
     honest = np.stack([OWN, *(RECEIVED[j] for j in (0, 2, 4))])
     for lie in (1e6, -1e6):
-        found = rule.combined(1, OWN, {**RECEIVED, 3: np.full(N, lie)})
+        found = combined(rule, 1, OWN, {**RECEIVED, 3: np.full(N, lie)})
         assert (honest.min(axis=0) <= found).all()
         assert (found <= honest.max(axis=0)).all()
 
@@ -54,7 +55,7 @@ def test_what_a_liar_among_five_sends_leaves_each_entry_between_honest_ones(rule
 )
 def test_a_message_of_no_such_rule_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="aggregation"):
-        Neighbourhood.of(ConfigRecord(config))
+        neighbourhood_of(ConfigRecord(config))
 
 
 def distance(rule: str, lies: bool) -> float:

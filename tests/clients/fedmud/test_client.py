@@ -27,7 +27,7 @@ from hedgerow.clients import (
     wrap,
 )
 from hedgerow.clients.fedmud.factored_model import plan_for
-from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.batches import epoch_batches
 from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud import CompressedLayers

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from hedgerow.clients import LocalWork
-from hedgerow.clients.training.augmented_work import augmented_work
+from hedgerow.clients.training.batches import augmented_work
 
 X = torch.rand(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(30)

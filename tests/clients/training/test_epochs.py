@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.batches import epoch_batches
 
 PART = np.array([3, 1, 4, 15, 92, 65, 35])
 KEY = {"seed": 1, "round": 2, "partition_id": 3}

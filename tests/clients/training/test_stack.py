@@ -21,12 +21,12 @@ from hedgerow.tasks.resnet import ResNet
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-def check(model, works: Sequence[LocalWork], stacked: Sequence[Trained], correction=None) -> None:
+def check(model, works: Sequence[LocalWork], stacked: Sequence[Trained]) -> None:
     """Hold a stack against the loop; all failures are told at once."""
     model = model.to(next(iter(works[0].start.values())).dtype)
     failures = []
     for node, (work, ours) in enumerate(zip(works, stacked, strict=True)):
-        failures += _differences(f"node {node}", train_one(model, work, correction=correction), ours)
+        failures += _differences(f"node {node}", train_one(model, work), ours)
     assert not failures, "\n".join(failures)
 
 
@@ -116,18 +116,6 @@ def test_a_stack_of_padded_batches_and_different_steps_and_rates_equals_the_loop
     model = CASES[name]().to(dtype)
     works = ragged_works(model, [(4, 7, 2, 1, 5), (3, 3), (6,), ()])
     check(CASES[name](), works, train_stack(model, works, layers=layers_of(model, form)))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_stack_with_a_correction_of_the_gradients_equals_the_loop(name):
-    model = CASES[name]()
-    works = ragged_works(model, [(4, 4, 4), (2, 2)])
-
-    def proximal(w, w0):
-        return {name: 0.5 * (w[name] - w0[name]) for name in w}
-
-    stacked = train_stack(model, works, correction=proximal, layers=stacked_layers(model, 3))
-    check(CASES[name](), works, stacked, proximal)
 
 
 def _normalised_features() -> nn.Module:

@@ -26,7 +26,7 @@ from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 import hedgerow.strategies.hsgd.algorithm as module
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNoise
-from hedgerow.strategies.hsgd.costs import MethodName, Sizes, paper_bytes, round_parts, run_seconds, traffic
+from hedgerow.strategies.hsgd.costs import MethodName, Sizes, paper_bytes, round_parts, round_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
 from hedgerow.strategies.hsgd.noise import RecordExposure
@@ -185,7 +185,7 @@ def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
     assert strategy.ledger.total().nominal_bits == 8 * 3 * per_group
     together = Sizes(*map(len, start), *parties.lengths, 3 * K)
     parts = round_parts(together, method=MethodName.TDCD)
-    seconds = run_seconds(parts, P=4, Q=2, T=4, compute_seconds=0.0, raw_seconds=7.0)
+    seconds = 7.0 + round_seconds(parts, P=4, Q=2, compute_seconds=0.0)
     assert strategy.federation.clock.seconds == pytest.approx(seconds)
 
 
@@ -194,7 +194,7 @@ def test_the_clock_is_the_slowest_groups() -> None:
     strategy = hsgd(parties, 4, 2, system=ModelledSystem(0.05))
     run(strategy, parties, start, 3)
     seconds = max(
-        run_seconds(round_parts(one), P=4, Q=2, T=12, compute_seconds=0.05)
+        3 * round_seconds(round_parts(one), P=4, Q=2, compute_seconds=0.05)
         for one in sizes_of(parties, start, 1.0)
     )
     assert strategy.federation.clock.seconds == pytest.approx(seconds)

@@ -639,7 +639,8 @@ def aggregation_matrices(system: dict[str, Any], alpha: int) -> tuple[np.ndarray
     n = np.array(system["sizes"], float)
     B = np.array([[i in cluster for i in range(len(n))] for cluster in system["clusters"]], float)
     V = (B * n / (B @ n)[:, None]).T
-    return V, B, n / n.sum(), V @ B, V @ network_of(system).power(alpha) @ B
+    power = np.linalg.matrix_power(network_of(system).matrix, alpha)
+    return V, B, n / n.sum(), V @ B, V @ power @ B
 
 
 @settings(deadline=None)

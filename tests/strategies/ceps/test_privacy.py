@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from hedgerow.strategies import Privacy
-from hedgerow.strategies.parts.privacy import (
-    REASONS,
+from hedgerow.strategies.ceps.privacy import (
+    GradientReport,
     calibrated_multiplier,
     claimed_total,
     noise_variance,
@@ -127,14 +127,14 @@ def test_a_record_holds_the_claim_what_is_guaranteed_and_what_it_is_of() -> None
     assert paper.metrics()["epsilon"] == paper.releases_epsilon == math.inf
 
 
-@pytest.mark.parametrize("path", sorted(REASONS))
+@pytest.mark.parametrize("path", sorted(GradientReport.reasons))
 def test_an_unprotected_path_makes_epsilon_infinite_and_is_told(path: str) -> None:
     report = Privacy("sound").report(3, unprotected=[path])
     assert not report.guaranteed
     assert report.epsilon == report.zcdp_epsilon == report.step_epsilon == report.rho == math.inf
     assert report.releases_epsilon == Privacy("sound").report(3).epsilon
     assert report.metrics()[f"unprotected-{path}"] == 1
-    assert REASONS[path] in str(report)
+    assert report.reasons[path] in str(report)
     # As a run's folder writes and reads it.
     assert json.loads(json.dumps(report.metrics())) == report.metrics()
 

@@ -1,0 +1,308 @@
+"""Differential privacy of CEPS's noisy gradients: what the paper claims for a run, and what accountants give.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13), Theorems 2
+and 3. Its algorithm keeps the noise-free gradient and sends what is computed of it again and again, so the
+theorems do not cover what it sends (mode ``paper``, no guarantee). Ours: the mode ``sound``, in which
+gradients are clipped and the noise stays in the state; then every message is post-processing of the noisy
+gradients, and a run is a composition of Gaussian mechanisms. Nodes draw discrete noise on a grid, wider by
+what rounding moves, so that the continuous mechanism's exact epsilon is an upper bound of theirs
+(``wire.discrete_gaussian.deviation_of``).
+Accountants: zero-concentrated DP (M. Bun, T. Steinke, 2016) and, exact, Gaussian DP (J. Dong, A. Roth,
+W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical composition: nothing is subsampled.
+Google's dp-accounting, where it is installed, says the same to nine digits by numerical composition, which
+takes seconds.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, MONITOR, SEEDED, PrivacyReport, open_paths
+from hedgerow.wire.checks import int_at_least, one_of, positive, probability
+from hedgerow.wire.extras import needed
+from hedgerow.wire.gaussian_dp import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
+
+__all__ = [
+    "GradientReport",
+    "Privacy",
+    "PrivacyMode",
+    "calibrated_multiplier",
+    "claimed_total",
+    "noise_variance",
+    "numerical_epsilon",
+    "releases",
+]
+
+PrivacyMode = Literal["none", "paper", "sound"]
+
+KEPT_GRADIENTS = "kept-gradients"
+_REASONS = {
+    KEPT_GRADIENTS: "the noise does not stay in what is sent",
+    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
+    MONITOR: "a monitor is told the exact objective",
+    LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
+}
+
+# Sensitivities over the noise of all releases together, up to which dp-accounting composes in seconds.
+_LARGEST_COMPOSED = 10.0
+
+_COVERS = (
+    "one record of a node, replaced by another, against whoever sees all that nodes tell and knows all other "
+    "records; not the number of records, nor when a node is there"
+)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The noise on the nodes' gradients, eq. (13).
+
+    Parameters
+    ----------
+    mode : {"none", "paper", "sound"} (default: "none")
+        No noise; noise as Algorithm 1 has it, which guarantees nothing; or clipped gradients with noise
+        that stays in the state.
+    epsilon, delta : float (default: 0.5, 1e-5)
+        Of one release: epsilon > 0, delta in (0, 1). They set the noise by eq. (13) and are no promise for
+        the run, which ``report`` accounts for. The paper takes delta = 0.5, at which nothing is promised.
+    sensitivity : float (default: 0.1)
+        u_i of eq. (13) in mode ``paper``, > 0, which assumes gradients of norm u_i / 2 at most.
+    clip : float (default: 1.0)
+        C in mode ``sound``, > 0: the norm to which each record's gradient is clipped. Replacing one of n_i
+        records then moves their mean by 2 C / n_i at most, the sensitivity that eq. (13) takes there.
+    noise_source : {"entropy", "seed"} or None (default: None)
+        Where nodes draw noise: from the operating system, or from the run's seed, so that a simulation can
+        be repeated and whoever knows the seed can take the noise off. None is entropy in mode ``sound``,
+        else the seed.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+
+    mode: PrivacyMode = "none"
+    epsilon: float = 0.5
+    delta: float = 1e-5
+    sensitivity: float = 0.1
+    clip: float = 1.0
+    noise_source: Literal["entropy", "seed"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise_source not in (None, "entropy", "seed"):
+            raise ValueError(f"noise_source must be 'entropy', 'seed' or None, got {self.noise_source!r}")
+        one_of("mode", self.mode, get_args(PrivacyMode))
+        positive(epsilon=self.epsilon)
+        probability(delta=self.delta)
+        positive(sensitivity=self.sensitivity, clip=self.clip)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise's standard deviation over the sensitivity, sqrt(2 ln(1.25 / delta)) / epsilon."""
+        return math.sqrt(noise_variance(self.epsilon, self.delta, 1.0))
+
+    def instructions(self) -> dict[str, str | float]:
+        """Return the settings as keys of a message's config."""
+        source = {} if self.noise_source is None else {"noise-source": self.noise_source}
+        return {
+            "privacy": self.mode,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sens": self.sensitivity,
+            "clip": self.clip,
+            **source,
+        }
+
+    @classmethod
+    def for_run(cls, epsilon: float, delta: float, count: int, clip: float = 1.0) -> Self:
+        """Return the sound mode with the least noise for ``count`` releases to be (epsilon, delta)-DP.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is out of range.
+        """
+        step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
+        return cls("sound", epsilon=step, delta=delta, clip=clip)
+
+    def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
+        """Return what a round's record says of ``count`` releases; nothing without noise."""
+        return {} if self.mode == "none" else self.report(count, unprotected=unprotected).metrics()
+
+    def report(
+        self,
+        count: int,
+        delta: float | None = None,
+        *,
+        numerical: bool = False,
+        unprotected: Iterable[str] = (),
+    ) -> "GradientReport":
+        """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
+
+        ``numerical`` asks dp-accounting too, which takes seconds where there are many releases.
+        ``unprotected`` are keys of ``GradientReport.reasons``, paths that the run has beside these settings'.
+
+        Raises
+        ------
+        ValueError
+            If the mode is ``none``, ``count`` < 1, or ``delta`` is no probability.
+        """
+        if self.mode == "none":
+            raise ValueError("mode must be 'paper' or 'sound', got 'none': there is no noise to account for")
+        int_at_least(1, count=count)
+        delta = self.delta if delta is None else delta
+        probability(delta=delta)
+        claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
+        rho = count * zcdp(self.noise_multiplier)
+        kept = {KEPT_GRADIENTS} if self.mode == "paper" else set()
+        seeded = self.noise_source == "seed" or (self.mode == "paper" and self.noise_source is None)
+        paths = open_paths({*unprotected, *kept}, seeded=seeded, resumed=False)
+        sound, alone = not paths, math.inf
+        if self.mode == "sound":
+            alone = _exact_epsilon(math.sqrt(count) / self.noise_multiplier, delta)
+        return GradientReport(
+            epsilon=alone if sound else math.inf,
+            delta=delta,
+            unprotected=paths,
+            count=count,
+            step=(self.epsilon, self.delta),
+            step_epsilon=_exact_epsilon(1 / self.noise_multiplier, self.delta) if sound else math.inf,
+            claimed_epsilon=claimed_epsilon,
+            claimed_delta=claimed_delta,
+            rho=rho if sound else math.inf,
+            zcdp_epsilon=zcdp_epsilon(rho, delta) if sound else math.inf,
+            releases_epsilon=alone,
+            numerical_epsilon=numerical_epsilon(self.noise_multiplier, count, delta)
+            if sound and numerical
+            else None,
+        )
+
+
+@dataclass(frozen=True)
+class GradientReport(PrivacyReport):
+    """What a node's releases cost: epsilon is exact; all is infinite where nothing is guaranteed."""
+
+    reasons = _REASONS
+
+    count: int  # Releases: noisy gradients, the first included.
+    # (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is not
+    # proved.
+    step: tuple[float, float]
+    step_epsilon: float  # Exact epsilon of one release at its delta.
+    # Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
+    claimed_epsilon: float
+    claimed_delta: float
+    rho: float  # Zero-concentrated DP of the run.
+    zcdp_epsilon: float  # Of the run at ``delta``, from rho: an upper bound.
+    # What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
+    # noise off; infinite in mode ``paper``.
+    releases_epsilon: float
+    covers: str = _COVERS  # Whom it protects, against whom, and what it leaves out.
+    # The same by dp-accounting; None where it was not asked, is not installed, or would not end.
+    numerical_epsilon: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many releases, and what they cost alone."""
+        return {"releases": self.count, "releases-epsilon": self.releases_epsilon}
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a round's record says, the paper's claim and zCDP's bound among it."""
+        claim = {"claimed-epsilon": self.claimed_epsilon, "claimed-delta": self.claimed_delta}
+        told = {"epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon}
+        return {**claim, **told, **super().metrics()}
+
+    def __str__(self) -> str:
+        """Return the report in one line."""
+        vacuous = ", vacuous" if self.claimed_delta >= 1 else ""
+        claim = f"Theorem 3 claims ({self.claimed_epsilon:.4g}, {self.claimed_delta:.3g}){vacuous}"
+        if not self.guaranteed:
+            alone = "" if self.releases_epsilon == math.inf else f"noise alone: {self.releases_epsilon:.4g}; "
+            return f"no guarantee, epsilon = infinity: {self.why} ({alone}{self.count} releases; {claim})"
+        also = "" if self.numerical_epsilon is None else f"dp-accounting: {self.numerical_epsilon:.4g}; "
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-DP over {self.count} releases "
+            f"({also}zCDP: {self.zcdp_epsilon:.4g}; {claim}); covers {self.covers}"
+        )
+
+
+def releases(iterations: int, kappa: int) -> int:
+    """Return how many gradients a node releases in K iterations, 1 + floor((K - 1) / kappa)."""
+    int_at_least(1, iterations=iterations, kappa=kappa)
+    return 1 + (iterations - 1) // kappa
+
+
+def noise_variance(epsilon: float, delta: float, sensitivity: float) -> float:
+    """Return the variance of eq. (13), 2 ln(1.25 / delta) u^2 / epsilon^2.
+
+    Examples
+    --------
+    >>> round(noise_variance(0.5, 0.5, 0.1), 10)
+    0.0733032585
+    """
+    return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
+
+
+def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, float]:
+    """Return Theorem 3's claim for ``periods`` >= 1 releases: advanced composition with slack delta.
+
+    Examples
+    --------
+    >>> [round(x, 9) for x in claimed_total(0.1, 1e-6, 10)]
+    [1.767429054, 1.1e-05]
+    """
+    growth = math.sqrt(2 * periods * math.log(1 / delta)) * epsilon
+    try:
+        return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
+    except OverflowError:
+        return math.inf, (periods + 1) * delta
+
+
+def _exact_epsilon(mu: float, delta: float) -> float:
+    """Return the exact epsilon; past what its formula can compute, in the hundreds, zCDP's upper bound."""
+    try:
+        return gaussian_epsilon(mu, delta)
+    except OverflowError:
+        return zcdp_epsilon(mu**2 / 2, delta)
+
+
+def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:
+    """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting.
+
+    None where that is not installed, or where sqrt(count) / multiplier is above 10: epsilon is then in the
+    hundreds, and the grid on which it composes takes minutes, or more memory than there is.
+    """
+    if math.sqrt(count) / multiplier > _LARGEST_COMPOSED:
+        return None
+    try:
+        from dp_accounting import GaussianDpEvent  # noqa: PLC0415
+        from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
+    except ImportError:
+        return None
+    return float(PLDAccountant().compose(GaussianDpEvent(multiplier), count).get_epsilon(delta))
+
+
+def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
+    """Return the least noise, in sensitivities, for ``count`` releases to be (epsilon, delta)-DP together.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of the whole run: epsilon > 0, delta in (0, 1).
+    count : int
+        Releases, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+    positive(epsilon=epsilon)
+    probability(delta=delta)
+    int_at_least(1, count=count)
+    low, high = 1e-12, 1.0
+    while gaussian_delta(high, epsilon) < delta:
+        high *= 2
+    brentq = needed("scipy.optimize", "math").brentq
+    mu = brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-14, rtol=1e-13)
+    return float(math.sqrt(count) / mu)
