@@ -56,7 +56,7 @@ def main(
     only: Annotated[str, typer.Option(help="scripts, with commas; all without")] = "",
     env: Annotated[list[str] | None, typer.Option(help="of peers.py: pfl=PYTHON, ...")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="of hsgd_work.py: where its data are")] = None,
-    seconds: Annotated[int, typer.Option(min=1, help="the most that one script may take")] = 300,
+    seconds: Annotated[int, typer.Option(min=1, help="the most that one script may take")] = 480,
 ) -> None:
     names = [name for name in only.split(",") if name]
     if unknown := sorted(set(names) - {run[0] for run in RUNS}):
@@ -128,6 +128,8 @@ def _heading() -> list[str]:
     memory = next((int(line.split()[1]) / 2**20 for line in _read("/proc/meminfo")), 0.0)
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    if torch.cuda.is_available():
+        model = f"{torch.cuda.get_device_name()}, {model}"
     return [
         f"Commit {commit}, {time.strftime('%Y-%m-%d')}. {model}, {os.cpu_count()} cores, {memory:.0f} GiB; "
         f"Python {platform.python_version()}, torch {torch.__version__}, flwr {version('flwr')}; "

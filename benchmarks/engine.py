@@ -36,9 +36,9 @@ ENGINES = ("flower", "inprocess")
 Repeats = Annotated[int, typer.Option(min=1)]
 
 
-def hedgerow(app_folder: Path, engine: str, config: str) -> Measured:
+def hedgerow(app_folder: Path, engine: str, config: str, *options: str) -> Measured:
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(app_folder), "--engine", engine, "-c", config]
-    return measure(command)
+    return measure([*command, *options])
 
 
 def show(what: str, unit: str, flower: Sequence[float], ours: Sequence[float]) -> None:
@@ -92,10 +92,10 @@ def recording(repeats: int) -> None:
     report("recording a message of another's app", whole - bare, "ms")
 
 
-def app_run(engine: str, config: str) -> tuple[Measured, float]:
+def app_run(engine: str, config: str, *options: str) -> tuple[Measured, float]:
     """Return the whole process and the median seconds of a round after the first."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = hedgerow(APPS / "sd-feel", engine, f"{config} output-dir='{folder}'")
+        measured = hedgerow(APPS / "sd-feel", engine, f"{config} output-dir='{folder}'", *options)
         rounds = read_rounds(next(Path(folder).iterdir()))
     return measured, median(record["wall_seconds"] for record in rounds[2:])
 

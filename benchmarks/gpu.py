@@ -1,23 +1,34 @@
-"""Node-steps a second of stacked local SGD on a GPU against the loop on the same GPU, and what bounds it.
+"""What a GPU does: whole rounds on both engines, and node-steps of stacked local SGD against the loop.
 
-    PYTHONPATH=.typing python benchmarks/gpu.py [--device cuda] [--nodes 10 100 1000] [--seconds 420]
+    PYTHONPATH=.typing python benchmarks/gpu.py [--device cuda] [--nodes 10 100 1000] [--seconds 400]
 
-Needs torch, numpy, flwr and this repository; ends within ``--seconds`` plus one measurement. The loop's cost
-is the same for every node, so it is measured on ten. ``layers`` is the form that ``stack`` takes for plain
-sequences, ``vmap`` the one for any other model; ``graph`` replays one step of ``layers`` as a CUDA graph, on
-one stack and with its inputs gathered outside, and so is what ``layers`` would be if launches cost nothing.
+Ends within ``--seconds`` plus one measurement. Rounds come first: of 1,000 nodes in columns that stay on the
+device, in messages, and on the CPU, and of 50 nodes on Flower's engine, four of them sharing the GPU, where
+Ray is installed.
+
+Of the steps, ``layers`` is the form that ``stack`` takes for plain sequences, ``vmap`` the one for any other
+model; ``graph`` replays one step of ``layers`` as a CUDA graph, on one stack and with its inputs gathered
+outside, and so is what ``layers`` would be if launches cost nothing. The loop's cost is the same for every
+node, so it is measured on ten.
 TF32 is off in all: the loop's convolutions would otherwise round to ten bits where the stack's products do
 not.
 """
 
 import argparse
+import logging
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
 from typing import cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from engine import APPS, app_run
 from reports import report
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -28,6 +39,9 @@ from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stack import train_stack
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.work import LocalWork
+from hedgerow.sim import InProcessGrid
+from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.tasks import build_model, count_parameters
 
 STEPS = 4
@@ -64,6 +78,48 @@ MODELS: dict[str, tuple[Callable[[Shape], nn.Module], Shape, int]] = {
     "cnn10": (plain("cnn10"), COLOUR, 32),
     "cnn10 factored": (factored("cnn10"), COLOUR, 32),
 }
+
+
+ROUNDS = "method=feel num-servers=1 tau1=1 tau2=1 partition=iid batch-size=10 evaluate-every=1000 workers=1 "
+FLOWER = (
+    "num-clients=50 num-servers=10 tau1=2 tau2=1 alpha=5 iterations=20 batch-size=10 evaluate-every=1000 "
+)
+
+
+def round_seconds(config: str) -> float:
+    """Return the median seconds of a round after the first two, in this process."""
+    app = load_app(APPS / "sd-feel")
+    with tempfile.TemporaryDirectory() as folder:
+        run_app(app, plan_run(app.spec, [f"{ROUNDS} {config} output-dir='{folder}'"]))
+        (run,) = Path(folder).iterdir()
+        return median(record["wall_seconds"] for record in read_rounds(run)[3:])
+
+
+def whole_rounds(device: torch.device, nodes: int) -> None:
+    """Measure rounds in columns, in messages and on the CPU; then those of Flower's engine."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    config = f"num-clients={nodes} clients-per-round={nodes} iterations=8 device={device}"
+    ours = round_seconds(config)
+    print(f"a round of {nodes:,} nodes of LeNet, a step of batch 4 each: {ours:.4f} s", flush=True)
+    report(f"a round of {nodes} nodes of LeNet", ours, "s")
+    with patch.object(InProcessGrid, "columns", lambda *asked: None):
+        others = {"in messages": round_seconds(config)}
+    others["on the CPU"] = round_seconds(f"{config} device=cpu")
+    for what, other in others.items():
+        print(f"  {what} {other:.4f} s ({other / ours:.1f}x)", flush=True)
+        report(f"a round of {nodes} nodes of LeNet", ours, "s", other / ours, f"the same {what}")
+    if find_spec("ray") is None:
+        print("Flower's engine is left out: Ray is not installed")
+        return
+    shared = ["--client-gpus", "0.25"] if device.type == "cuda" else []
+    try:
+        _, flower = app_run("flower", f"{FLOWER} device={device}", *shared)
+        _, inprocess = app_run("inprocess", f"{FLOWER} device={device}")
+    except RuntimeError as error:
+        print(f"Flower's engine is left out: {error}")
+        return
+    print(f"a round of 50 nodes x 2 steps: Flower's engine {flower:.4f} s, Hedgerow's {inprocess:.4f} s")
+    report("a round of 50 nodes x 2 steps", inprocess, "s", flower / inprocess, "Flower's engine, 4 clients")
 
 
 def works_of(model: nn.Module, nodes: int, shape: Shape, batch: int, device: torch.device) -> list[LocalWork]:
@@ -190,7 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--seconds", type=float, default=420)
+    parser.add_argument("--seconds", type=float, default=400)
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -198,8 +254,10 @@ def main() -> None:
         return
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}; node-steps a second (times the loop's)")
+    print(f"{name}, torch {torch.__version__}")
     end = time.monotonic() + options.seconds
+    whole_rounds(device, max(options.nodes))
+    print("node-steps a second (times the loop's)")
     for title, (build, shape, batch) in MODELS.items():
         model = build(shape).to(device)
         print(f"{title}: {count_parameters(model):,} parameters, batch {batch}")

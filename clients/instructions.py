@@ -4,14 +4,14 @@ Every error is a ``ValueError`` that names the key, its value and what is valid.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.local_task import LocalTask
@@ -130,43 +130,32 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return _only(content, ArrayRecord)
 
 
-def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> NDArray[Any]:
-    """Return state dicts as rows (K, M), their values in the order of the keys; float64 where one is."""
-    dtypes = [states[0][key].numpy(force=True).dtype for key in keys]
-    floats = [dtype for dtype in dtypes if dtype.kind == "f"]
-    sizes = [states[0][key].numel() for key in keys]
-    rows = np.empty((len(states), sum(sizes)), np.result_type(np.float32, *floats))
-    ends = np.cumsum(sizes).tolist()
-    first = 0
-    while first < len(states):
-        last = _end_of_stack(states, first)
-        for key, size, end in zip(keys, sizes, ends, strict=True):
-            rows[first:last, end - size : end] = _values(states, first, last, key)
-        first = last
+def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> Tensor:
+    """Return state dicts as rows (K, M) on their device, their values in the order of the keys.
+
+    float64 where one of them is, float32 otherwise.
+    """
+    values = [states[0][key] for key in keys]
+    floats = [value.dtype for value in values if value.is_floating_point()]
+    dtype = reduce(torch.promote_types, floats, torch.float32)
+    ends = np.cumsum([value.numel() for value in values]).tolist()
+    rows = torch.empty(len(states), ends[-1], dtype=dtype, device=values[0].device)
+    stacks: dict[int, list[int]] = {}
+    for k, state in enumerate(states):
+        stacks.setdefault(id(state.stack if isinstance(state, StackRow) else state), []).append(k)
+    for members in stacks.values():
+        first, at = states[members[0]], _as_slice(members)
+        within = _as_slice([state.row for k in members if isinstance(state := states[k], StackRow)])
+        for key, value, end in zip(keys, values, ends, strict=True):
+            own = first.stack[key][within] if isinstance(first, StackRow) else first[key][None]
+            rows[at, end - value.numel() : end] = own.reshape(len(own), value.numel()).to(dtype)
     return rows
 
 
-def _end_of_stack(states: Sequence[Mapping[str, Tensor]], first: int) -> int:
-    """Return where the rows end that follow each other in the stack of the first, after ``first``."""
-    start, last = states[first], first + 1
-    while (
-        isinstance(start, StackRow)
-        and last < len(states)
-        and isinstance(state := states[last], StackRow)
-        and state.stack is start.stack
-        and state.row == start.row + last - first
-    ):
-        last += 1
-    return last
-
-
-def _values(states: Sequence[Mapping[str, Tensor]], first: int, last: int, key: str) -> NDArray[Any]:
-    """Return the values of one key of some states (last - first, size)."""
-    start = states[first]
-    if not isinstance(start, StackRow):
-        return start[key].numpy(force=True).reshape(1, -1)
-    rows = start.stack[key][start.row : start.row + last - first]
-    return rows.numpy(force=True).reshape(last - first, -1)
+def _as_slice(numbers: list[int]) -> slice | list[int]:
+    """Return numbers as an index: a slice, which copies nothing, where they follow each other."""
+    run = range(numbers[0], numbers[0] + len(numbers)) if numbers else range(0)
+    return slice(run.start, run.stop) if numbers == list(run) else numbers
 
 
 def _entries(model: nn.Module) -> dict[str, Tensor]:

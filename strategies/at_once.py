@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hedgerow.strategies.exchange import (
     Columns,
@@ -18,12 +20,16 @@ from hedgerow.strategies.exchange import (
 )
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.parts.bounds import norm_of
 from hedgerow.strategies.run import Run, read
+from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import PayloadError, payload_bytes
 
 __all__ = ["at_once"]
+
+Rows = NDArray[Any] | Tensor
 
 
 def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
@@ -63,39 +69,37 @@ def _checked(
     _book_down(run, exchange, asked)
     inbox = federation.open_exchange(run.round, nodes, run.reader(exchange), offline=offline)
     partitions = np.array([i for _, members in asked for i in members])
-    rows, metrics = found.rows, {key: np.asarray(values) for key, values in found.metrics.items()}
+    pools = [exchange.asked[node.partition_id].pool for node in nodes]
+    sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
+    dtype = next(iter(sent.values())).dtype
+    rows = _as_type(found.rows, dtype)
+    metrics = {key: np.asarray(values) for key, values in found.metrics.items()}
     if (np.diff(partitions) < 0).any():
         order = np.argsort(partitions)
         rows, metrics = rows[order], {key: values[order] for key, values in metrics.items()}
     weights = np.asarray(metrics[federation.settings.weighted_by_key], np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        # A row whose sum is finite is so itself; the others are read as a message is.
-        likely = np.isfinite(rows @ np.ones(rows.shape[1], rows.dtype))
+    likely = _finite(rows)
     for values in metrics.values():
         likely &= np.isfinite(values)
     fine = (likely & federation.valid_weights(weights)).tolist()
-    sent = {ask.pool: ask.model for ask in exchange.asks}
     accepted, sizes = [], _reply_sizes(run, rows, metrics)
     bounded = federation.settings.max_update_norm_ratio
-    with np.errstate(over="ignore", invalid="ignore"):
-        for k, node in enumerate(nodes):
-            inbox.take(node)
-            try:
-                if not fine[k]:
-                    told = {key: values[k] for key, values in metrics.items()}
-                    read(run, exchange, node, _reply(run, rows[k], told))
-                if bounded:
-                    model = sent[exchange.asked[node.partition_id].pool]
-                    assert model is not None
-                    exchange.check(federation, rows[k].astype(model.dtype, copy=False) - model, model)
-            except PayloadError as error:
-                inbox.refuse(node, error)
-                continue
-            inbox.use(node)
-            accepted.append(k)
+    norms = _norms(rows, pools, sent) if bounded else []
+    for k, node in enumerate(nodes):
+        inbox.take(node)
+        try:
+            if not fine[k]:
+                told = {key: values[k] for key, values in metrics.items()}
+                read(run, exchange, node, _reply(run, rows[k], told))
+            if bounded:
+                federation.bound().check_norm(norms[k], sent[pools[k]])
+        except PayloadError as error:
+            inbox.refuse(node, error)
+            continue
+        inbox.use(node)
+        accepted.append(k)
     federation.judge(inbox)
-    kept = [nodes[k].partition_id for k in accepted]
-    pools = [exchange.asked[i].pool for i in kept]
+    kept, pools = [nodes[k].partition_id for k in accepted], [pools[k] for k in accepted]
     bits, ledger, link = exchange.coding.bits(run.layout), federation.ledger, exchange.links[1]
     arrays, whole = zip(*(sizes[k] for k in accepted), strict=True) if accepted else ((), ())
     if link:
@@ -103,9 +107,8 @@ def _checked(
     ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, whole)
     run.table = {key: values[accepted] for key, values in metrics.items()}
     run.absorbed += kept
-    dtype = next(iter(sent.values())).dtype  # type: ignore[union-attr]
     taken = rows if len(accepted) == len(rows) else rows[accepted]
-    vectors = list(taken.astype(dtype, copy=False))
+    vectors = DeviceRows(taken) if isinstance(taken, Tensor) else list(taken)
     columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
     if kept:
         for part in run.parts:
@@ -129,13 +132,43 @@ def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, S
         ledger.book_all(run.round, HUB_TO_NODE, [0] * count, members, bits, [whole] * count)
 
 
-def _reply(run: Run, row: Vector, metrics: Mapping[str, Any]) -> RecordDict:
+def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:
+    if isinstance(rows, Tensor):
+        return rows.to(torch.tensor(np.empty(0, dtype)).dtype)
+    with np.errstate(over="ignore"):
+        return rows.astype(dtype, copy=False)
+
+
+def _finite(rows: Rows) -> NDArray[np.bool_]:
+    """Return whether each row's sum is finite, and so all of it; the others are read as a message is."""
+    if isinstance(rows, Tensor):
+        return rows.sum(1).isfinite().numpy(force=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fine: NDArray[np.bool_] = np.isfinite(rows @ np.ones(rows.shape[1], rows.dtype))
+        return fine
+
+
+def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> list[float]:
+    """Return how far each row is from the model that its pool was sent."""
+    if not isinstance(rows, Tensor):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return [norm_of(row - sent[pool]) for row, pool in zip(rows, pools, strict=True)]
+    norms = np.empty(len(rows))
+    for pool, model in sent.items():
+        own = np.flatnonzero(np.equal(pools, pool))
+        moves = rows[own] - torch.tensor(model, device=rows.device)
+        norms[own] = torch.linalg.vector_norm(moves, dim=1, dtype=torch.float64).numpy(force=True)
+    return norms.tolist()
+
+
+def _reply(run: Run, row: Vector | Tensor, metrics: Mapping[str, Any]) -> RecordDict:
     """Return the reply that a row stands for."""
     told = MetricRecord({key: value.item() for key, value in metrics.items()})
+    row = row.numpy(force=True) if isinstance(row, Tensor) else row
     return RecordDict({"arrays": run.layout.unflatten(row), "metrics": told})
 
 
-def _reply_sizes(run: Run, rows: Vector, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
+def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
     """Return the bytes of each reply's arrays, and of all of it; integers take more as they grow."""
     whole = [values for values in metrics.values() if values.dtype.kind != "f"]
     known: dict[Any, tuple[int, int]] = {}

@@ -1,6 +1,7 @@
-"""Tensors as one vector and back, and the mean of vectors that a server takes."""
+"""Tensors as one vector and back, vectors that stay on a GPU, and the mean that a server takes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -9,7 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["RunningMean", "joined", "split"]
+__all__ = ["DeviceRows", "RunningMean", "joined", "split"]
+
+
+class DeviceRows(Sequence[Any]):
+    """Rows (K, M) that stay on their device; the first that is read as an array copies all to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._host[at]
+
+    @cached_property
+    def _host(self) -> NDArray[Any]:
+        return self.tensor.numpy(force=True)
 
 
 class RunningMean:

@@ -7,11 +7,14 @@ an engine that holds a whole round hands it the whole round.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Context, RecordDict, UserConfig
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "LINKS_RECORD",
@@ -104,14 +107,19 @@ class InColumns:
 
     Parameters
     ----------
-    rows : NDArray
-        The values of each one's arrays, in the order of the keys (K, M).
+    rows : NDArray or Tensor
+        The values of each one's arrays, in the order of the keys (K, M); a tensor stays on its device.
     metrics : Mapping[str, NDArray]
         Its metrics, integers or float64, (K,) each.
     """
 
-    rows: NDArray[Any]
+    rows: "NDArray[Any] | Tensor"
     metrics: Mapping[str, NDArray[Any]]
+
+    @property
+    def on_host(self) -> NDArray[Any]:
+        """The rows as an array."""
+        return self.rows if isinstance(self.rows, np.ndarray) else self.rows.numpy(force=True)
 
 
 # Nodes answer at once, in the order of their contexts. One that cannot raises: then all are sent messages.

@@ -116,6 +116,7 @@ class Shard:
                 for content, members in groups
             ]
             found = self._handlers.columns(kind, told)
+            found = InColumns(found.on_host, found.metrics)
             return out.add(ShardReply([], found, out.add({}), self._logged()))
         before: dict[int, RecordDict] = {}
         answers: list[Answer] = []

@@ -309,13 +309,13 @@ class Workers:
             found.append(reply.columns)
         first = found[0]
         assert first is not None
-        rows = np.empty((len(nodes), first.rows.shape[1]), first.rows.dtype)
+        rows = np.empty((len(nodes), first.on_host.shape[1]), first.on_host.dtype)
         metrics = {key: np.empty(len(nodes), values.dtype) for key, values in first.metrics.items()}
         for lot, part in zip(places, found, strict=True):
             assert part is not None
-            if part.rows.dtype != rows.dtype or part.metrics.keys() != metrics.keys():
+            if part.on_host.dtype != rows.dtype or part.metrics.keys() != metrics.keys():
                 raise ValueError("nodes reply in different types, or with different metrics")
-            rows[lot] = part.rows
+            rows[lot] = part.on_host
             for key, values in part.metrics.items():
                 metrics[key] = metrics[key].astype(np.result_type(metrics[key], values), copy=False)
                 metrics[key][lot] = values

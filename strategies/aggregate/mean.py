@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector
 from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.records import only_record
 
 if TYPE_CHECKING:
@@ -90,20 +93,24 @@ class Taken:
 
 @dataclass
 class SumOfRows:
-    """A pool's weighted sum of rows, in the order of partition ids."""
+    """A pool's weighted sum of rows, in the order of partition ids, on the device where they are."""
 
     start: Vector
     changes: bool
-    total: NDArray[np.float64] = field(init=False)
+    total: NDArray[np.float64] | Tensor = field(init=False)
     weights: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.total = np.zeros(self.start.shape, np.float64)
 
-    def add(self, node: int, row: Vector, weight: float) -> None:
+    def add(self, node: int, row: Vector | Tensor, weight: float) -> None:
         """Add a row (M,)."""
         self.weights[node] = weight
-        self.total += np.multiply(row, weight, dtype=np.float64)
+        if isinstance(row, Tensor):
+            # Not scaled and added in one kernel, which may round once where the host rounds twice.
+            self.total = torch.as_tensor(self.total, device=row.device) + row.double() * weight
+        else:
+            self.total += np.multiply(row, weight, dtype=np.float64)
 
     @property
     def nodes(self) -> Collection[int]:
@@ -117,11 +124,13 @@ class SumOfRows:
 
     def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
         """Return the mean (M,), of which nodes that count ``stayed`` have not moved."""
-        weight = self.weight + stayed
+        weight, total = self.weight + stayed, self.total
+        if isinstance(total, Tensor):
+            total = total.numpy(force=True)
         if self.changes:
-            mean: NDArray[np.float64] = self.start + self.total / weight
+            mean: NDArray[np.float64] = self.start + total / weight
         else:
-            mean = (self.total + stayed * self.start if stayed else self.total) / weight
+            mean = (total + stayed * self.start if stayed else total) / weight
         return mean
 
 
@@ -145,11 +154,12 @@ class WeightedMean:
         """Return each pool's mean, summed in float64 as replies come."""
         sums: dict[int, SumOfRows] = {}
         for columns in (yield exchange):
+            rows = columns.rows.tensor if isinstance(columns.rows, DeviceRows) else columns.rows
             for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
                 if pool not in sums:
                     sums[pool] = SumOfRows(exchange.sent(pool), exchange.coding.changes)
                 weight = self.reply_weight(run, node, columns.claimed[at], columns.replies[at : at + 1])
-                sums[pool].add(node, columns.rows[at], weight)
+                sums[pool].add(node, rows[at], weight)
         return sums
 
     def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:

@@ -66,14 +66,16 @@ class UpdateBound:
         ``noise`` is the standard deviation of what the run has a node add to each number, by which the bound
         is wider: the norm of such noise exceeds sigma (sqrt(d) + 6) once in 10^7 updates.
         """
-        if not self.max_ratio:
-            return
-        norm = norm_of(update)
+        if self.max_ratio:
+            self.check_norm(norm_of(update), model, noise)
+
+    def check_norm(self, norm: float, model: NDArray[Any], noise: float = 0.0) -> None:
+        """Note the norm of an update of a whole model, as ``check`` does; ``max_ratio`` is not 0."""
         usual = median(self._usual) if self._usual else 0.0
         if norm > self.max_ratio * usual:
             small = (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
             usual = max(usual, small)  # What is small is usual in any case.
-            most = self.max_ratio * usual + noise * (sqrt(update.size) + 6)
+            most = self.max_ratio * usual + noise * (sqrt(model.size) + 6)
             if not norm <= most:
                 raise PayloadError(TOO_LARGE, f"norm {norm:.3g}, expected at most {most:.3g}")
         self._here.append(norm)

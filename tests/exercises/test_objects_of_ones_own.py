@@ -1,7 +1,7 @@
 """An aggregator and a part of a user's own, in every method that averages, none of which knows them."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ for block in blocks(PAGE):
 Momentum, Cosines = PAGES["Momentum"], PAGES["Cosines"]
 
 
-NODES = 6
+NODES, ROUNDS = 6, 3
 STREAM = torch.Generator().manual_seed(0)
 X, Y = torch.randn(120, 8, generator=STREAM), torch.randint(0, 3, (120,), generator=STREAM)
 PARTS = np.split(np.arange(120), [10, 30, 60, 80, 110])
@@ -85,7 +85,7 @@ AVERAGING: dict[str, Made] = {
 CONFIG = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
 
 
-def play(name: str, rounds: int = 4, **options: Any) -> tuple[Method[Any], list[RoundEnd]]:
+def play(name: str, rounds: int = ROUNDS, **options: Any) -> tuple[Method[Any], list[RoundEnd]]:
     """Return a method after a run, and its rounds."""
     make, client = AVERAGING[name]
     ends: list[RoundEnd] = []
@@ -106,25 +106,40 @@ def model(strategy: Method[Any]) -> np.ndarray:
     return np.concatenate([array.numpy().ravel() for array in arrays.values()])
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+# A method's tests share the run that nothing of one's own is in, and so the process.
+every_averaging_method = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in AVERAGING]
+)
+
+
+@cache
+def undisturbed(name: str) -> np.ndarray:
+    return model(play(name)[0])
+
+
+@cache
+def with_momentum(name: str) -> np.ndarray:
+    return model(play(name, aggregation=Momentum(0.5))[0])
+
+
+@every_averaging_method
 def test_an_aggregator_with_momentum_is_in_every_method_that_averages(name: str) -> None:
-    plain, moved = model(play(name)[0]), model(play(name, aggregation=Momentum(0.5))[0])
-    assert np.isfinite(moved).all()
-    assert not np.array_equal(plain, moved)
+    assert np.isfinite(with_momentum(name)).all()
+    assert not np.array_equal(undisturbed(name), with_momentum(name))
     first = [model(play(name, 1, aggregation=one)[0]) for one in (Momentum(0.5), Momentum(0.0), "mean")]
     np.testing.assert_array_equal(first[0], first[1])
     np.testing.assert_allclose(first[1], first[2], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+@every_averaging_method
 def test_its_state_is_in_checkpoints(name: str) -> None:
     make, client = AVERAGING[name]
     half, again = (make(**OPTIONS, aggregation=Momentum(0.5)) for _ in range(2))
     with InProcessGrid(client(task), NODES) as grid, flower_identity(1):
         start(half, grid, 2)
         again.load_state_dict(half.state_dict())
-        start(again, grid, 4)
-    np.testing.assert_array_equal(model(again), model(play(name, aggregation=Momentum(0.5))[0]))
+        start(again, grid, ROUNDS)
+    np.testing.assert_array_equal(model(again), with_momentum(name))
 
 
 def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
@@ -138,17 +153,14 @@ def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
                 raise RoundFailedError
             return means
 
-    np.testing.assert_array_equal(
-        model(play("FedAvg", aggregation=Once(0.5))[0]), model(play("FedAvg", aggregation=Momentum(0.5))[0])
-    )
-    assert Once.tries == 5
+    np.testing.assert_array_equal(model(play("FedAvg", aggregation=Once(0.5))[0]), with_momentum("FedAvg"))
+    assert Once.tries == ROUNDS + 1
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+@every_averaging_method
 def test_a_part_that_records_cosines_is_in_every_method_that_averages(name: str) -> None:
-    plain, _ = play(name)
     watched, ends = play(name, parts=[Cosines()])
-    np.testing.assert_array_equal(model(plain), model(watched))
+    np.testing.assert_array_equal(undisturbed(name), model(watched))
     for end in ends[1:]:
         cosines = end.train["cosines"]
         assert len(cosines) == end.accepted

@@ -8,11 +8,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 
-from hedgerow.clients import BatchClientApp, whoami
+from hedgerow.clients import BatchClientApp, LocalTask, sd_feel_client, whoami
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import FedAvg, RoundEnd, SDFeel
+from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire import Call, ColumnHandler, InColumns, Told, to_record
 
 NODES = 6
@@ -32,8 +34,9 @@ class App(BatchClientApp):
 class Nodes:
     """Nodes whose replies are those of a table, in messages and in columns."""
 
-    def __init__(self, spoilt: dict[int, dict[str, Any]]) -> None:
+    def __init__(self, spoilt: dict[int, dict[str, Any]], tensors: bool = False) -> None:
         self.spoilt = spoilt
+        self.tensors = tensors  # Whether rows are what they are on a GPU.
         self.asked: list[str] = []
         self.app = App(self)
 
@@ -72,13 +75,14 @@ class Nodes:
             for context in group.contexts
         ]
         metrics = {key: np.array([one[key] for _, one in found]) for key in found[0][1]}
-        return InColumns(np.stack([w for w, _ in found]), metrics)
+        rows = np.stack([w for w, _ in found])
+        return InColumns(torch.from_numpy(rows) if self.tensors else rows, metrics)
 
 
 def played(
-    spoilt: dict[int, dict[str, Any]], at_once: bool, workers: int = 1, **options: Any
+    spoilt: dict[int, dict[str, Any]], at_once: bool, workers: int = 1, tensors: bool = False, **options: Any
 ) -> tuple[Any, ...]:
-    nodes, ends = Nodes(spoilt), list[RoundEnd]()
+    nodes, ends = Nodes(spoilt, tensors), list[RoundEnd]()
     strategy = SDFeel(
         num_servers=3, tau1=2, tau2=2, min_available_nodes=NODES, fraction_evaluate=0.0,
         on_round_end=[ends.append], **options,
@@ -100,7 +104,7 @@ def played(
     return [w["w"].numpy().tobytes() for w in strategy.server_models()], rounds, transfers
 
 
-@pytest.mark.parametrize(
+rows_are_wrong = pytest.mark.parametrize(
     "spoilt",
     [
         {},
@@ -112,11 +116,78 @@ def played(
         {1: {"num-examples": 40_000}},
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"aggregation": "median"}, {"participation": 0.7, "seed": 3}])
+options_differ = pytest.mark.parametrize(
+    "options", [{}, {"aggregation": "median"}, {"participation": 0.7, "seed": 3}]
+)
+
+
+@rows_are_wrong
+@options_differ
 def test_rows_that_are_wrong_cost_themselves_alone_as_in_messages(
     spoilt: dict[int, dict[str, Any]], options: dict[str, Any]
 ) -> None:
     assert played(spoilt, True, **options) == played(spoilt, False, **options)
+
+
+@rows_are_wrong
+@options_differ
+def test_rows_that_stay_on_a_device_come_to_the_bits_of_those_on_the_host(
+    spoilt: dict[int, dict[str, Any]], options: dict[str, Any]
+) -> None:
+    assert played(spoilt, True, tensors=True, **options) == played(spoilt, True, **options)
+
+
+@pytest.fixture
+def stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a run that reads a row on the host."""
+
+    def copied(rows: DeviceRows, at: Any) -> None:
+        raise AssertionError(f"row {at} was copied")
+
+    monkeypatch.setattr(DeviceRows, "__getitem__", copied)
+
+
+@pytest.mark.usefixtures("stays")
+def test_the_mean_copies_no_row_to_the_host() -> None:
+    played({}, True, tensors=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("stays")
+def test_models_that_train_on_a_gpu_stay_there_until_their_mean() -> None:
+    stream = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 8, generator=stream).cuda(), torch.randint(0, 3, (60,), generator=stream).cuda()
+    net = torch.nn.Linear(8, 3).cuda()
+
+    def task(context: Context) -> LocalTask:
+        return LocalTask(net, x, y, np.arange(10) + 10 * int(context.node_config["partition-id"]))
+
+    def trained(columns: bool) -> tuple[np.ndarray, list[str]]:
+        strategy, where = FedAvg(min_available_nodes=NODES, fraction_evaluate=0.0, local_steps=2), list[str]()
+        in_columns = InProcessGrid.columns
+
+        def answer(grid: InProcessGrid, *asked: Any) -> InColumns | None:
+            found = in_columns(grid, *asked) if columns else None
+            where.extend([found.rows.device.type] if found and isinstance(found.rows, torch.Tensor) else [])
+            return found
+
+        config = ConfigRecord({"learning-rate": 0.1, "batch-size": 5, "seed": 0})
+        start = ArrayRecord({key: value.cpu() for key, value in net.state_dict().items()})
+        with (
+            InProcessGrid(sd_feel_client(task), NODES) as grid,
+            flower_identity(1),
+            patch.object(InProcessGrid, "columns", answer),
+        ):
+            strategy.start(grid, start, num_rounds=2, train_config=config)
+        arrays = strategy.current_arrays()
+        assert arrays is not None
+        return np.concatenate([array.numpy().ravel() for array in arrays.values()]), where
+
+    (stayed, there), (sent, _) = trained(columns=True), trained(columns=False)
+    assert there == ["cuda", "cuda"]
+    np.testing.assert_allclose(stayed, sent, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("spoilt", [{}, {4: {"times": 1e9}}])
