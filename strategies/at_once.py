@@ -20,7 +20,6 @@ from hedgerow.strategies.exchange import (
 )
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.parts.bounds import norm_of
 from hedgerow.strategies.run import Run, read
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
@@ -78,13 +77,14 @@ def _checked(
         order = np.argsort(partitions)
         rows, metrics = rows[order], {key: values[order] for key, values in metrics.items()}
     weights = np.asarray(metrics[federation.settings.weighted_by_key], np.float64)
-    likely = _finite(rows)
+    norms = _norms(rows, pools, sent)
+    # A row at a finite distance is finite; the others are read as a message is.
+    likely = np.isfinite(norms)
     for values in metrics.values():
         likely &= np.isfinite(values)
     fine = (likely & federation.valid_weights(weights)).tolist()
     accepted, sizes = [], _reply_sizes(run, rows, metrics)
     bounded = federation.settings.max_update_norm_ratio
-    norms = _norms(rows, pools, sent) if bounded else []
     for k, node in enumerate(nodes):
         inbox.take(node)
         try:
@@ -92,7 +92,7 @@ def _checked(
                 told = {key: values[k] for key, values in metrics.items()}
                 read(run, exchange, node, _reply(run, rows[k], told))
             if bounded:
-                federation.bound().check_norm(norms[k], sent[pools[k]])
+                federation.bound().check_norm(float(norms[k]), sent[pools[k]])
         except PayloadError as error:
             inbox.refuse(node, error)
             continue
@@ -139,26 +139,20 @@ def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:
         return rows.astype(dtype, copy=False)
 
 
-def _finite(rows: Rows) -> NDArray[np.bool_]:
-    """Return whether each row's sum is finite, and so all of it; the others are read as a message is."""
+def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> NDArray[Any]:
+    """Return how far each row is from the model that its pool was sent (K,)."""
     if isinstance(rows, Tensor):
-        return rows.sum(1).isfinite().numpy(force=True)
+        norms = np.empty(len(rows))
+        for pool, model in sent.items():
+            own = np.flatnonzero(np.equal(pools, pool))
+            moves = rows[own] - torch.tensor(model, device=rows.device)
+            norms[own] = torch.linalg.vector_norm(moves, dim=1, dtype=torch.float64).numpy(force=True)
+        return norms
     with np.errstate(over="ignore", invalid="ignore"):
-        fine: NDArray[np.bool_] = np.isfinite(rows @ np.ones(rows.shape[1], rows.dtype))
-        return fine
-
-
-def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> list[float]:
-    """Return how far each row is from the model that its pool was sent."""
-    if not isinstance(rows, Tensor):
-        with np.errstate(over="ignore", invalid="ignore"):
-            return [norm_of(row - sent[pool]) for row, pool in zip(rows, pools, strict=True)]
-    norms = np.empty(len(rows))
-    for pool, model in sent.items():
-        own = np.flatnonzero(np.equal(pools, pool))
-        moves = rows[own] - torch.tensor(model, device=rows.device)
-        norms[own] = torch.linalg.vector_norm(moves, dim=1, dtype=torch.float64).numpy(force=True)
-    return norms.tolist()
+        moved = (row - sent[pool] for row, pool in zip(rows, pools, strict=True))
+        # As ``norm_of`` takes it, of all rows at once.
+        found: NDArray[Any] = np.sqrt(np.array([move.dot(move) for move in moved]))
+        return found
 
 
 def _reply(run: Run, row: Vector | Tensor, metrics: Mapping[str, Any]) -> RecordDict:
