@@ -96,7 +96,7 @@ def arithmetics(threads: int, repeats: int, batch: int, only: str) -> None:
             model = wrap(model, variant="mud+bkd+aad", ratio=1 / 32)
         works = works_of(model, threads, batch, steps=4)
         runs: dict[str, Callable[[], object]] = {
-            form: partial(train_loop, copy.deepcopy(model), works, cross_entropy, None, arithmetic=how)
+            form: partial(train_loop, copy.deepcopy(model), works, cross_entropy, arithmetic=how)
             for form, how in forms.items()
         }
         runs["stack"] = partial(train_stacks, copy.deepcopy(model), works)
@@ -144,7 +144,7 @@ def main() -> None:
         big = LocalWork(works[0].start, works[0].x, works[0].y, together, 0.01)
         times = milliseconds(
             {
-                "loop": lambda: train_loop(model, works, cross_entropy, None),  # noqa: B023
+                "loop": lambda: train_loop(model, works, cross_entropy),  # noqa: B023
                 "stack": lambda: train_stacks(model, works),  # noqa: B023
                 "vmap": lambda: train_stack(model, works),  # noqa: B023
                 "big": lambda: train_one(model, big),  # noqa: B023
