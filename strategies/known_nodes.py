@@ -39,11 +39,29 @@ class KnownSizes(MutableMapping[int, float]):
 
     def items(self) -> ItemsView[int, float]:
         """Return clients and sizes."""
-        return dict(enumerate(self.array.tolist())).items()
+        return _Items(self)
 
     def values(self) -> ValuesView[float]:
         """Return the sizes."""
-        return dict(self.items()).values()
+        return _Sizes(self)
+
+
+class _Items(ItemsView[int, float]):
+    def __init__(self, sizes: KnownSizes) -> None:
+        super().__init__(sizes)
+        self._array = sizes.array
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return iter(enumerate(self._array.tolist()))
+
+
+class _Sizes(ValuesView[float]):
+    def __init__(self, sizes: KnownSizes) -> None:
+        super().__init__(sizes)
+        self._array = sizes.array
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._array.tolist())
 
 
 class LazyNodes(Sequence[T]):
