@@ -1,8 +1,7 @@
-"""A ClientApp whose handlers take many nodes at once.
+"""A ClientApp whose handlers process many nodes at once.
 
-A handler is written once over a list of calls. Flower's engines (simulation, SuperNodes) call the app
-with one message and the handler sees a list of one; an engine that holds a whole round asks for
-``batch_handler`` and hands over the round.
+A handler takes a list of calls. Flower's engines (simulation, SuperNodes) pass one message at a time, so the
+list has one entry; an engine that holds a whole round uses ``batch_handler`` and passes the round.
 """
 
 import os
@@ -27,30 +26,29 @@ from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
 __all__ = ["BatchClientApp", "Sizes", "Whoami", "introduce", "introduced", "whoami"]
 
 Scalar = bool | float | int | str | None
-# What a node tells of itself beside its number of examples, by key.
+# What a node reports about itself beside its number of examples, by key.
 Told = Mapping[str, Any]
-# All nodes' numbers of examples by the run config, or None, see ``TellsSizes``.
+# All nodes' numbers of examples for a run config, or None, see ``TellsSizes``.
 Sizes = Callable[[UserConfig], Sequence[int] | None]
 
 
 class BatchClientApp(ClientApp):
-    """Flower's ClientApp over batched handlers, behind the guard of the node's owner (``guard.py``).
+    """Flower's ClientApp over batched handlers, behind the node owner's guard (``guard.py``).
 
     Parameters
     ----------
     handlers : Mapping[str, BatchHandler or Learning]
-        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler, with what its answers
-        reveal (``guard.reveals``): a handler that declares nothing is refused by nodes with a strict policy.
-        ``query.state`` and ``query.restore``, by which a run's checkpoint holds what nodes keep, are added
-        where missing.
+        Handlers by message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …). Each declares what its
+        answers reveal (``guard.reveals``); nodes with a strict policy refuse one that does not. Handlers of
+        ``query.state`` and ``query.restore``, which checkpoints need, are added if missing.
     mods : Sequence[UpdateMod or Mod] (default: none)
-        An ``UpdateMod`` changes what nodes learnt, in their order here, before it is compressed and masked. A
-        mod of Flower's sees messages, as in any ClientApp: nodes are then answered one by one.
+        Each ``UpdateMod``, in order, changes updates before they are compressed and masked. A Flower mod sees
+        messages, as in any ClientApp; nodes are then answered one by one.
 
     Raises
     ------
     ValueError
-        If a message type is of no kind that Flower knows, or mods change updates and there are none.
+        If Flower does not know a message type, or there are update mods but no handler that sends updates.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class BatchClientApp(ClientApp):
         if updates and not learning:
             raise ValueError(
                 f"mods has {type(updates[0]).__name__}, which changes updates; this ClientApp sends none "
-                f"({', '.join(sorted(handlers))}): they protect what they send by settings of their own"
+                f"({', '.join(sorted(handlers))}): use the method's own privacy settings"
             )
         self._columns: dict[str, ColumnHandler] = {}
         if not mods:
@@ -93,15 +91,15 @@ class BatchClientApp(ClientApp):
             (register(action) if action else register())(_one_by_one(handler))
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
-        """Return the handler of a message type; None if there is none, or Flower's mods stand before it."""
+        """Return the handler of a message type; None if there is none, or the app has Flower mods."""
         return None if self._by_messages else self._handlers.get(message_type)
 
     def column_handler(self, message_type: str) -> ColumnHandler | None:
-        """Return what answers a message type in columns; None if nothing does, or a policy is to be asked."""
+        """Return the column handler of a message type; None if there is none, or a policy is set."""
         return None if os.environ.get(POLICY_VARIABLE) else self._columns.get(message_type)
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
-        """Return what all nodes would tell of their sizes, see ``hedgerow.wire.calls.TellsSizes``."""
+        """Return the sizes that all nodes would report, see ``hedgerow.wire.calls.TellsSizes``."""
         if not isinstance(self._introduction, Whoami) or self._by_messages or os.environ.get(POLICY_VARIABLE):
             return None
         sizes = self._introduction.sizes(run_config)
@@ -109,7 +107,7 @@ class BatchClientApp(ClientApp):
 
 
 def _of_app(types: tuple[str, ...], handler: BatchHandler) -> BatchHandler:
-    """Return a handler that declares the same, on one BLAS thread, whose calls say which app they are of."""
+    """Return the handler on one BLAS thread, with the app's message types added to its calls."""
 
     def handle(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
         with one_blas_thread():
@@ -130,10 +128,10 @@ def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:
 
 @dataclass(frozen=True)
 class Whoami:
-    """A handler that introduces nodes, and what it would tell of all of them."""
+    """A handler that introduces nodes, and all nodes' sizes where they are known in advance."""
 
-    handler: BatchHandler  # Introduces nodes.
-    sizes: Sizes  # As ``TellsSizes.sizes``.
+    handler: BatchHandler
+    sizes: Sizes  # as ``TellsSizes.sizes``
 
     def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
         """Introduce nodes."""
@@ -147,18 +145,18 @@ def whoami(
 ) -> BatchHandler:
     """Return the handler that introduces a node to the strategy.
 
-    The answer carries ``message-format``, ``partition-id``, ``num-examples``, and ``name``, ``role`` and
-    ``group`` where the node's config sets them.
+    The answer has ``message-format``, ``partition-id`` and ``num-examples``, and ``name``, ``role`` and
+    ``group`` if the node config sets them.
 
     Parameters
     ----------
     num_examples : Callable[[Context], int]
         Returns a node's number of training examples.
     more : Callable[[Context], Mapping[str, Any]] (default: nothing)
-        Returns what else it tells: of data of its own ``input-shape``, ``num-classes`` and ``dtype``.
+        Returns further entries: ``input-shape``, ``num-classes`` and ``dtype`` of the node's own data.
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
-        Returns what ``num_examples`` returns for all nodes whose node config has nothing but their partition,
-        if ``more`` returns nothing then: an engine need not ask a million nodes one by one.
+        Returns ``num_examples`` of all nodes whose node config holds only their partition and for which
+        ``more`` returns nothing, so that an engine need not query a million nodes one by one.
     """
     return Whoami(
         each(lambda call: _introduction(call.context, num_examples(call.context), more(call.context))), sizes
@@ -168,21 +166,20 @@ def whoami(
 def introduce(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Say who the node is, as a Flower mod of any ClientApp: ``ClientApp(mods=[introduce])``.
+    """Introduce the node, as a Flower mod of any ClientApp: ``ClientApp(mods=[introduce])``.
 
-    A strategy of this suite then knows each node by its ``partition-id`` from the node config, not by a rank
-    that is another one in every run. Told beside it are the node config's ``num-examples`` (else sizes are
-    learnt from the replies), ``name``, ``role`` and ``group``. It stands first among the mods. All other
-    messages pass.
+    Strategies of this suite then identify each node by the ``partition-id`` of its node config instead of a
+    rank that changes with every run. The node config's ``num-examples`` (else sizes are learnt from replies),
+    ``name``, ``role`` and ``group`` are reported with it. Put it first among the mods; other messages pass.
 
-    Mods stand only before functions that the app has, so that one node's log has an error "No query function
-    registered with name 'whoami'" before the question comes as a ``train`` message, which is answered here
-    and trains nothing. With ``introduced(app)`` there is none.
+    Flower runs mods only for functions that the app registers. One node therefore logs "No query function
+    registered with name 'whoami'" before the query is repeated as a ``train`` message, which this mod answers
+    without training. ``introduced(app)`` avoids that.
 
     Raises
     ------
     ValueError
-        If the node config has no ``partition-id``, or it or ``num-examples`` is no integer >= 0.
+        If ``partition-id`` is missing in the node config, or it or ``num-examples`` is not an integer >= 0.
     """
     kind, content = message.metadata.message_type, message.content
     if kind != WHOAMI and (kind != MessageType.TRAIN or "whoami" not in content.config_records):
@@ -192,14 +189,14 @@ def introduce(
 
 
 def introduced(app: ClientApp, num_examples: Callable[[Context], int] | None = None) -> ClientApp:
-    """Return the ClientApp with an answer to who its nodes are, a ``query.whoami`` function.
+    """Add a ``query.whoami`` function, which introduces the node, to a ClientApp and return the app.
 
     Parameters
     ----------
     app : ClientApp
-        Any whose functions are registered by ``@app.train()`` and the like, and that has no such function.
+        Its functions are registered by ``@app.train()`` and the like; it has no ``query.whoami`` yet.
     num_examples : Callable[[Context], int] or None (default: None)
-        Returns a node's number of training examples; None for its node config's ``num-examples``, if set.
+        Returns a node's number of training examples; None for the node config's ``num-examples``, if set.
     """
 
     @app.query("whoami")
@@ -212,18 +209,18 @@ def introduced(app: ClientApp, num_examples: Callable[[Context], int] | None = N
 
 def _introduction(context: Context, num_examples: Scalar, more: Told | None = None) -> RecordDict:
     node_config = context.node_config
-    # A node that has a name may leave its place to the server.
+    # The server may assign a partition id to a node that has a name.
     named = bool(node_config.get("name")) and "partition-id" not in node_config
-    told: dict[str, Scalar] = {} if named else {"partition-id": node_config.get("partition-id")}
+    numbers: dict[str, Scalar] = {} if named else {"partition-id": node_config.get("partition-id")}
     if num_examples is not None:
-        told["num-examples"] = num_examples
-    for key, value in told.items():
+        numbers["num-examples"] = num_examples
+    for key, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(
-                f"{key} of this node must be an integer >= 0, got {value!r}: a SuperNode has it from "
+                f"{key} of this node must be an integer >= 0, got {value!r}: set it with a SuperNode's "
                 "--node-config 'partition-id=0 num-examples=100'"
             )
-    me = ConfigRecord({key: value for key, value in told.items() if value is not None})
+    me = ConfigRecord({key: value for key, value in numbers.items() if value is not None})
     me["message-format"] = MESSAGE_FORMAT
     me.update({key: str(node_config.get(key, "")) for key in ("role", "group")})
     if "name" in node_config:

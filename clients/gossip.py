@@ -1,10 +1,10 @@
-"""A node that talks with its neighbours through a router: what every such method's client has in common.
+"""The node side of decentralised methods whose messages pass through a router.
 
-A method is stated as a ``GossipNodeMethod``: how a node begins, what it publishes, and what it makes of what
-its neighbours published. This file reads the messages, keeps the node's state in its context, and decodes.
+A ``GossipNodeMethod`` defines the arithmetic: a node's initial memory, the vector it publishes, and its
+update from the neighbours' vectors. This file decodes messages and keeps the node's state in its context.
 
-Where a run is sealed, what a node publishes is sealed for each receiver, with the sender's secret seed of
-sensing matrices where the two are new to each other.
+In a sealed run each payload is sealed for its receiver. The first one to a receiver also carries the sender's
+secret seed of sensing matrices.
 """
 
 import secrets
@@ -55,15 +55,14 @@ Vector = NDArray[np.float64]
 Metrics = dict[str, int | float]
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
-# How often a vector's norm may be the node's own, or that of most neighbours' vectors; and what, an entry,
-# such a norm is at least.
+# Largest accepted ratio of a neighbour's norm to the usual norm; the smallest usual norm, per entry (RMS).
 _MAX_NORM_RATIO, _SMALL = 100.0, 0.01
 _ROOT = "noise-root"  # the key in SECRET_RECORD
-# What is told on sealed links: a payload, and before the first one the sender's seed of sensing matrices.
+# What a sealed link carries: a payload; the first one is preceded by the sender's seed of sensing matrices.
 _PAYLOAD, _FIRST_PAYLOAD = "payload", "seed and payload"
 _SEED_BYTES = 16
-_SEED = "sensing/"  # Before a node's id in what the links keep.
-# Settings of the one-bit codec under a run's keys, and what they are called there.
+_SEED = "sensing/"  # prefix of a node's id in the state of the links
+# Config keys of the one-bit codec's settings.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi", "phi-density")
 
 
@@ -80,7 +79,7 @@ class Problem(Protocol):
 
     @property
     def largest_eigenvalue(self) -> float:
-        """lambda_max(A_i^T A_i), of which the paper makes its sigma_i."""
+        """lambda_max(A_i^T A_i), from which the paper derives sigma_i."""
 
     @property
     def curvature(self) -> float:
@@ -92,8 +91,8 @@ class Problem(Protocol):
     def gradient(self, w: Vector, clip: float = inf) -> Vector:
         """Return the gradient (n,) at w (n,).
 
-        With a finite ``clip`` C > 0 each record's gradient g_t becomes g_t min(1, C / ||g_t||): exchanging
-        one record moves the mean by at most 2 C / m_i. A regulariser, which reads no data, is not clipped.
+        A finite ``clip`` C > 0 scales each record's gradient g_t by min(1, C / ||g_t||), so that replacing
+        one record moves the mean by at most 2 C / m_i. A regulariser reads no data and is not clipped.
         """
 
 
@@ -102,26 +101,26 @@ ProblemFn = Callable[[Context], Problem]
 
 @dataclass(frozen=True)
 class GossipPlace:
-    """A node's place in the graph, and what its messages are.
+    """A node's position in the graph and the format of its messages.
 
     Parameters
     ----------
     own : int
         The node's partition id.
     neighbours : tuple[int, ...]
-        Others, ascending.
+        Partition ids, ascending.
     num_nodes : int
-        Nodes of the whole graph.
+        Nodes in the graph.
     seed : int
         The run's seed.
     r : float
-        Which part of the neighbours a communication asks, in (0, 1].
+        Fraction of the neighbours that each communication requests, in (0, 1].
     kappa : int
-        Iterations between communications: they are at kappa, 2 kappa, ...
+        Iterations between communications, which happen at kappa, 2 kappa, ...
     codec : Codec
-        What messages are coded with.
+        Encodes messages.
     phi_owner : {"sender", "receiver"}
-        Whose sensing matrix a message is measured with.
+        The node whose sensing matrix measures a message.
     """
 
     own: int
@@ -135,13 +134,7 @@ class GossipPlace:
 
     @classmethod
     def of(cls, config: ConfigRecord, own: int) -> "GossipPlace":
-        """Read a node's place from the config of ``query.hello``.
-
-        Raises
-        ------
-        ValueError
-            If a value is not valid.
-        """
+        """Read a node's place from the config of ``query.hello``; ValueError for an invalid value."""
         num_nodes, seed = whole(config, "num-nodes", 1), whole(config, "run-seed", 0)
         if own >= num_nodes:
             raise ValueError(f"num-nodes must be above {own}, got {num_nodes} in the message's config")
@@ -172,7 +165,7 @@ class GossipPlace:
         )
 
     def communication(self, k: int) -> int:
-        """Return the first own communication at iteration k or later."""
+        """Return the iteration, >= k, of the node's next communication."""
         return self.kappa * max(1, -(-k // self.kappa))
 
     def wants(self, k: int) -> list[int]:
@@ -184,9 +177,9 @@ class GossipPlace:
         return sorted(map(int, stream.choice(self.neighbours, count, replace=False)))
 
     def code_seed(self, sender: int, receiver: int, k: int, secret: int | None = None) -> tuple[int, ...]:
-        """Return the seed of a message's code: one of its own for a quantiser, else its owner's matrix.
+        """Return the seed of a message's code: per message for a quantiser, else of its owner's matrix.
 
-        ``secret`` is the sender's seed of sensing matrices; None is the run's, which everybody knows.
+        ``secret`` is the sender's seed of sensing matrices; None for the run's seed, which is public.
         """
         if isinstance(self.codec, Quantised):
             return (self.seed, k, sender, int(Purpose.COMPRESSION))
@@ -194,7 +187,7 @@ class GossipPlace:
         return (self.seed if secret is None else secret, owner, int(Purpose.SENSING))
 
     def as_received(self, vector: Vector, k: int) -> Vector:
-        """Return what this node's message of a vector is decoded to by others."""
+        """Return the vector that other nodes decode from this node's message."""
         seed = self.code_seed(self.own, self.own, k)
         decoded = self.codec.decode(self.codec.encode(vector, seed), vector.size, seed)
         return np.zeros_like(vector) if decoded is None else decoded
@@ -216,7 +209,7 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
 
 @dataclass(frozen=True)
 class Memory:
-    """What a node knows from one message to the next.
+    """A node's state between two messages.
 
     Parameters
     ----------
@@ -225,7 +218,7 @@ class Memory:
     iteration : int
         k, >= 0.
     counts : Mapping[str, int | float]
-        Numbers of the method; ``gradients`` and ``missed`` are reported.
+        Counters of the method; ``gradients`` and ``missed`` are reported to the server.
     """
 
     arrays: Mapping[str, Vector]
@@ -233,7 +226,7 @@ class Memory:
     counts: Mapping[str, int | float] = field(default_factory=dict)
 
     def count(self, key: str) -> int:
-        """Return an integer of ``counts``, 0 where there is none."""
+        """Return an integer of ``counts``, 0 if it is missing."""
         return int(self.counts.get(key, 0))
 
 
@@ -245,7 +238,7 @@ class GossipNode:
     problem: Problem
     config: ConfigRecord
     root: int
-    # Of this node's sensing matrices, where only its neighbours know it.
+    # Secret seed of this node's sensing matrices; None if they use the run's seed.
     sensing: int | None = None
 
     def __post_init__(self) -> None:
@@ -258,20 +251,20 @@ class GossipNode:
 
     @cached_property
     def privacy(self) -> GradientPrivacy:
-        """What happens to gradients."""
+        """How gradients are clipped and noised."""
         return privacy_of(self.config, self.problem.num_examples)
 
     @cached_property
     def mixing(self) -> Mapping[int, float] | None:
-        """The run's own row of the mixing matrix; None where all that are there weigh the same."""
+        """This node's row of the mixing matrix; None for equal weights of the nodes that are present."""
         return _mixing(self.config, self.place)[1]
 
     def check_privacy(self) -> None:
-        """Raise ``guard.Refusal`` if the node's owner wants more privacy than the config has."""
+        """Raise ``guard.Refusal`` if the config gives less privacy than the node's owner requires."""
         check_privacy(self.privacy.mode, self.privacy.multiplier, self.privacy.clip)
 
     def noised(self, vector: Vector, index: int) -> Vector:
-        """Return a vector with the noise of the ``index``-th gradient, which is then released."""
+        """Return a vector with the noise of the ``index``-th gradient, and count its release."""
         if self.privacy.mode == "sound":
             check_release(self.root, index, self.privacy.multiplier)
         return noised(self.root, self.place.own, index, vector, self.privacy)
@@ -281,16 +274,16 @@ class GossipNodeMethod(Protocol):
     """A method's arithmetic at one node: memory in, memory out."""
 
     def begin(self, node: GossipNode) -> Memory:
-        """Return the memory at k = 0, and check the config."""
+        """Check the config and return the memory at k = 0."""
 
     def prepare(self, node: GossipNode, memory: Memory, k: int) -> Memory:
-        """Return the memory at iteration k, before its communication. The same again if called twice."""
+        """Return the memory at iteration k, before its communication; idempotent."""
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
-        """Return the vector that is published at the memory's iteration."""
+        """Return the vector to publish at the memory's iteration."""
 
     def norm(self, node: GossipNode, vector: Vector) -> float:
-        """Return how large what a message says is, by which neighbours are compared; inf for no message."""
+        """Return a message's size, used to reject outliers; inf for an invalid message."""
         return float(np.linalg.norm(vector))
 
     def update(
@@ -302,12 +295,12 @@ class GossipNodeMethod(Protocol):
     ) -> tuple[Memory, Metrics]:
         """Return the memory after the communication at its iteration, and metrics.
 
-        ``received`` is what was decoded, by sender; ``mixing`` is the weight of each node, this one
-        included, or None for equal weights of all that are there.
+        ``received`` holds the decoded vectors by sender; ``mixing`` the weight of each node, including this
+        one, or None for equal weights of the nodes that are present.
         """
 
     def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
-        """Return w_i at the start of iteration k, not past, and a memory that may be kept."""
+        """Return w_i at the start of iteration k >= ``memory.iteration``, and a memory that may be kept."""
 
 
 def gossip_app(
@@ -316,19 +309,19 @@ def gossip_app(
     more: Mapping[str, BatchHandler] | None = None,
     mods: Sequence[Mod] = (),
 ) -> BatchClientApp:
-    """Return the ClientApp of some methods; ``method`` in the config of ``query.hello`` names one.
+    """Return a ClientApp of gossip methods; ``method`` in the config of ``query.hello`` selects one.
 
     Parameters
     ----------
     problem : Callable[[Context], Problem]
-        Finds a node's objective. It is asked in each call: keep what is dear to make.
+        Returns a node's objective. Called for every message, so cache what is expensive to build.
     methods : Mapping[str, GossipNodeMethod]
         By name.
     more : Mapping[str, BatchHandler] or None (default: None)
-        Other handlers by message type; they go before those of gossip.
+        Further handlers by message type; they replace gossip's own.
     mods : Sequence[Mod] (default: none)
-        Flower's, see ``BatchClientApp``. Noise on gradients protects what a node publishes. Mods of updates
-        cannot: a node's state is no change of a model that a server sent.
+        Flower mods, see ``BatchClientApp``. Update mods are refused: a node publishes a state, not an update
+        of the server's model. Noise on gradients protects what it publishes.
     """
 
     def hello(call: Call) -> RecordDict:
@@ -338,8 +331,8 @@ def gossip_app(
             _Known.of(call, problem, methods, begin=True) if knows else _Known.begin(call, problem, methods)
         )
         known.keep(call.context)
-        told = {"kappa": known.node.place.kappa, **known.request(), **known.introduction()}
-        return RecordDict({"hello": ConfigRecord(told)})
+        hello = {"kappa": known.node.place.kappa, **known.request(), **known.introduction()}
+        return RecordDict({"hello": ConfigRecord(hello)})
 
     def publish(call: Call) -> RecordDict:
         config, introductions, _ = _read(call)
@@ -354,7 +347,7 @@ def gossip_app(
         for position, call in enumerate(calls):
             try:
                 events[position] = _Event.of(call, problem, methods)
-            except Exception as error:  # One node's bad state or message must not fail the others.
+            except Exception as error:  # one node's bad state or message must not fail the others
                 answers[position] = error
         for (position, event), received in zip(events.items(), _decoded(list(events.values())), strict=True):
             try:
@@ -375,7 +368,7 @@ def gossip_app(
 
 
 def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:
-    """Return a message's config, the introductions of those it is about, and their payloads."""
+    """Return a message's config, the introductions in it, and the payloads, both by node."""
     records = records_of(call.content, ConfigRecord)
     introductions = records.pop("introductions", ConfigRecord())
     bundle = records.pop("bundle", ConfigRecord())
@@ -383,7 +376,7 @@ def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:
 
 
 def _kept(context: Context) -> bool:
-    """Return whether the context holds a state of its run."""
+    """Return whether the context holds this run's state."""
     state = context.state
     return (
         isinstance(state.get(_ARRAYS), ArrayRecord)
@@ -394,7 +387,7 @@ def _kept(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Known:
-    """A node with its method and its memory, as its context holds them."""
+    """A node with its method and memory, as stored in its context."""
 
     node: GossipNode
     method: GossipNodeMethod
@@ -409,7 +402,7 @@ class _Known:
         root = noise_root(config, call.context.node_config, place.seed)
         links = _links(call, config, place, begin=True)
         if links is not None:
-            # Whom it may ever exchange payloads with: its neighbours, if nobody else is named.
+            # Nodes that it may ever exchange payloads with; its neighbours unless the config lists others.
             named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
             links.name_neighbours(map(str, _neighbours(named, place.own, place.num_nodes)))
         node = GossipNode(place, problem(call.context), config, root, _sensing(links))
@@ -433,7 +426,7 @@ class _Known:
         if not isinstance(iteration, int) or iteration < 0:
             raise ValueError(f"node {call.partition_id} has a damaged state: it must get 'query.hello' first")
         links = _links(call, config, place, begin=begin)
-        # A state that was restored comes without the root of its noise: there is a new one.
+        # A restored state has no noise root, so draw a new one.
         kept = config_in(state, SECRET_RECORD).get(_ROOT)
         root = (
             int.from_bytes(kept)
@@ -453,9 +446,9 @@ class _Known:
         return cls(node, methods[choice(config, "method", tuple(methods))], memory, run, links)
 
     def keep(self, context: Context) -> None:
-        """Write everything to the node's state."""
+        """Write everything to the context."""
         numbers: dict[str, Any] = {"run": self.run, "iteration": self.memory.iteration}
-        # Longer than the integers of a record.
+        # The root exceeds a record's 64-bit integers.
         root = self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
         context.state[_ARRAYS] = to_record(self.memory.arrays)
         context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
@@ -467,21 +460,18 @@ class _Known:
             self.links.keep(context)
 
     def introduction(self) -> dict[str, Any]:
-        """Return what the neighbours must be told of this node, and whether it was told whom to trust."""
+        """Return the node's introduction to its neighbours, and whether its owner pinned their keys."""
         if self.links is None:
             return {}
         return {"introduction": self.links.identity.introduction, "pinned": self.links.pinned}
 
     def request(self) -> dict[str, Any]:
-        """Return the next communication, whom it wants to hear, and how many releases a ledger has.
-
-        Who asked for them knows that number but for what went wrong on the way.
-        """
+        """Return the next communication, the requested neighbours, and the releases counted by the ledger."""
         k = self.node.place.communication(self.memory.iteration)
-        told: dict[str, Any] = {"next": k, "want": self.node.place.wants(k)}
+        request: dict[str, Any] = {"next": k, "want": self.node.place.wants(k)}
         if self.node.privacy.mode == "sound" and (made := releases_made()) is not None:
-            told["releases"] = list(made)
-        return told
+            request["releases"] = list(made)
+        return request
 
     def prepared(self, k: int) -> "_Known":
         """Return the node at iteration k."""
@@ -489,7 +479,7 @@ class _Known:
         return replace(self, memory=self.method.prepare(self.node, self.memory, k))
 
     def published(self, receivers: Any, introductions: ConfigRecord) -> bytes | list[bytes]:
-        """Return the payload at the memory's iteration, or one a receiver: sealed, or by its matrix."""
+        """Return one payload for all receivers, or one each if sealed or coded by the receiver's matrix."""
         place, k, vector = self.node.place, self.memory.iteration, self.method.message(self.node, self.memory)
 
         @cache
@@ -511,7 +501,7 @@ class _Known:
         return [self._sealed(i, payload, introductions) for i, payload in payloads]
 
     def _sealed(self, receiver: int, payload: bytes, introductions: ConfigRecord) -> bytes:
-        """Return a payload for one receiver; nothing for one that is not who it was."""
+        """Return a sealed payload; empty if the receiver's identity is not the known one."""
         assert self.links is not None
         peer, k = str(receiver), self.memory.iteration
         try:
@@ -521,13 +511,13 @@ class _Known:
             seed = cast(int, self.node.sensing).to_bytes(_SEED_BYTES)
             return self.links.link(peer).seal(seed + payload, k, _FIRST_PAYLOAD)
         except PayloadError as error:
-            log(WARNING, "Nothing is published for node %d: %s", receiver, error)
+            log(WARNING, "No payload for node %d: %s", receiver, error)
             return b""
 
     def opened(
         self, bundle: ConfigRecord, introductions: ConfigRecord
     ) -> tuple[dict[int, bytes], dict[str, list[int]]]:
-        """Return the payloads of a bundle by sender, and the senders of those that are refused, by reason."""
+        """Return a bundle's payloads by sender, and the refused senders by reason."""
         sealed = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
         if self.links is None:
             return sealed, {}
@@ -537,7 +527,7 @@ class _Known:
             try:
                 opened[j] = self._opened(self.links, str(j), payload, introductions.get(str(j)))
             except PayloadError as error:
-                log(WARNING, "The payload of node %d is not used: %s", j, error)
+                log(WARNING, "Payload of node %d rejected: %s", j, error)
                 refused[error.reason].append(j)
         return opened, dict(refused)
 
@@ -554,13 +544,13 @@ class _Known:
         return both[_SEED_BYTES:]
 
     def code_seed(self, sender: int) -> tuple[int, ...]:
-        """Return the seed of the code of a neighbour's message that has just come."""
+        """Return the code seed of a neighbour's message at the current iteration."""
         secret = None if self.links is None else int.from_bytes(self.links.told[f"{_SEED}{sender}"])
         return self.node.place.code_seed(sender, self.node.place.own, self.memory.iteration, secret)
 
 
 def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool) -> NodeLinks | None:
-    """Return the node's links, with a seed for its sensing matrices; None in a run that is not sealed."""
+    """Return the node's links, with a seed for its sensing matrices; None if the run is not sealed."""
     sealed = flag(config, "sealed", default=False)
     check_sealed(call, sealed)
     if not sealed:
@@ -568,7 +558,7 @@ def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool)
     run = string(config, "link-run") if "link-run" in config else ""
     links, own = NodeLinks(call, place.seed, begin=begin, run=run), f"{_SEED}{call.partition_id}"
     if own not in links.told:
-        # A simulation hides nothing, and sealed or not it draws the same matrices.
+        # A simulation has no secrets; with the run's seed it draws the same matrices sealed or not.
         seed = place.seed if is_simulated() else secrets.randbits(8 * _SEED_BYTES)
         links.told[own] = seed.to_bytes(_SEED_BYTES)
     return links
@@ -580,7 +570,7 @@ def _sensing(links: NodeLinks | None) -> int | None:
 
 @dataclass(frozen=True)
 class _Event:
-    """One node's communication: the node at its iteration, its own message, and what came in, still coded."""
+    """One node's communication: the node at its iteration and the payloads it received, still encoded."""
 
     known: _Known
     bundle: Mapping[int, bytes]
@@ -618,9 +608,9 @@ class _Event:
         )
 
     def believed(self, received: Mapping[int, Vector]) -> dict[int, Vector]:
-        """Return what came in without vectors far larger than the node's own and most others'.
+        """Return the received vectors without those far larger than the node's own and the others' median.
 
-        A neighbour that lies may drag the node a hundred times as far as another, and no further.
+        This bounds a malicious neighbour's pull to 100 times the usual norm.
         """
         with np.errstate(over="ignore"):
             norms = {j: self.known.method.norm(self.known.node, v) for j, v in received.items()}
@@ -630,7 +620,7 @@ class _Event:
         return {j: v for j, v in received.items() if isfinite(norms[j]) and norms[j] <= within}
 
     def answer(self, context: Context, received: Mapping[int, Vector]) -> RecordDict:
-        """Make the update, keep the state, and return the reply."""
+        """Update, store the state, and return the reply."""
         node, method = self.known.node, self.known.method
         memory, metrics = method.update(node, self.known.memory, received, self.mixing)
         after = replace(self.known, memory=memory)
@@ -653,7 +643,7 @@ class _Event:
 
 
 def _mixing(config: ConfigRecord, place: GossipPlace) -> tuple[tuple[int, ...], Mapping[int, float] | None]:
-    """Return whom an event mixes, and how: the weights follow the neighbours, the node's own is the last."""
+    """Return an event's neighbours and mixing weights; in the config the node's own weight comes last."""
     weights = config.get("weights")
     if weights is None:
         return place.neighbours, None
@@ -671,7 +661,7 @@ def _mixing(config: ConfigRecord, place: GossipPlace) -> tuple[tuple[int, ...], 
 
 
 def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
-    """Return what each event's payloads decode to, without those that decode to nothing."""
+    """Return each event's decoded vectors by sender, without undecodable payloads."""
     alike: dict[tuple[Codec, int], list[tuple[int, int, bytes, tuple[int, ...]]]] = {}
     for position, event in enumerate(events):
         messages = alike.setdefault((event.known.node.place.codec, event.size), [])
@@ -688,9 +678,9 @@ def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
 
 
 def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> RecordDict:
-    """Return w_i at the start of ``iteration``, and f_i there as ``objective``, for simulations.
+    """Return w_i at the start of ``iteration`` and f_i(w_i) as ``objective``, for simulations.
 
-    If a model is sent, f_i is told of that one, as ``mean-objective``.
+    If the message carries a model, return f_i of that model as ``mean-objective`` instead.
     """
     if not call.context.node_config.get("monitor", True):
         raise Refusal(NO_MONITOR)
@@ -712,10 +702,10 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeM
 
 
 def _check_iteration(k: int, memory: Memory) -> None:
-    """Raise ValueError if k is past, or so far ahead that a message asks for too many local steps at once."""
+    """Raise ValueError if k is in the past, or more than MAX_STEPS local steps ahead."""
     if k < memory.iteration:
-        raise ValueError(f"iteration must be at least {memory.iteration}, where the node is, got {k}")
+        raise ValueError(f"iteration must be at least the node's own, {memory.iteration}, got {k}")
     if k - memory.iteration > MAX_STEPS:
         raise ValueError(
-            f"iteration must be at most {MAX_STEPS} past {memory.iteration}, where the node is, got {k}"
+            f"iteration must be at most {MAX_STEPS} after the node's own, {memory.iteration}, got {k}"
         )

@@ -1,4 +1,4 @@
-"""Handlers of many calls at once, of which one that fails does not fail the others."""
+"""Handlers of many calls at once; a failing call does not fail the others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def outcome(work: Callable[..., Found], *arguments: object) -> Found | Exception:
-    """Return what the work gives or raises: whatever is wrong with one node is that node's answer."""
+    """Return the result of the work, or the exception that it raised."""
     try:
         return work(*arguments)
     except Exception as error:
@@ -24,7 +24,7 @@ def outcome(work: Callable[..., Found], *arguments: object) -> Found | Exception
 
 
 def each(work: Callable[[Call], RecordDict]) -> BatchHandler:
-    """Return the handler that answers call by call."""
+    """Return a handler that answers call by call."""
     return lambda calls: [outcome(work, call) for call in calls]
 
 
@@ -32,14 +32,14 @@ def together(
     read: Callable[[Call], Job | RecordDict],
     work: Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Result | Exception]],
 ) -> Callable[[Sequence[Call]], list[Result | Answer]]:
-    """Return the handler that works on all calls at once.
+    """Return a handler that works on all calls at once.
 
     Parameters
     ----------
     read : Callable[[Call], Job or RecordDict]
-        Returns what there is to do, checked before anything is computed, or the answer where that is nothing.
+        Returns a validated job, or the answer if there is nothing to compute.
     work : Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Result or Exception]]
-        Does what there is to do, at least one job; jobs and results stand under the positions of their calls.
+        Computes the results of one job or more; jobs and results are keyed by the positions of their calls.
     """
 
     def handle(calls: Sequence[Call]) -> list[Result | Answer]:

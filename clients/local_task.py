@@ -1,6 +1,6 @@
-"""What one node learns on: its model, its samples, its device, found by the run's settings.
+"""A node's learning task: its model, samples and device, as the run's settings name them.
 
-With ``partition = "own"`` the samples are the node's own, found by its node config alone (``own_share.py``).
+With ``partition = "own"`` the samples are the node's own, named by its node config alone (``own_share.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,19 +52,17 @@ class LocalTask:
     Parameters
     ----------
     model : nn.Module
-        The architecture on the training device; nodes of one process may share it as scratch space.
+        The architecture on the training device, scratch space that nodes of a process may share.
     x, y : Tensor
-        The data on the training device, (samples, ...) and (samples,); nodes of one process may share
-        one resident copy.
+        The data on the training device, (samples, ...) and (samples,); nodes of a process may share one copy.
     part : NDArray[int64]
-        The node's own samples that it learns from, as indices into ``x`` and ``y``.
+        The node's training samples, as indices into ``x`` and ``y``.
     held_out : NDArray[int64] or None (default: None)
-        Its own samples that a model is measured on; None or none for those of ``part``.
+        Its evaluation samples; if None or empty, ``part`` is used.
     initial : Callable[[], nn.Module] or None (default: None)
-        Draws the run's initial model, on the CPU, by the run's seed; None where nobody can. ``model`` is
-        scratch space, and does not hold it.
+        Draws the run's initial model, on the CPU, from the run's seed; None if that is not possible.
     augmentation : str (default: "none")
-        What is done to the samples of each training batch, one of ``tasks.AUGMENTATIONS``.
+        Augmentation of each training batch, one of ``tasks.AUGMENTATIONS``.
     """
 
     model: nn.Module
@@ -77,7 +75,7 @@ class LocalTask:
 
     @property
     def measured(self) -> NDArray[np.int64]:
-        """The samples that a model is measured on."""
+        """The evaluation samples."""
         return self.part if self.held_out is None or not len(self.held_out) else self.held_out
 
 
@@ -85,7 +83,7 @@ LocalTaskFn = Callable[[Context], LocalTask]
 
 
 def known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
-    """Return the check that raises ValueError unless a text is one of the names, or ``module:function``."""
+    """Return a check that raises ValueError unless a text is one of the names or ``module:function``."""
 
     def check(value: str) -> None:
         if value not in names and not is_import_path(value):
@@ -104,7 +102,7 @@ def _partition(value: str) -> None:
         validate_scheme(value)
 
 
-# The texts of a run config that say what is learnt: what is valid, in words and as a check.
+# The run config's text settings of the task: the valid values in words, and a check.
 TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "dataset": (
         f"one of {', '.join(DATASETS)}, or an import path 'module:function'",
@@ -127,13 +125,13 @@ TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 
 
 def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return the initial model that a run's settings name, for samples of a shape, on their device."""
+    """Return the run's initial model for samples of a shape, on the run's device."""
     device = resolve_device(values["device"])
     return build_model(values["model"], input_shape, num_classes, values["seed"]).to(device)
 
 
 def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
-    """Return the initial model and all data that a run's settings name, on their device."""
+    """Return the run's initial model and all its data, on the run's device."""
     device = resolve_device(values["device"])
     data = _dealt(values).to(device)
     shape, classes = data.dataset.input_shape, data.dataset.num_classes
@@ -142,7 +140,7 @@ def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
 
 
 def dealt_sizes(run_config: UserConfig) -> list[int] | None:
-    """Return how many samples each client has of the data that the run config names; None for own data."""
+    """Return each client's number of samples of the run's data set; None if clients use their own data."""
     return None if run_config["partition"] == OWN else _dealt(run_config).sizes
 
 
@@ -158,18 +156,17 @@ def _dealt(values: Mapping[str, Any]) -> FederatedData:
 
 
 def local_task(context: Context) -> LocalTask:
-    """Return the task that the run config names.
+    """Return the task that the run config describes.
 
-    Read from the run config: ``dataset``, ``partition``, ``num-clients``, ``model``, ``seed``,
-    ``data-dir``, ``scaling``, ``device``, ``augmentation``. The node config's ``data-dir`` and ``device`` go
-    first: a device keeps its data where it likes. With ``partition = "own"`` the data are those that the node
-    config names, and ``own_share`` says what else is read.
+    It reads ``dataset``, ``partition``, ``num-clients``, ``model``, ``seed``, ``data-dir``, ``scaling``,
+    ``device`` and ``augmentation``. ``data-dir`` and ``device`` of the node config take precedence. With
+    ``partition = "own"`` the node config names the data, see ``own_share``.
 
     Raises
     ------
     ValueError
-        If the node config names data of the node's own and the run is on others: a node that has some takes
-        part in no run whose config names files or modules.
+        If the node config names the node's own data but the run uses another data set: such a node joins no
+        run whose config names files or modules.
     """
     run, node = context.run_config, context.node_config
     if run["partition"] == OWN:
@@ -193,7 +190,7 @@ def _own_task(context: Context) -> LocalTask:
     run, node = context.run_config, context.node_config
     device = resolve_device(str(node.get("device") or run.get("device", "cpu")))
     share, name = own_share(context), str(run["model"])
-    # With data of its own a node imports only what its owner lets it.
+    # A node with its own data imports only what its owner allows.
     if is_import_path(name) and name not in share.source.allowed:
         raise ValueError(
             "model must not be an import path unless allow-imports of this node's config has it, got "

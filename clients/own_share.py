@@ -1,7 +1,6 @@
-"""A node's own data in a run: read once in a process, split, described, standardised.
+"""A node's own data in a run: read once per process, split, described and standardised.
 
-What is wrong with them is told in full in the node's log, and not to the server: names of files and columns,
-and what cells hold, are the owner's.
+Errors in the data go to the node's log in full. The server gets no file names, column names or cell values.
 """
 
 from collections.abc import Mapping
@@ -51,28 +50,27 @@ __all__ = [
     "told_of_own",
 ]
 
-_RECORD = "standardise"  # in the message, and among what the node was told
+_RECORD = "standardise"  # in the message and in the node's state
 _MOST_HELD_OUT = 0.9
 _LEAST_SAMPLES = 5
 
 
 @dataclass(frozen=True, eq=False)
 class OwnShare:
-    """A node's own data, ready to learn from. Shared: read the arrays, never change them."""
+    """A node's own data, ready for training. The arrays are shared: never change them."""
 
-    source: OwnSource  # Where they come from.
-    # All samples, float32 (N, ...) and int64 (N,), standardised as the run says.
+    source: OwnSource
+    # All samples, float32 (N, ...) and int64 (N,), standardised as the run requires.
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     num_classes: int
-    # The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All are
-    # in ``part`` if none is held out.
+    # Disjoint ascending indices of the training and evaluation samples; ``held_out`` may be empty.
     part: NDArray[np.int64]
     held_out: NDArray[np.int64]
     _resident: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return x and y on a device; they are copied there once and stay."""
+        """Return x and y on a device; they are copied there once."""
         if device not in self._resident:
             self._resident[device] = (
                 torch.from_numpy(self.x).to(device),
@@ -83,28 +81,27 @@ class OwnShare:
 
 @dataclass
 class _Held:
-    """What was read, and what was done to it in place: there is one copy of a node's data."""
+    """The only copy of a node's data, and the standardisation applied to it in place."""
 
     data: OwnData
     part: NDArray[np.int64]
     held_out: NDArray[np.int64]
     applied: Standardisation | None = None
-    # The same object as long as nothing is done to the data, which others may know them by.
-    share: OwnShare | None = None
+    share: OwnShare | None = None  # the same object until the data change, since callers cache by identity
 
 
 _Key = tuple[OwnSource, str, float, int, str]
 
 
 def has_own(context: Context) -> bool:
-    """Return whether a run is one of nodes with data of their own."""
+    """Return whether the run's nodes use their own data."""
     return bool(context.run_config.get("partition") == OWN)
 
 
 def check_no_data(context: Context) -> None:
-    """Raise ValueError where a node with data of its own is asked to learn from others.
+    """Raise ValueError if a node with its own data is asked to train on other data.
 
-    Such a run's config names files and modules; this node opens none but those that its own config names.
+    The run config of such a run names files and modules; this node opens only those in its node config.
     """
     if "data" in context.node_config:
         raise ValueError(
@@ -114,18 +111,17 @@ def check_no_data(context: Context) -> None:
 
 
 def own_share(context: Context) -> OwnShare:
-    """Return what a node learns from and is measured on.
+    """Return a node's training and evaluation samples.
 
-    Read from the run config: ``classes`` and ``standardise``; from the node config what ``OwnSource.of``
-    takes, and ``name``, which keys the held-out share. How large that is (``holdout``) and what draws it
-    (``holdout-seed``) the node config says; in a simulation without them the run config's ``holdout`` and
-    ``seed``.
+    The run config gives ``classes`` and ``standardise``; the node config gives the keys of ``OwnSource.of``
+    and ``name``, which keys the held-out split. The split's size (``holdout``) and seed (``holdout-seed``)
+    come from the node config; in a simulation the run config's ``holdout`` and ``seed`` are the fallback.
 
     Raises
     ------
     ValueError
-        If the data are not valid (see the node's log), or the run is standardised by what the nodes hold and
-        this one was not told how.
+        If the data are invalid (see the node's log), or the run is standardised by federated statistics that
+        this node has not received.
     """
     key = _key(context)
     held = _held(key)
@@ -146,7 +142,7 @@ def own_share(context: Context) -> OwnShare:
 
 
 def told_of_own(context: Context) -> Mapping[str, Any]:
-    """Return what a node's introduction tells of its own data; nothing in other runs."""
+    """Return the description of its own data for a node's introduction; empty in other runs."""
     if not has_own(context):
         return {}
     data = _held(_key(context)).data
@@ -162,14 +158,14 @@ def own_handlers() -> dict[str, BatchHandler]:
 
 
 def own_part(context: Context) -> int:
-    """Return how many samples a node learns from."""
+    """Return the number of a node's training samples."""
     return len(_held(_key(context)).part)
 
 
 def check_enough(context: Context, samples: int) -> None:
-    """Raise ValueError where a statistic or measure is over fewer samples than the node's owner allows.
+    """Raise ValueError if a statistic or metric covers fewer samples than the owner's ``min-samples`` (5).
 
-    The node config's ``min-samples`` says how many, 5 without it. A simulated node has nothing to guard.
+    Simulated nodes are not checked.
     """
     if not is_guarded() or not has_own(context):
         return
@@ -182,7 +178,7 @@ def check_enough(context: Context, samples: int) -> None:
 
 def _key(context: Context) -> _Key:
     run, node = context.run_config, context.node_config
-    # Which samples are pooled or measured is the owner's to say: a server that could would tell them apart.
+    # The owner fixes the split: a server that could vary it would learn single samples from differences.
     ours = is_guarded()
     holdout = node.get("holdout", 0.2 if ours else run.get("holdout", 0.2))
     seed = node.get("holdout-seed", 0 if ours else run.get("seed", 0))
@@ -206,7 +202,7 @@ def _key(context: Context) -> _Key:
 def _held(key: _Key) -> _Held:
     _, _, holdout, seed, name = key
     data = _read(key)
-    # Of a node's name, not of its number: who comes in another order keeps the same samples aside.
+    # Keyed by name, not by partition id, so that the split does not depend on the order of arrival.
     digest = sha256(name.encode()).digest()
     stream = generator(seed, partition_id=int.from_bytes(digest[:8]), purpose=Purpose.HOLDOUT)
     samples = len(data.y)
@@ -219,37 +215,31 @@ def _read(key: _Key) -> OwnData:
     source, classes, *_ = key
     try:
         return read_own(source, parse_classes(classes))
-    except Exception as error:  # A function of the owner's may fail in any way.
+    except Exception as error:  # the owner's own loading function may raise anything
         raise data_not_valid(error) from None
 
 
 def data_not_valid(error: Exception) -> LocalDataError:
-    """Return the error that the server is told: in a simulation in full; else the node's log has the rest."""
+    """Return the error for the server: complete in a simulation, else the details go to the node's log."""
     if is_simulated():
-        # Whoever simulates a node owns its data.
         return LocalDataError(f"local data are not valid: {error}")
     log(ERROR, "This node's own data are not used: %s", error)
     return LocalDataError("this node's own data are not valid; its log says why")
 
 
 def _standardisation(context: Context) -> Standardisation | None:
-    said = str(context.run_config.get("standardise", "none"))
-    if said != "federated":
-        return parse_standardise(said)
+    setting = str(context.run_config.get("standardise", "none"))
+    if setting != "federated":
+        return parse_standardise(setting)
     if (kept := told(context, _RECORD)) is None:
-        raise ValueError(
-            f"this node was not told the run's standardisation: it must get {STANDARDISE!r} first"
-        )
+        raise ValueError(f"this node has no standardisation for this run: {STANDARDISE!r} must come first")
     return Standardisation(tuple(_numbers(kept, "mean")), tuple(_numbers(kept, "std")))
 
 
 def _tell_statistics(call: Call) -> RecordDict:
-    """Answer ``query.statistics``: count, and mean and squared deviations of each feature it learns from.
+    """Answer ``query.statistics``: count, and each feature's mean and squared deviations over ``part``.
 
-    Raises
-    ------
-    PermissionError
-        If the node config says ``share-statistics = false``.
+    PermissionError if the node config has ``share-statistics = false``.
     """
     if not call.context.node_config.get("share-statistics", True):
         raise PermissionError(
@@ -271,7 +261,7 @@ def _tell_statistics(call: Call) -> RecordDict:
 
 
 def _keep_standardisation(call: Call) -> RecordDict:
-    """Obey ``query.standardise``: keep ``mean`` and ``std`` of each feature for this run."""
+    """Answer ``query.standardise``: store each feature's ``mean`` and ``std`` for this run."""
     sent = config_in(call.content, _RECORD)
     mean, std = _numbers(sent, "mean"), _numbers(sent, "std")
     features = num_features(_held(_key(call.context)).data.input_shape)
@@ -289,5 +279,5 @@ def _numbers(sent: ConfigRecord, key: str) -> list[float]:
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and isfinite(value) for value in values
     ):
-        raise ValueError(f"{key} must be a list of finite numbers, one a feature, in the message")
+        raise ValueError(f"{key} must be a list of finite numbers, one per feature, in the message")
     return [float(value) for value in values]

@@ -1,8 +1,8 @@
-"""What a server sends a node to keep, in one place, so that no secure sum forgets it.
+"""Settings that a server sends a node to keep, stored in one place so that secure sums can bind to them.
 
-A member of a sum masks its update with keys of all that decides it beside its own data: the instruction
-(``SumPlan.about``, which the server knows too), and what is here. Members that were told different things
-have masks that do not cancel, and shares that the others do not open.
+The keys of a member's masks depend on everything but its data that determines its update: the instruction
+(``SumPlan.about``, which the server knows too) and these settings. If members received different settings,
+their masks do not cancel and the others do not open their shares.
 """
 
 import json
@@ -21,17 +21,17 @@ _TOLD, _OWN = "told/", "told-own/"  # before a name in ``context.state``
 
 
 def keep_told(context: Context, name: str, common: Mapping[str, Any], own: Mapping[str, Any] = {}) -> None:
-    """Put what a server said into ``context.state``, for this run.
+    """Store what a server sent in ``context.state``, for this run.
 
-    - ``common``: What all members of a sum must have been told alike.
-    - ``own``: What is this node's alone, such as the people whom it has.
+    - ``common``: values that all members of a sum must share.
+    - ``own``: values of this node alone, such as the people in its data.
     """
     for prefix, values in ((_TOLD, common), (_OWN, own)):
         context.state[prefix + name] = ConfigRecord({**values, RUN_KEY: str(context.run_id)})
 
 
 def told(context: Context, name: str) -> ConfigRecord | None:
-    """Return what was kept under a name in this run; None if nothing was."""
+    """Return what was stored under a name in this run; None if nothing was."""
     parts = [config_in(context.state, prefix + name) for prefix in (_OWN, _TOLD)]
     if any(part.get(RUN_KEY) != str(context.run_id) for part in parts):
         return None
@@ -41,10 +41,9 @@ def told(context: Context, name: str) -> ConfigRecord | None:
 
 
 def told_digest(call: Call) -> bytes:
-    """Return 32 bytes of what the members of a sum must have in common, and no instruction holds.
+    """Return a SHA-256 digest of what the members of a sum must share beside the instruction.
 
-    The message type, the message types that the app answers, the run config, and every record of
-    ``keep_told``.
+    It covers the message type, the app's message types, the run config, and ``common`` of ``keep_told``.
     """
     parts: list[Any] = [call.message_type, call.app, _items(call.context.run_config)]
     run = str(call.context.run_id)
@@ -57,7 +56,7 @@ def told_digest(call: Call) -> bytes:
 
 
 def digest_of(*parts: Any) -> str:
-    """Return a digest of values that JSON can write, in hex."""
+    """Return the SHA-256 hex digest of values that JSON can represent."""
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 
