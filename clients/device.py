@@ -1,4 +1,4 @@
-"""Where a node trains, and the one model that the nodes of a process share there."""
+"""A node's training device, and the model that the nodes of a process share there."""
 
 import re
 from functools import lru_cache
@@ -12,16 +12,13 @@ __all__ = ["resolve_device", "shared_model"]
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a setting: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is CUDA where there is one.
+    """Return the device ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is CUDA if available, else the CPU.
 
-    Raises
-    ------
-    ValueError
-        If the name is no device, or CUDA is asked for and not there.
+    ValueError for another name, or a CUDA device that is not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Not whatever torch.device takes: "meta" and others are devices that nothing is trained on.
+    # torch.device also takes "meta" and other devices on which nothing can be trained.
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<index>', got {name!r}")
     device = torch.device(name)
@@ -38,5 +35,5 @@ def resolve_device(name: str) -> torch.device:
 def shared_model(
     name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device
 ) -> nn.Module:
-    """Return a model on a device, the same object for the same arguments: scratch space of many nodes."""
+    """Return a model on a device, the same object for the same arguments, as scratch space for many nodes."""
     return build_model(name, input_shape, num_classes, seed).to(device)

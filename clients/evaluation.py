@@ -1,4 +1,4 @@
-"""What every node with a task answers: who it is, and how the sent model does on the node's own samples."""
+"""Handlers that every node with a task shares: its introduction, and the evaluation of the sent model."""
 
 import torch
 from flwr.app import Context, MetricRecord, RecordDict
@@ -16,10 +16,9 @@ __all__ = ["evaluate_on_part", "known_sizes", "metrics_of", "num_examples", "tas
 
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
-    """Return the handlers of nodes with a task.
+    """Return the handlers of ``evaluate``, ``query.whoami``, ``query.statistics`` and ``query.standardise``.
 
-    They answer ``evaluate``, ``query.whoami`` and, of data of their own, ``query.statistics`` and
-    ``query.standardise``.
+    The last two are for nodes with their own data.
     """
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
@@ -29,20 +28,20 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
 
 
 def known_sizes(task: LocalTaskFn) -> Sizes:
-    """Return what says how many samples each of all nodes learns from, where the run config tells."""
+    """Return a function from the run config to all nodes' sizes, or to None unless the task is built in."""
     return dealt_sizes if task is local_task else lambda _: None
 
 
 def num_examples(context: Context, task: LocalTaskFn) -> int:
-    """Return how many samples a node learns from, of its own before it was told their standardisation."""
+    """Return the number of a node's training samples; with own data also before their standardisation."""
     own = has_own(context) and task is local_task
     return own_part(context) if own else len(task(context).part)
 
 
 def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
-    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy`` and ``auc`` (0..1).
+    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy`` and ``auc``.
 
-    They are of the samples that the node keeps aside, where it does. ``auc`` is told of two classes.
+    They are measured on the node's evaluation samples; ``auc`` only for two classes.
     """
     check_enough(call.context, len(task.measured))
     task.model.load_state_dict(sent_state(call, task))
@@ -52,6 +51,6 @@ def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
 
 
 def metrics_of(found: Evaluation) -> MetricRecord:
-    """Return an evaluation as a reply has it."""
-    told = {"num-examples": found.num_examples, "loss": found.loss, "accuracy": found.accuracy}
-    return MetricRecord({**told, **({} if found.auc is None else {"auc": found.auc})})
+    """Return an evaluation as a reply's metrics."""
+    metrics = {"num-examples": found.num_examples, "loss": found.loss, "accuracy": found.accuracy}
+    return MetricRecord({**metrics, **({} if found.auc is None else {"auc": found.auc})})

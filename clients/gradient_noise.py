@@ -1,10 +1,9 @@
-"""The Gaussian mechanism on a node's gradient: how much noise, on what, from which stream.
+"""The Gaussian mechanism on a node's gradient.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13). As printed
-nothing is clipped, so that the sensitivity is hoped for and nothing is guaranteed; in the mode ``sound`` each
-record's gradient is clipped first, and discrete noise is put on the mean on a grid (``grid_noise.py``). The
-normal numbers of ``paper`` are floating-point ones of PCG64: attacks on their lowest bits, or on the
-generator, are not defended against.
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13). The paper does
+not clip, so its sensitivity is an assumption and there is no guarantee. The mode ``sound`` clips the gradient
+of each record and adds discrete noise to the mean on a grid (``grid_noise.py``). The mode ``paper`` draws
+floating-point normals from PCG64, without protection against attacks on the lowest bits or the generator.
 """
 
 import secrets
@@ -31,18 +30,18 @@ MODES = ("none", "paper", "sound")
 
 @dataclass(frozen=True)
 class GradientPrivacy:
-    """What is done to a gradient before anything depends on it.
+    """Clipping and noise of a gradient.
 
     Parameters
     ----------
     mode : {"none", "paper", "sound"}
-        ``paper`` uses the noise in one update and forgets it: no guarantee. ``sound`` clips, and keeps it.
+        ``paper`` noises one update only, without a guarantee. ``sound`` clips, and keeps the noise.
     variance : float (default: 0.0)
-        Of the noise, per coordinate, >= 0.
+        Noise variance per coordinate, >= 0.
     clip : float (default: inf)
-        C, the largest norm of a record's gradient, > 0; finite in the mode ``sound`` only.
+        C, the largest norm of a record's gradient, > 0; finite only in the mode ``sound``.
     records : int (default: 1)
-        m >= 1, of whose gradients the gradient is the mean; read in the mode ``sound`` only.
+        m >= 1, the number of records whose gradients are averaged; used only in the mode ``sound``.
     """
 
     mode: str = "none"
@@ -52,7 +51,7 @@ class GradientPrivacy:
 
     @property
     def multiplier(self) -> float:
-        """The noise's deviation in sensitivities, 2 C / m, of the mode ``sound``; else infinite."""
+        """The noise deviation in units of the sensitivity 2 C / m in the mode ``sound``; else infinite."""
         if self.mode != "sound":
             return inf
         return sqrt(self.variance) * self.records / (2 * self.clip)
@@ -64,16 +63,11 @@ def gaussian_variance(epsilon: float, delta: float, sensitivity: float) -> float
 
 
 def privacy_of(config: ConfigRecord, num_examples: int) -> GradientPrivacy:
-    """Return what a message's config asks for.
+    """Return the privacy that a message's config requests; ValueError for an invalid value.
 
-    Read: ``privacy``; unless it is ``none`` also ``epsilon`` > 0 and ``delta`` in (0, 1), of one release;
-    ``sens`` > 0, the sensitivity that ``paper`` takes for granted, or ``clip`` C > 0, of which ``sound``
-    has 2 C / ``num_examples``.
-
-    Raises
-    ------
-    ValueError
-        If a value is not valid.
+    It has ``privacy`` and, unless that is ``none``, ``epsilon`` > 0 and ``delta`` in (0, 1) of one release.
+    ``paper`` also reads the assumed sensitivity ``sens`` > 0; ``sound`` reads ``clip`` C > 0, and its
+    sensitivity is 2 C / ``num_examples``.
     """
     mode = choice(config, "privacy", MODES)
     if mode == "none":
@@ -90,7 +84,7 @@ def privacy_of(config: ConfigRecord, num_examples: int) -> GradientPrivacy:
 
 
 def noise(root: int, partition_id: int, index: int, n: int, variance: float) -> Vector:
-    """Return the noise (n,) of the mode ``paper`` for a node's ``index``-th gradient; zeros for none."""
+    """Return the noise (n,) of the mode ``paper`` for a node's ``index``-th gradient; zeros at variance 0."""
     if variance == 0:
         return np.zeros(n)
     stream = generator(root, round=index, partition_id=partition_id, purpose=Purpose.NOISE)
@@ -98,24 +92,10 @@ def noise(root: int, partition_id: int, index: int, n: int, variance: float) -> 
 
 
 def noised(root: int, partition_id: int, index: int, vector: Vector, privacy: GradientPrivacy) -> Vector:
-    """Return a vector with a node's noise of its ``index``-th gradient.
+    """Return a gradient (n,) with the noise of a node's ``index``-th gradient.
 
-    Parameters
-    ----------
-    root : int
-        Of the node's noise, as ``noise_root`` returns it.
-    partition_id, index : int
-        The node, and which of its gradients it is.
-    vector : NDArray (n,)
-        The gradient. In the mode ``sound`` it is rounded to a grid, and what is returned is a point of it:
-        nothing else of the gradient may be used.
-    privacy : GradientPrivacy
-        How much noise.
-
-    Raises
-    ------
-    ValueError
-        If there is no grid for such noise.
+    ``root`` is the node's noise root, see ``noise_root``. In the mode ``sound`` the result is a point of a
+    grid; use nothing else of the gradient. ValueError if there is no grid for such noise.
     """
     if privacy.mode != "sound":
         return vector + noise(root, partition_id, index, vector.size, privacy.variance)
@@ -124,12 +104,12 @@ def noised(root: int, partition_id: int, index: int, vector: Vector, privacy: Gr
 
 
 def noise_root(config: ConfigRecord, node_config: Mapping[str, object], seed: int) -> int:
-    """Return the root of a node's noise.
+    """Return the seed of a node's noise.
 
-    The config's ``noise-source`` is ``entropy``, from the operating system and known to nobody, or ``seed``,
-    the run's, for simulations that can be repeated: whoever knows the seed can take the noise off. Absent, it
-    is ``entropy`` in the mode ``sound``. A node whose own config says ``entropy``, or that has a policy which
-    does not say ``seed``, never uses the seed.
+    The config's ``noise-source`` is ``entropy``, secret randomness from the operating system, or ``seed``,
+    the run's seed, for repeatable simulations: anyone who knows the seed can remove the noise. The default is
+    ``entropy`` in the mode ``sound``. A node with ``entropy`` in its own config, or with a policy that does
+    not allow ``seed``, never uses the seed.
     """
     source = "entropy" if config.get("privacy") == "sound" else "seed"
     if "noise-source" in config:

@@ -1,7 +1,4 @@
-"""What a node reads from a message: its config's values, checked where they enter, and its model.
-
-Every error is a ``ValueError`` that names the key, its value and what is valid.
-"""
+"""Readers of a message's config values and model; each raises ValueError with key, value and valid range."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -36,18 +33,12 @@ __all__ = [
 ]
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord)
-# A round asks it of every node, and a state dict takes as long as a step of a small model.
+# Cached per model, because building a state dict takes as long as a step of a small model.
 _ENTRIES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def only_config(call: Call) -> ConfigRecord:
-    """Return the message's one ConfigRecord.
-
-    Raises
-    ------
-    ValueError
-        If it has none, or more than one.
-    """
+    """Return the message's one ConfigRecord; ValueError if it has none, or more than one."""
     return _only(call.content, ConfigRecord)
 
 
@@ -60,9 +51,9 @@ def whole(config: ConfigRecord, key: str, least: int) -> int:
 
 
 def local_steps(config: ConfigRecord, key: str, samples: int = 1) -> int:
-    """Return how many steps, or epochs, of so many ``samples`` each a message asks for.
+    """Return the number of steps, or epochs, of ``samples`` each that a message requests.
 
-    At least 1; at most what ``MAX_STEPS`` and ``MAX_SAMPLES`` allow, as their batches are drawn at once.
+    It must be at least 1 and within ``MAX_STEPS`` and ``MAX_SAMPLES``, because all batches are drawn at once.
     """
     most = max(1, min(MAX_STEPS, MAX_SAMPLES // max(1, samples)))
     if (value := whole(config, key, 1)) > most:
@@ -88,7 +79,7 @@ def nonnegative(config: ConfigRecord, key: str, below: float = inf) -> float:
 
 
 def flag(config: ConfigRecord, key: str, default: bool | None = None) -> bool:
-    """Return a truth value of the config; a key that is absent has the default, if there is one."""
+    """Return a boolean of the config; a missing key has the default, if there is one."""
     value = config.get(key, default)
     if not isinstance(value, bool):
         raise _invalid(key, value, "true or false")
@@ -96,7 +87,7 @@ def flag(config: ConfigRecord, key: str, default: bool | None = None) -> bool:
 
 
 def string(config: ConfigRecord, key: str) -> str:
-    """Return a text of the config."""
+    """Return a string of the config."""
     value = config.get(key)
     if not isinstance(value, str):
         raise _invalid(key, value, "a text")
@@ -104,7 +95,7 @@ def string(config: ConfigRecord, key: str) -> str:
 
 
 def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
-    """Return a text of the config that is one of ``valid``."""
+    """Return a string of the config that is one of ``valid``."""
     value = config.get(key)
     if value not in valid:
         raise _invalid(key, value, " or ".join(map(repr, valid)))
@@ -112,12 +103,10 @@ def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
 
 
 def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
-    """Return the message's one ArrayRecord as a state dict: copied, on the task's device, of its dtypes.
+    """Return a copy of the message's one ArrayRecord as a state dict, on the task's device, in its dtypes.
 
-    Raises
-    ------
-    ValueError
-        If it has none or more than one, keys or shapes are not the model's, or a value is not finite.
+    ValueError if it has none or more than one, if keys or shapes are not the model's, or for a value that is
+    not finite.
     """
     own = _entries(task.model)
     shapes = {key: tuple(value.shape) for key, value in own.items()}
@@ -126,14 +115,14 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """Return the one ArrayRecord of an instruction; ValueError if it has none, or more than one."""
+    """Return the message's one ArrayRecord; ValueError if it has none, or more than one."""
     return _only(content, ArrayRecord)
 
 
 def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> Tensor:
-    """Return state dicts as rows (K, M) on their device, their values in the order of the keys.
+    """Return state dicts as rows (K, M) on their device, in the order of the keys.
 
-    float64 where one of them is, float32 otherwise.
+    The rows are float64 if one of the values is, else float32.
     """
     values = [states[0][key] for key in keys]
     floats = [value.dtype for value in values if value.is_floating_point()]
@@ -153,13 +142,13 @@ def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> T
 
 
 def _as_slice(numbers: list[int]) -> slice | list[int]:
-    """Return numbers as an index: a slice, which copies nothing, where they follow each other."""
+    """Return numbers as an index; a slice, which copies nothing, if they are consecutive."""
     run = range(numbers[0], numbers[0] + len(numbers)) if numbers else range(0)
     return slice(run.start, run.stop) if numbers == list(run) else numbers
 
 
 def _entries(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state dict for its shapes and dtypes, made once: nodes share their model."""
+    """Return the shapes and dtypes of the model's state dict, as meta tensors."""
     if model not in _ENTRIES:
         _ENTRIES[model] = {
             key: torch.empty_like(value, device="meta") for key, value in model.state_dict().items()

@@ -1,8 +1,8 @@
-"""A node's sealed links in a run: its keys, whom it knows, and what is kept of that between messages.
+"""A node's sealed links in a run: its keys, its known peers, and their storage between messages.
 
-A device has a long-lived key on its disk and a key of the run in its context, which is told to nobody and
-gone when the run is over. A simulated node's keys follow from the run's seed: it has nobody to hide from, and
-a run that goes on finds its links as they were.
+A device has a long-lived key on its disk and a session key in its context, which never leaves the node and is
+dropped at the end of the run. A simulated node derives its keys from the run's seed, so that a resumed run
+finds the same links.
 """
 
 import json
@@ -22,27 +22,23 @@ from hedgerow.wire.simulated import is_simulated
 
 __all__ = ["NodeLinks", "check_sealed", "own_key"]
 
-_KEY, _PINS = "sealing-key", "neighbour-keys"  # Of the node config.
-_SESSION, _RUN = "link-session", "link-run"  # In SECRET_RECORD.
-# In LINKS_RECORD: all links as one value, for engines copy a state with every message, value by value.
+_KEY, _PINS = "sealing-key", "neighbour-keys"  # in the node config
+_SESSION, _RUN = "link-session", "link-run"  # in SECRET_RECORD
+# In LINKS_RECORD: all links as one value, because engines copy a state value by value with every message.
 _WRITTEN = "links"
 
 
 def check_sealed(call: Call, sealed: bool) -> None:
-    """Raise ``guard.Refusal`` if a run is not sealed and the node's owner wants that it is."""
+    """Raise ``guard.Refusal`` if a run is not sealed but the node's owner requires it."""
     if not sealed and any(call.context.node_config.get(key) for key in (_KEY, _PINS)):
         raise Refusal(WEAK, "sealed")
 
 
 def own_key(context: Context, seed: int = 0) -> SealingKey:
-    """Return the node's long-lived key: that of its node config's ``sealing-key``, else one of its own.
+    """Return the node's long-lived key: the node config's ``sealing-key``, else a generated one.
 
-    A device's own is made at its first start, in Flower's home; a simulated node's follows from a seed.
-
-    Raises
-    ------
-    ValueError
-        If there is no such key; see ``SealingKey.at``.
+    A device generates its key at its first start, in FLWR_HOME; a simulated node derives it from a seed.
+    ValueError if the named key cannot be read, see ``SealingKey.at``.
     """
     config = context.node_config
     if named := config.get(_KEY):
@@ -51,7 +47,7 @@ def own_key(context: Context, seed: int = 0) -> SealingKey:
     if is_simulated():
         return SealingKey.simulated("key", seed, name)
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    # A name is the owner's, and may hold what no file's name does.
+    # Hashed, because a name may hold characters that a file name cannot.
     return SealingKey.at(home / "hedgerow-keys" / f"{sha256(name.encode()).hexdigest()[:32]}.pem")
 
 
@@ -62,18 +58,15 @@ def _path(key: str, named: object) -> Path:
 
 
 class NodeLinks(Links):
-    """The links of one node in one run, as its context holds them.
+    """The links of one node in one run, as stored in its context.
 
-    - ``seed``: The run's seed, which the keys of a simulated node follow from.
-    - ``begin``: Whether a device may draw its key of the run, where it has none: an introduction must follow.
-    - ``run``: What the run is called at both ends, where Flower calls it otherwise at each: at sites that
-      have a run of Flower's each. Empty: Flower's id. What was sealed in an earlier run of this name does not
-      open: a device has another key in each run of Flower's.
+    - ``seed``: The run's seed, from which a simulated node derives its keys.
+    - ``begin``: Whether a device without a session key may draw one; an introduction must follow.
+    - ``run``: A run name that both ends share, for sites that each have their own Flower run; if empty,
+      Flower's run id. Messages sealed in an earlier run of the same name do not open, because a device draws
+      a new session key in each Flower run.
 
-    Raises
-    ------
-    ValueError
-        If the node has no key of the run, or a file of its node config is not valid.
+    ValueError if the node has no session key, or a file in its node config is invalid.
     """
 
     def __init__(self, call: Call, seed: int, *, begin: bool = False, run: str = "") -> None:
@@ -82,40 +75,39 @@ class NodeLinks(Links):
             session = SealingKey.simulated("session", seed, name)
         else:
             session = _session(context, begin=begin)
-        named, self._flowers = context.node_config.get(_PINS), str(context.run_id)
+        named, self._run_id = context.node_config.get(_PINS), str(context.run_id)
         pins = read_pins(_path(_PINS, named)) if named else None
         kept = config_in(context.state, LINKS_RECORD)
-        written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._flowers else None
+        written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._run_id else None
         found = _read(written) if isinstance(written, bytes) else ({}, {}, None)
         known, told, neighbours = found
         identity = _identity(own_key(context, seed), session)
-        super().__init__(identity, run or self._flowers, name, pins, known, neighbours)
-        # Other secrets that are told on the links, by name.
+        super().__init__(identity, run or self._run_id, name, pins, known, neighbours)
+        # Other secrets exchanged on the links, by name.
         self.told: dict[str, bytes] = dict(told)
         self._before = found
 
     def name_neighbours(self, names: Iterable[str]) -> None:
-        """Take the neighbours that the run's graph has, once: the first key of no other name is trusted.
+        """Fix the neighbours of the run's graph; keys of other names are not trusted on first use.
 
-        A server that could add a name later could hand on a key of its own under it, at any time. Simulated
-        nodes, all of one user, trust everybody.
+        Otherwise a server could add a name later and pass its own key under it. Simulated nodes trust all.
         """
         if self.neighbours is None and not is_simulated():
             self.neighbours = frozenset(names)
 
     def keep(self, context: Context) -> None:
-        """Write the links to the node's state."""
+        """Write the links to the context."""
         if (self.known, self.told, self.neighbours) != self._before:
             secrets = (
                 {name: value.hex() for name, value in part.items()} for part in (self.known, self.told)
             )
             graph = [] if self.neighbours is None else [sorted(self.neighbours)]
             written = json.dumps([*secrets, *graph]).encode()
-            context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._flowers, _WRITTEN: written})
+            context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._run_id, _WRITTEN: written})
         if not is_simulated():
             secret = config_in(context.state, SECRET_RECORD)
             session = self.identity.session.private
-            context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self._flowers})
+            context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self._run_id})
 
 
 @lru_cache(maxsize=2**12)
@@ -136,5 +128,5 @@ def _session(context: Context, *, begin: bool) -> SealingKey:
     if isinstance(session, bytes) and secret.get(_RUN) == str(context.run_id):
         return SealingKey(session)
     if not begin:
-        raise ValueError("this node has no key of the run: it must get an introduction first")
+        raise ValueError("this node has no session key for this run: an introduction must come first")
     return SealingKey.drawn()

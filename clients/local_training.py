@@ -1,4 +1,4 @@
-"""How the nodes of one call train: by which loss, in a loop, a stack, or a loop of the user's own."""
+"""How the nodes of one call train: the loss, and a loop, a stack or the user's own loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,19 @@ __all__ = ["LocalTraining", "Training", "training_of"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What ``local_sgd`` takes beside a model and the nodes' work."""
+    """Settings of ``local_sgd``."""
 
-    # {"auto", "loop", "stack"}: Node by node, many nodes at once, or what suits device, architecture and
-    # number of nodes.
+    # "loop": node by node; "stack": many nodes at once; "auto": by device, architecture and number of nodes.
     mode: TrainingMode = "auto"
-    loss: Loss = cross_entropy  # Loss of each sample.
-    # The most nodes that train at once, >= 1; None for what memory and caches hold.
-    max_nodes: int | None = None
-    # In which precision forward passes are made, and whether they are compiled.
-    arithmetic: Arithmetic = FLOAT32
+    loss: Loss = cross_entropy  # loss of each sample
+    max_nodes: int | None = None  # most nodes in a stack, >= 1; None for what memory and caches hold
+    arithmetic: Arithmetic = FLOAT32  # precision and compilation of forward passes
 
     @classmethod
     def of(cls, context: Context, mode: TrainingMode | None, loss: Loss = cross_entropy) -> "LocalTraining":
-        """Return what a run asks for: its config has ``training-mode`` and ``stack-nodes``, 0 for None.
+        """Read ``training-mode``, ``stack-nodes`` (0 for None), ``precision`` and ``compile`` of a run.
 
-        A mode that is given goes before the run config's, which is ``auto`` where it has none. ``precision``
-        and ``compile`` are float32 and false where it has none; batches of ``batch-size`` are compiled.
+        A given mode takes precedence. Missing keys have the defaults ``auto``, 0, ``float32`` and false.
         """
         run_config = context.run_config
         mode = mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
@@ -57,24 +53,20 @@ def training_of(
     loss: Loss = cross_entropy,
     train: TrainingLoop | None = None,
 ) -> Training:
-    """Return how a run's nodes train: as ``LocalTraining.of`` says, or by a loop of the user's own.
+    """Return how a run's nodes train: by ``LocalTraining.of`` or, if given, by the user's own loop.
 
-    Raises
-    ------
-    ValueError
-        If there is a loop, and the run asks for what the built-in one does: a stack, bf16, compilation.
+    ValueError if there is an own loop and the run asks for a stack, bf16 or compilation.
     """
     built_in = LocalTraining.of(context, mode, loss)
     if train is None:
         return built_in
     if built_in.mode not in ("auto", "loop"):
         raise ValueError(
-            "training mode must be 'auto' or 'loop', node by node, with a loop of one's own, got "
-            f"{built_in.mode!r}"
+            f"training mode must be 'auto' or 'loop' with your own training loop, got {built_in.mode!r}"
         )
     if built_in.arithmetic != FLOAT32:
         raise ValueError(
-            "precision must be 'float32' and compile false with a loop of one's own, got "
+            "precision must be 'float32' and compile false with your own training loop, got "
             f"{built_in.arithmetic}"
         )
     return OwnTraining(train)

@@ -1,8 +1,8 @@
-"""What a node keeps between rounds, told to the server for its checkpoint and taken back from it.
+"""A node's state between rounds, and its copy in the server's checkpoint.
 
-Flower's engines drop a node's state when a run ends, and give a resumed run a new id. The state of a device
-is its owner's: with ``share-state = false`` in the node config it stays where it is. A device locks what it
-tells with its own key, and takes back nothing else: the server can neither read a state nor make one up.
+Flower's engines drop a node's state when a run ends and give a resumed run a new id. A device's state belongs
+to its owner: with ``share-state = false`` in the node config it never leaves the node. A device encrypts what
+it sends with its own key and accepts nothing else, so that the server can neither read nor forge a state.
 """
 
 import base64
@@ -24,13 +24,13 @@ __all__ = ["keep", "kept", "restore_state", "tell_state"]
 
 
 def keep(context: Context, name: str, arrays: ArrayRecord, status: Mapping[str, str | int]) -> None:
-    """Put arrays into ``context.state`` under a name, and what they are beside them, as ``<name>-status``."""
+    """Store arrays in ``context.state`` under a name, and their description as ``<name>-status``."""
     context.state[name] = arrays
     context.state[f"{name}-status"] = ConfigRecord({RUN_KEY: str(context.run_id), **status})
 
 
 def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRecord]:
-    """Return arrays and status that were kept in this run; both empty where they are missing or damaged."""
+    """Return the arrays and status stored in this run; both empty if they are missing or damaged."""
     state, about = context.state, f"{name}-status"
     status = state.config_records.get(about, ConfigRecord())
     if name in state.array_records and status.get(RUN_KEY) == str(context.run_id):
@@ -40,15 +40,11 @@ def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRe
 
 
 def tell_state(call: Call) -> RecordDict:
-    """Answer ``query.state``: the records of ``context.state``, and in ``NODE_RECORD`` whose they are.
+    """Answer ``query.state``: the records of ``context.state``, and the node and run in ``NODE_RECORD``.
 
-    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off. A device tells
-    one record, ``SEALED_RECORD``, which it alone can read.
-
-    Raises
-    ------
-    PermissionError
-        If the node config says ``share-state = false``.
+    ``SECRET_RECORD`` is omitted, because the root of a node's noise would allow its removal. A device sends
+    one record, ``SEALED_RECORD``, that only it can read. PermissionError if the node config has
+    ``share-state = false``.
     """
     _check_shared(call)
     node = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
@@ -62,14 +58,9 @@ def tell_state(call: Call) -> RecordDict:
 
 
 def restore_state(call: Call) -> RecordDict:
-    """Obey ``query.restore``: what ``tell_state`` answered takes the place of ``context.state``.
+    """Answer ``query.restore``: replace ``context.state`` by what ``tell_state`` answered earlier.
 
-    Raises
-    ------
-    PermissionError
-        As ``tell_state``: a node that shares no state takes none.
-    ValueError
-        If the records are none that this node told. A device that lost its key is among those.
+    PermissionError as in ``tell_state``; ValueError if this node did not send the records, or lost its key.
     """
     _check_shared(call)
     about = call.content.config_records.get(NODE_RECORD, ConfigRecord())
@@ -91,14 +82,14 @@ def restore_state(call: Call) -> RecordDict:
             raise ValueError(f"{SEALED_RECORD} must hold what this node locked, got {dict(sealed)!r:.80}")
         records = _read(own_key(call.context).unlock(locked, _of(call, earlier_run, number)))
         check_restore(earlier_run, number)
-        # What this run has established stands: whom the node met in it, and what it told in its sums.
+        # Keep the links and secrets that this run has already established.
         kept = {name: state[name] for name in (LINKS_RECORD, SECRET_RECORD) if name in state}
     state.clear()
     for name, record in records.items():
         if name in (NODE_RECORD, SECRET_RECORD):
             continue
         if isinstance(record, ConfigRecord) and record.get(RUN_KEY) == earlier_run:
-            # Methods disown another run's state; the resumed run is the same one under a new id.
+            # Methods ignore another run's state; the resumed run is the same one under a new id.
             state[name] = ConfigRecord({**record, RUN_KEY: str(call.context.run_id)})
         else:
             state[name] = record
@@ -118,7 +109,7 @@ def _of(call: Call, run: str, number: int) -> str:
     return f"state {number} of partition {call.partition_id} in run {run}"
 
 
-# Records as text. Flower's own serialisation of them is none of its public names.
+# Records as JSON, because Flower's own serialisation is not public.
 _KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
 
 

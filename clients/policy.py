@@ -1,7 +1,7 @@
-"""What a node's owner lets it do: ``hedgerow-node.toml``, read and checked.
+"""A node owner's policy, ``hedgerow-node.toml``: read and checked.
 
-The node config's key ``policy`` names the file, else the environment variable HEDGEROW_NODE_POLICY: neither
-is the server's to set. A device without a file has the defaults below, a simulated node without one has none.
+The node config's key ``policy`` or the environment variable HEDGEROW_NODE_POLICY names the file; a server can
+set neither. Without a file a device has the defaults below, and a simulated node has no policy.
 """
 
 import math
@@ -29,73 +29,65 @@ _MESSAGE_TYPE = re.compile(r"(train|evaluate|query)(\.[A-Za-z_]\w*)?")
 
 
 class PolicyError(ValueError):
-    """A policy file that is not valid; its node answers nothing."""
+    """An invalid policy file; its node answers no message."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """One node's policy. The defaults are those of a device without a file."""
 
-    # Message types that are answered; None for all that the app answers.
+    # Message types to answer; None for all of the app's.
     messages: tuple[str, ...] | None = None
-    # Import paths ``module:function`` that a run may name, beside the node config's ``allow-imports``. None
-    # are the suite's own: what it offers has names, which are no import paths.
+    # Import paths ``module:function`` that a run may name, beside the node config's ``allow-imports``. The
+    # suite's own models and data sets have names and need none.
     imports: tuple[str, ...] = ()
-    # Files and folders that a run may name, absolute; ``data-dir`` and ``data`` of the node config and
-    # HEDGEROW_DATA_DIR are always among them.
+    # Files and folders that a run may name, absolute. ``data-dir`` and ``data`` of the node config and
+    # HEDGEROW_DATA_DIR are always allowed.
     folders: tuple[Path, ...] = ()
-    # Whether ``query.state`` and ``query.restore`` are obeyed; the node config's ``share-state`` can forbid
-    # it too.
+    # Whether to answer ``query.state`` and ``query.restore``; the node config's ``share-state`` can also
+    # forbid it.
     share_state: bool = True
-    # Whether a server may look at this node's model and objective. Never with ``privacy`` ``sound``.
+    # Whether a server may read this node's model and objective. Never with ``privacy`` ``sound``.
     monitor: bool = False
-    # In one run: how often a method of gossip may begin at this node, and its state be replaced; >= 0.
+    # Limits per run, >= 0: starts of a gossip method, and replacements of its state.
     max_hellos: int = 4
     max_restores: int = 1
-    max_seconds: float = 3600.0  # That a message may take, > 0.
-    max_bytes: int = 2**30  # Of a message's records, >= 1.
-    # Bytes that a message's process may allocate while it is handled, >= 1, on Linux; None for no limit.
-    # Simulated nodes share a process, of which it bounds nothing.
+    max_seconds: float = 3600.0  # time limit of a message, > 0
+    max_bytes: int = 2**30  # size limit of a message's records, >= 1
+    # Bytes that a process may allocate while it handles a message, >= 1, on Linux; None for no limit. It does
+    # not apply to simulated nodes, which share a process.
     max_memory: int | None = None
-    # {"allowed", "required"}: With ``required`` only messages are answered that reveal nothing of the
-    # records, or go into a secure sum. The node config's ``secure-sum = true`` says the same.
+    # {"allowed", "required"}: ``required`` answers only messages that reveal nothing about the records or go
+    # into a secure sum. The node config's ``secure-sum = true`` is equivalent.
     secure_sums: str = "allowed"
-    # {"none", "paper", "sound"}: The weakest mode that is obeyed. With any but ``none`` only messages are
-    # answered that reveal nothing of the records, or whose answers are noised so.
+    # {"none", "paper", "sound"}: the weakest accepted mode. All but ``none`` answer only messages that reveal
+    # nothing about the records or are noised in such a mode.
     privacy: str = "none"
-    # How many different sums of each kind (moments of features, counts of classes) over the same records are
-    # told without noise, in all runs, >= 0. A sum that was told may be told again.
+    # Different sums of each kind (moments of features, counts of classes) over the same records to report
+    # without noise, over all runs, >= 0. The same sum may be reported again.
     max_pooled: int = 1
-    # How many messages are answered, in all runs, whose answers depend on records without noise or a secure
-    # sum, >= 0; None for no bound.
+    # Answers, over all runs, that depend on records without noise or a secure sum, >= 0; None for no limit.
     max_unprotected: int | None = None
-    # {"entropy", "seed"}: Where noise comes from: the operating system whatever a run says, or what the run
-    # says.
+    # {"entropy", "seed"}: noise from the operating system, whatever a run asks for, or as the run asks.
     noise_source: str = "entropy"
-    min_noise_multiplier: float = 0.0  # The least noise of a release, in sensitivities.
-    max_clip: float = math.inf  # The largest norm to which a run may clip.
-    # Of one release, and of all that the ledger has, exact, at ``delta``.
+    min_noise_multiplier: float = 0.0  # smallest noise of a release, in sensitivities
+    max_clip: float = math.inf  # largest clipping norm that a run may set
+    # Exact epsilon at ``delta`` of one release, and of all releases in the ledger.
     max_epsilon_per_release: float = math.inf
     max_epsilon: float = math.inf
-    delta: float = 1e-6  # In (0, 1); below one over the number of records.
-    # The file of what was released; None is ``hedgerow-ledger.jsonl`` in Flower's home, FLWR_HOME.
+    delta: float = 1e-6  # in (0, 1); choose it below 1 / records
+    # The ledger of releases; None for ``hedgerow-ledger.jsonl`` in FLWR_HOME.
     ledger: Path | None = None
 
     @property
     def ledger_file(self) -> Path:
-        """Where the ledger lies."""
+        """The path of the ledger."""
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
         return self.ledger or home / "hedgerow-ledger.jsonl"
 
 
 def policy_of(context: Context) -> Policy | None:
-    """Return the policy that stands for a node; None for a simulated one whose owner wrote none.
-
-    Raises
-    ------
-    PolicyError
-        If the file that is named is not valid.
-    """
+    """Return a node's policy; None for a simulated node without one. PolicyError for an invalid file."""
     named = context.node_config.get("policy") or os.environ.get(POLICY_VARIABLE, "")
     if not named:
         if is_simulated():
@@ -109,12 +101,9 @@ def policy_of(context: Context) -> Policy | None:
 
 
 def read_policy(path: Path) -> Policy:
-    """Return the policy that a file holds; paths in it are relative to its folder.
+    """Return the policy in a file, with its paths relative to the file's folder.
 
-    Raises
-    ------
-    PolicyError
-        If it cannot be read, or one of its keys is unknown or not valid; the first is named.
+    PolicyError if the file cannot be read, or names the first key that is unknown or invalid.
     """
     try:
         with path.open("rb") as file:
@@ -162,7 +151,7 @@ def _check_together(path: Path, found: Mapping[str, Any]) -> None:
         if key in found:
             raise PolicyError(
                 f"policy {path}: privacy must be 'sound' with {key}, got {found.get('privacy', 'none')!r}: "
-                "nothing bounds what other modes tell"
+                "other modes give no guarantee"
             )
 
 
@@ -187,7 +176,7 @@ def _flag(value: Any) -> bool:
 
 
 _POSITIVE = ("a finite number > 0", _number(0))
-# What is valid, in words and as a check.
+# The valid values of each key in words, and a check.
 _KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "messages": (
         "a list of message types, ['query.whoami', 'train']",

@@ -1,10 +1,9 @@
-"""Estimates of what the planners' bounds take as given: L, sigma^2 and a gradient, at one node and one point.
+"""Estimates of L, sigma^2 and a gradient, which planners need, at one node and one point.
 
 Papers: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", assumptions A1 and A2; Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang,
-"Semi-Decentralized Federated Edge Learning for Fast Convergence on Non-IID Data", Assumption 1. There they
-are bounds over all points; what is measured here is at the model at hand, on samples: a convenience outside
-of the papers, and no bound.
+"Semi-Decentralized Federated Edge Learning for Fast Convergence on Non-IID Data", Assumption 1. The papers
+assume bounds over all points. These are estimates at the current model, on samples; they bound nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,14 +37,14 @@ __all__ = [
 class Probe:
     """Estimates at one model, on one node's samples."""
 
-    # Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
+    # Lower estimate of L: the largest absolute eigenvalue of the local loss's Hessian, >= 0.
     curvature: float
-    # E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
+    # Estimate of sigma^2: E ||grad F(w; xi) - grad f(w)||^2 over mini-batches xi, >= 0.
     gradient_variance: float
-    loss: float  # Mean local loss, on the samples that the curvature is measured on.
+    loss: float  # mean local loss on the samples of the curvature
 
     def estimates(self) -> dict[str, float]:
-        """Return what the planners take, by the names of a reply's metrics."""
+        """Return the planners' inputs by metric name."""
         return {"curvature": self.curvature, "gradient-variance": self.gradient_variance}
 
 
@@ -55,9 +54,9 @@ def probe_stream(seed: int, round_index: int, partition_id: int) -> np.random.Ge
 
 
 def probe_as_told(call: Call, task: LocalTask, round_key: str, loss: Loss = cross_entropy) -> Probe:
-    """Return the estimates at the model that was sent, which the task's model is then set to.
+    """Load the message's model into the task's model and return the estimates there.
 
-    The message's config has ``batch-size``, ``seed``, and under ``round_key`` the round.
+    The message's config has ``batch-size``, ``seed`` and the round, under ``round_key``.
     """
     config = only_config(call)
     seed, round_index = whole(config, "seed", 0), whole(config, round_key, 0)
@@ -82,14 +81,14 @@ def probe(
 ) -> Probe:
     """Return the estimates at the model's current parameters, in evaluation mode.
 
-    - ``model``: On the device of ``x``. Its parameters and modes are left as they are.
+    - ``model``: On the device of ``x``; left unchanged.
     - ``x``, ``y``: The data, (samples, ...) and (samples,).
     - ``part``: The node's own samples, as indices into ``x`` and ``y``, at least one.
-    - ``batch_size``: Samples of a training mini-batch, >= 1: the variance depends on it.
+    - ``batch_size``: Samples per training mini-batch, >= 1; the variance depends on it.
     - ``stream``: Draws the samples, the first direction and the mini-batches.
-    - ``max_samples``: The most samples in the fixed batch of curvature and loss, >= 1.
+    - ``max_samples``: Size limit of the fixed batch for curvature and loss, >= 1.
     - ``products``: Hessian-vector products, >= 1.
-    - ``batches``: Mini-batches of the variance, >= 2.
+    - ``batches``: Mini-batches for the variance, >= 2.
     """
     with _evaluation_mode(model):
         fixed = _drawn(stream, part, max_samples)
@@ -109,22 +108,17 @@ def curvature(
 ) -> tuple[float, float]:
     """Return the Hessian's largest absolute eigenvalue by power iteration, and the loss, on one batch.
 
-    The estimate ||H v||, ||v|| = 1, never exceeds the eigenvalue and rises with each product. For a loss of
-    second order zero it is 0.
+    The estimate ||H v||, ||v|| = 1, never exceeds the eigenvalue and rises with each product. It is 0 for a
+    loss whose second derivative is zero.
 
     - ``x``, ``y``: The batch, (samples, ...) and (samples,).
-    - ``products``: Hessian-vector products, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If ``products`` is under 1.
+    - ``products``: Hessian-vector products, >= 1, else ValueError.
     """
     at_least(1, products=products)
     parameters = [p for p in model.parameters() if p.requires_grad]
     mean = loss(model(x), y).mean()
     gradient = torch.autograd.grad(mean, parameters, create_graph=True, materialize_grads=True)
-    # Where a gradient is constant, autograd has no graph, and its rows of H are zero.
+    # A constant gradient has no graph; its rows of H are zero.
     varying = [g for g in gradient if g.requires_grad]
     v = [torch.as_tensor(stream.normal(size=tuple(p.shape))).to(p) for p in parameters]
     largest = 0.0
@@ -147,17 +141,12 @@ def gradient_variance(
     batches: Sequence[NDArray[np.int64]],
     loss: Loss = cross_entropy,
 ) -> float:
-    """Return the sample variance of mini-batch gradients, unbiased where batches are drawn independently.
+    """Return the sample variance of mini-batch gradients, sum_j ||g_j - mean(g)||^2 / (batches - 1).
 
-    sum_j ||g_j - mean(g)||^2 / (batches - 1): the full gradient is never computed.
+    It is unbiased for independent batches and needs no full gradient.
 
     - ``x``, ``y``: The data that ``batches`` index, (samples, ...) and (samples,).
-    - ``batches``: The mini-batches, at least 2.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than 2 batches.
+    - ``batches``: At least 2 mini-batches, else ValueError.
     """
     if len(batches) < 2:
         raise ValueError(f"batches must be at least 2, got {len(batches)}")
@@ -183,14 +172,14 @@ def local_gradient(
     loss: Loss = cross_entropy,
     samples_at_once: int = 256,
 ) -> dict[str, Tensor]:
-    """Return grad F_i at the model's current parameters, in evaluation mode, by the keys of its state.
+    """Return grad F_i at the model's current parameters, in evaluation mode, by state dict key.
 
-    What is no parameter that trains, such as statistics, has zeros.
+    Entries that are not trained, such as running statistics, are zero.
 
-    - ``model``: On the device of ``x``. Its parameters and modes are left as they are.
+    - ``model``: On the device of ``x``; left unchanged.
     - ``x``, ``y``: The data, (samples, ...) and (samples,).
-    - ``part``: The node's own samples, as indices into ``x`` and ``y``, at least one: all of them are taken.
-    - ``samples_at_once``: Samples of one pass, >= 1.
+    - ``part``: The node's own samples, as indices into ``x`` and ``y``, at least one.
+    - ``samples_at_once``: Samples per pass, >= 1.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total = [torch.zeros_like(p, dtype=torch.float64) for p in trained.values()]
@@ -218,7 +207,7 @@ def _norm(parts: Sequence[Tensor]) -> float:
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Let no layer draw or write statistics, and put every module back as it was."""
+    """Put all modules into evaluation mode, and restore their modes afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

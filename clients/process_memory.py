@@ -1,7 +1,7 @@
-"""How much memory a message may take: a bound on what its process allocates while it is handled.
+"""A limit on the memory that a process allocates while it handles a message.
 
-The bound is the kernel's, RLIMIT_DATA: private writable memory, anonymous mappings too (Linux 4.7 and later).
-Files that are mapped to be read and a GPU's memory do not count; the stacks of threads do.
+It is the kernel's RLIMIT_DATA: private writable memory, including anonymous mappings (Linux 4.7 and later)
+and thread stacks, without read-only mapped files and GPU memory.
 """
 
 import sys
@@ -15,30 +15,23 @@ _STATUS = Path("/proc/self/status")
 
 
 def can_limit_memory() -> bool:
-    """Return whether this system bounds a process's memory as is needed here: Linux alone does."""
+    """Return whether this system can limit a process's memory; only Linux can."""
     return sys.platform == "linux" and _STATUS.exists()
 
 
 @contextmanager
 def limited_memory(most: int | None) -> Iterator[None]:
-    """Let the process allocate so many bytes beside those that it has; more raises MemoryError in the block.
+    """Let the process allocate at most ``most`` >= 1 further bytes; beyond that the block gets a MemoryError.
 
-    The limit that was there comes back at the end, and is kept where it is the lower one.
-
-    - ``most``: Bytes, >= 1; None for no limit.
-
-    Raises
-    ------
-    OSError
-        If there is no such limit on this system.
+    A lower limit that is already set stays, and the former limit is restored at the end. None sets no limit.
+    OSError if this system has no such limit.
     """
     if most is None:
         yield
         return
     if not can_limit_memory():
         raise OSError("the memory of a process can be limited only on Linux")
-    # Windows has no such module.
-    import resource  # noqa: PLC0415
+    import resource  # noqa: PLC0415, not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [one for one in (soft, hard, _allocated() + most) if one != resource.RLIM_INFINITY]
@@ -50,12 +43,12 @@ def limited_memory(most: int | None) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is that memory was refused; torch has words for it, and no class."""
+    """Return whether an error means out of memory; torch raises a plain RuntimeError for it."""
     return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _allocated() -> int:
-    """Return the process's private writable memory, in bytes, as the kernel holds it against the limit."""
+    """Return the bytes of private writable memory that the kernel counts against the limit."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith("VmData:"):
             return 1024 * int(line.split()[1])

@@ -1,8 +1,8 @@
-"""What a node released, kept on its own disk: it survives restarts and new runs, and no message changes it.
+"""A node's ledger of releases, on its own disk: it survives restarts and runs, and no message can change it.
 
-JSON lines, each written and synchronised before what it tells of leaves the node, under a lock: two messages
-at work at once cannot spend the same epsilon. A last line without its end was never acted on, and is cut off;
-any other line that cannot be read ends all releases until the owner has looked at the file.
+One JSON line per entry, written and synchronised under a lock before the release leaves the node, so that
+concurrent messages cannot spend the same epsilon. An unfinished last line was never acted on and is cut off;
+any other unreadable line blocks all releases until the owner repairs the file.
 """
 
 import json
@@ -19,7 +19,7 @@ __all__ = ["Releases", "ReleasesError", "Spent", "TooOften", "epsilon_of"]
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks; there a SuperNode handles one message at a time.
+except ImportError:  # not on Windows, where a SuperNode handles one message at a time
     fcntl = None  # type: ignore[assignment]
 
 _HELLO, _RESTORE, _RELEASE, _SUM = "hello", "restore", "release", "sum"
@@ -32,39 +32,39 @@ class ReleasesError(ValueError):
 
 
 class Spent(ValueError):  # noqa: N818
-    """A release for which no epsilon is left."""
+    """A release that would exceed the privacy budget."""
 
 
 class TooOften(ValueError):  # noqa: N818
-    """What may be done once, or so many times, and was."""
+    """An action that has already been done as often as allowed."""
 
 
 class Releases:
     """The ledger of a node's releases.
 
-    ``path`` is its file; made, with its folder, where it is not there, for its owner alone. Every method
-    raises ReleasesError if the file is damaged or cannot be written.
+    ``path`` is its file, created with its folder if missing, readable only by its owner. Every method raises
+    ReleasesError if the file is damaged or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def hello(self, run: str, node: int, most: int) -> None:
-        """Note that a method of gossip begins in a run; TooOften if it did so ``most`` times."""
+        """Record that a gossip method begins in a run; TooOften if it did so ``most`` times."""
         with self._opened() as (file, lines):
             _append(file, _one_more(lines, _HELLO, run, node, most))
 
     def lock(self, run: str, node: int) -> int:
-        """Note that a state is locked, and return its number: a later state has a higher one."""
+        """Record that a state is locked, and return its number; numbers increase."""
         with self._opened() as (file, lines):
             number = 1 + max((line["index"] for line in lines if line["what"] == _LOCK), default=0)
             _append(file, {"what": _LOCK, "run": run, "node": node, "index": number})
         return number
 
     def restore(self, run: str, node: int, most: int, of: str, number: int) -> None:
-        """Note that a state of the run ``of``, locked under a number, replaces that of a run.
+        """Record that state ``number`` of run ``of`` replaces the state of ``run``.
 
-        TooOften if ``most`` states were restored in the run, or a later one of the run ``of`` was.
+        TooOften if ``most`` states were restored in ``run``, or a later state of run ``of`` was restored.
         """
         with self._opened() as (file, lines):
             entry = _one_more(lines, _RESTORE, run, node, most)
@@ -76,7 +76,7 @@ class Releases:
             _append(file, {**entry, "of": of, "index": number})
 
     def summed(self, run: str, node: int, index: int) -> None:
-        """Note a sum of a run; TooOften if there was one of this index."""
+        """Record a secure sum of a run; TooOften if there was one of this index."""
         entry = {"what": _SUM, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
@@ -84,24 +84,24 @@ class Releases:
             _append(file, entry)
 
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
-        """Note one sum over the records of a source; the same sum may be told again.
+        """Record a sum over the records of a source; the same sum may be reported again.
 
-        ``source`` is which records it is over, and what kind of sum; ``digest`` tells it from others.
-        TooOften if ``most`` others were told, in all runs.
+        ``source`` names the records and the kind of sum; ``digest`` identifies the sum. TooOften if ``most``
+        other sums were reported, over all runs.
         """
         entry = {"what": _POOLED, "run": run, "node": node, "source": source, "digest": digest}
         with self._opened() as (file, lines):
-            told = {line["digest"] for line in lines if line["what"] == _POOLED and line["source"] == source}
-            if digest in told:
+            sums = {line["digest"] for line in lines if line["what"] == _POOLED and line["source"] == source}
+            if digest in sums:
                 return
-            if len(told) >= most:
-                raise TooOften(f"{len(told)} other sums of this kind were told; at most {most} may be")
+            if len(sums) >= most:
+                raise TooOften(f"{len(sums)} other sums of this kind were reported; at most {most} may be")
             _append(file, entry)
 
     def open(self, run: str, node: int, kind: str, most: int) -> None:
-        """Note a message whose answer depends on records without noise or a sum.
+        """Record an answer that depends on records without noise or a secure sum.
 
-        TooOften if there were ``most``, in all runs.
+        TooOften if there were ``most``, over all runs.
         """
         with self._opened() as (file, lines):
             if (made := sum(line["what"] == _OPEN for line in lines)) >= most:
@@ -111,18 +111,17 @@ class Releases:
     def release(
         self, run: str, node: int, root: int, index: int, multiplier: float, delta: float, max_epsilon: float
     ) -> None:
-        """Note one Gaussian release, whose noise is ``multiplier`` > 0 sensitivities wide.
+        """Record a Gaussian release whose noise has a deviation of ``multiplier`` > 0 sensitivities.
 
-        ``root`` and ``index`` are what its noise is drawn from: the same noise on two gradients would give
-        away their difference. ``delta`` and ``max_epsilon`` are the budget of all releases; where that is
-        infinite nothing is added up. Spent if the budget does not allow it, TooOften if the noise was used
-        already.
+        ``root`` and ``index`` seed its noise: the same noise on two gradients would reveal their difference.
+        ``delta`` and ``max_epsilon`` are the budget of all releases; an infinite one is not accounted. Spent
+        if the budget is exceeded, TooOften if the noise was used before.
         """
         noise = sha256(f"{root}/{index}".encode()).hexdigest()[:32]
         with self._opened() as (file, lines):
             made = [line for line in lines if line["what"] == _RELEASE]
             if any(line["noise"] == noise for line in made):
-                raise TooOften(f"the noise of release {index} was used already: each must be used once")
+                raise TooOften(f"the noise of release {index} must be used only once; it was used before")
             entry: dict[str, Any] = {
                 "what": _RELEASE, "run": run, "node": node, "noise": noise, "multiplier": multiplier,
                 "rho": 1 / (2 * multiplier**2),
@@ -138,23 +137,21 @@ class Releases:
             _append(file, entry)
 
     def made(self, run: str) -> tuple[int, int]:
-        """Return how many releases a run made, and to how many earlier runs it goes back.
+        """Return the number of releases of a run, and how many earlier runs it was resumed from.
 
-        A run that was resumed goes on under another id. Counted is what all runs made that are linked by
-        restored states: the one that was resumed, what it released after its checkpoint too, and others that
-        were resumed from there. Nodes that share a ledger are counted together, for a node that comes back
-        may have another id.
+        A resumed run has a new id. The count covers all runs linked by restored states: the run resumed from,
+        including its releases after the checkpoint, and other runs resumed from the same one. Nodes that
+        share a ledger are counted together, because a node that reconnects may have a new id.
         """
         with self._opened() as (_, lines):
             links = [(line["run"], line["of"]) for line in lines if line["what"] == _RESTORE and "of" in line]
             made = [line["run"] for line in lines if line["what"] == _RELEASE]
-        # Who goes back to whom, in steps from the run; then all that are linked, in any direction.
         steps, last = 0, {run}
         earlier = {run}
         while last := {of for one, of in links if one in last} - earlier:
             earlier |= last
             steps += 1
-        linked, size = {run}, 0
+        linked, size = {run}, 0  # the connected component, in either direction
         while len(linked) > size:
             size = len(linked)
             linked |= {one for link in links if linked & set(link) for one in link}
@@ -169,7 +166,7 @@ class Releases:
             raise ReleasesError(f"ledger {self.path} cannot be opened: {error.strerror}") from error
         with os.fdopen(handle, "r+b") as file:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # Ends with the file's closing.
+                fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             yield file, self._lines(file)
 
     def _lines(self, file: IO[bytes]) -> list[dict[str, Any]]:
@@ -182,13 +179,13 @@ class Releases:
             return [_checked(json.loads(line)) for line in text[:whole].splitlines()]
         except (ValueError, TypeError, KeyError) as error:
             raise ReleasesError(
-                f"ledger {self.path} is damaged ({error!r}): it must hold its own lines alone"
+                f"ledger {self.path} is damaged ({error!r}): every line must be a ledger entry"
             ) from error
 
 
 def epsilon_of(multipliers: list[float], delta: float) -> float:
-    """Return the exact epsilon at delta of Gaussian releases, each of so many sensitivities of noise."""
-    # A device starts a process for every message, few of which have anything to add up.
+    """Return the exact epsilon at delta of Gaussian releases with these noise multipliers."""
+    # Imported late: a device starts a process for every message, and few of them need it.
     from hedgerow.wire.gaussian_dp import gaussian_epsilon  # noqa: PLC0415
 
     return gaussian_epsilon(sqrt(sum(multiplier**-2 for multiplier in multipliers)), delta)
@@ -207,7 +204,7 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_more(lines: list[dict[str, Any]], what: str, run: str, node: int, most: int) -> dict[str, Any]:
-    """Return the entry of one more of these; TooOften if a run had as many as it may."""
+    """Return the entry for one more of a kind; TooOften if the run already had ``most``."""
     before = sum((line["what"], line["run"], line["node"]) == (what, run, node) for line in lines)
     if before >= most:
         raise TooOften(f"run {run} had {before} of {what}; at most {most} may be")

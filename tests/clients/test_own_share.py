@@ -91,7 +91,7 @@ def test_statistics_are_of_the_samples_that_are_learnt_from_unless_a_node_keeps_
 
 def test_a_node_learns_from_what_its_run_standardises(data: Path) -> None:
     own = context(data, standardise="federated")
-    with pytest.raises(ValueError, match="not told the run's standardisation"):
+    with pytest.raises(ValueError, match="has no standardisation for this run"):
         local_task(own)
     ask(STANDARDISE, own, standardise=ConfigRecord({"mean": [3.0] * 5, "std": [2.0] * 5}))
     assert local_task(own).x.numpy() == pytest.approx((X - 3) / 2, abs=1e-6)

@@ -270,7 +270,7 @@ def test_a_loop_takes_the_place_of_exchanges_in_columns() -> None:
 
 @pytest.mark.parametrize("setting", [{"training-mode": "stack"}, {"precision": "bf16"}])
 def test_settings_of_the_built_in_loop_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="with a loop of one's own, got"):
+    with pytest.raises(ValueError, match="with your own training loop, got"):
         sent(plain_sgd, run_config=setting)
 
 
