@@ -98,7 +98,7 @@ def test_a_node_learns_from_what_its_run_standardises(data: Path) -> None:
     # The statistics stay those of the file.
     assert ask(STATISTICS, own).metric_records["statistics"]["mean"][0] == pytest.approx(3, abs=1.5)
     own.run_id += 1
-    with pytest.raises(ValueError, match="not told"):
+    with pytest.raises(ValueError, match="has no standardisation"):
         local_task(own)
     assert local_task(context(data, standardise="3,2")).x.numpy() == pytest.approx((X - 3) / 2, abs=1e-6)
     assert local_task(context(data)).x.numpy() == pytest.approx(X)
