@@ -1,1 +1,1 @@
-"""What stands at a node between training and the reply, in one order: guard, update, compression, masks."""
+"""The steps between training and a node's reply, in one order: guard, update mods, compression, masks."""

@@ -1,10 +1,10 @@
-"""Error feedback: what compression drops is kept by the node, and added to its next message.
+"""Error feedback: a node keeps the compression error and adds it to its next message.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity", Algorithm 2, steps 3 and 4: m = x_i^k - x^k + e_i^k, q = Q(m) travels, e_i^{k+1} =
-m - q stays. In the paper no message is lost. Here the server says which update it absorbed last, and a node
-whose message was lost takes it back, e + q, so that nothing is ever dropped; where the round itself is
-repeated, its update is in that sum already and is not added again.
+without Data Similarity", Algorithm 2, steps 3 and 4: m = x_i^k - x^k + e_i^k, the node sends q = Q(m) and
+keeps e_i^{k+1} = m - q. The paper loses no message. Here the server names the last update that it absorbed,
+and a node whose message was lost restores e + q. If the round itself is repeated, that sum already contains
+its update, which is not added again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,25 +47,25 @@ __all__ = [
 
 Metrics = dict[str, int | float]
 
-# Flower's key of the norm to which nodes clip their updates.
+# Flower's config key for the clipping norm of updates.
 _CLIPPING_NORM = "clipping_norm"
 _RECORD = "error-feedback"  # in context.state
 _MEMORY, _PENDING = "memory", "pending."  # keys of the arrays
-# Floats that one encoding holds at once, beside the updates themselves.
+# Floats that one encoding holds at a time, beside the updates themselves.
 _CHUNK = 1 << 26
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a node learnt in a round."""
+    """A node's update in a round."""
 
-    layout: Layout  # The layout of the state dict.
-    vector: Tensor  # x_i^k - x^k (d,) over the compressed keys, on any device.
-    dense: Mapping[str, Tensor]  # The new values of the keys that are not compressed.
+    layout: Layout  # of the state dict
+    vector: Tensor  # x_i^k - x^k (d,) over the compressed keys, on any device
+    dense: Mapping[str, Tensor]  # the new values of the keys that are not compressed
 
     @classmethod
     def of(cls, learnt: Learnt) -> "Update":
-        """Return the update of what a node learnt; ValueError if it is a change of nothing."""
+        """Return a node's update; ValueError if its result is not a change of the model."""
         if learnt.start is None:
             raise ValueError("this message asks for signs or chosen entries, which are not compressed again")
         return cls.between(learnt.start, learnt.state)
@@ -74,10 +74,7 @@ class Update:
     def between(cls, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> "Update":
         """Return the update from one state dict to another.
 
-        Raises
-        ------
-        ValueError
-            If their keys or shapes differ, or nothing in them is compressed.
+        ValueError if keys or shapes differ, or there are no floating-point values to compress.
         """
         before, after = ({key: tuple(value.shape) for key, value in state.items()} for state in (start, end))
         if before != after:
@@ -96,14 +93,14 @@ def feed_back(
     """Return q = Q(m) of each row and e = m - q, Algorithm 2, steps 3 and 4.
 
     - ``compressor``: Encodes the messages as float32.
-    - ``messages``: m (nodes, d), of any floating-point dtype, which e keeps.
-    - ``seeds``: One a row, of what a stochastic compressor draws.
+    - ``messages``: m (nodes, d), of any floating-point dtype; e has the same.
+    - ``seeds``: One per row, for a stochastic compressor.
 
     Returns
     -------
     tuple[list[Payload], Tensor]
-        A payload each, and the memories (nodes, d) on the messages' device. q + e is m exactly where the
-        compressor keeps entries as they are, else to rounding.
+        A payload per row, and the memories e (nodes, d) on the messages' device. q + e equals m exactly if
+        the compressor keeps entries unchanged, else up to rounding.
     """
     payloads = compressor.encode_stack(messages, seeds)
     memories = messages.clone()
@@ -115,28 +112,26 @@ def feed_back(
 def compress_updates(
     calls: Sequence[Call], updates: Sequence[Update]
 ) -> list[tuple[ArrayRecord, Metrics] | Exception]:
-    """Return what each node sends of its update, and keep the rest in its context.
+    """Return each node's compressed update, and keep the error in its context.
 
-    Read from each call's config: ``compressor``; ``error-feedback`` (absent: true); with error feedback
+    Each call's config has ``compressor``, ``error-feedback`` (default: true) and, with error feedback,
     ``round-index`` k >= 0 and ``acknowledged``, the ``round-index`` of the node's last update that the server
-    absorbed (-1 for none). A memory counts only within its run; at round 0 it is zero.
-
-    - ``updates``: What each learnt. Nodes of one compressor and size are encoded together.
+    absorbed (-1 for none). A memory is valid only within its run and zero at round 0. Nodes with the same
+    compressor and size are encoded together.
 
     Returns
     -------
     list[tuple[ArrayRecord, dict] or Exception]
         A record of ``pack_update`` and the metrics ``message-norm``, ``memory-norm``, ``payload-bits`` and
-        ``memory-lost``: 1 if the server absorbed updates of this node of which it remembers nothing. A
-        ValueError in place of both, and a state that has not changed, where a node's config is wrong or its
-        update is not finite.
+        ``memory-lost``, 1 if the server absorbed updates that this node has no memory of. For an invalid
+        config or an update that is not finite, a ValueError; the node's state is then unchanged.
     """
     answers: dict[int, tuple[ArrayRecord, Metrics] | Exception] = {}
     alike: dict[tuple[object, ...], dict[int, _Sending]] = {}
     for position, (call, update) in enumerate(zip(calls, updates, strict=True)):
         try:
             sending = _Sending.of(call, update)
-        except ValueError as error:  # One node's bad config or update must not fail the others.
+        except ValueError as error:  # one node's bad config or update must not fail the others
             answers[position] = error
             continue
         key = (sending.compressor, sending.message.numel(), sending.message.device)
@@ -154,10 +149,8 @@ def compress_updates(
 def asks_for_compression(content: RecordDict) -> bool:
     """Return whether an instruction asks for a compressor that changes the reply.
 
-    Raises
-    ------
-    ValueError
-        If there is no such compressor, or error feedback would undo the clipping that the message asks for.
+    ValueError for an unknown compressor, or if error feedback would undo the clipping that the message asks
+    for.
     """
     configs = list(content.config_records.values())
     if len(configs) != 1 or "compressor" not in configs[0]:
@@ -170,8 +163,8 @@ def asks_for_compression(content: RecordDict) -> bool:
 
 
 def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
-    """Train nodes, and return their replies: compressed as ``update`` where a message asks for it."""
-    asked: dict[int, bool] = {}  # Nodes that were sent the same object are asked the same.
+    """Train nodes and return their replies, compressed as ``update`` if a message asks for it."""
+    asked: dict[int, bool] = {}  # by content, which many nodes share
 
     def read(call: Call) -> bool:
         if id(call.content) not in asked:
@@ -196,8 +189,9 @@ def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
                 answers[at] = found
             else:
                 record, metrics = found
-                told = MetricRecord({**one.metrics, **metrics})
-                answers[at] = RecordDict({"update": record, "metrics": told})
+                answers[at] = RecordDict(
+                    {"update": record, "metrics": MetricRecord({**one.metrics, **metrics})}
+                )
         return answers
 
     return together(read, work)(calls)
@@ -206,31 +200,30 @@ def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
 def compress_reply(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
     """Compress the reply of any ClientApp, as a Flower mod: ``ClientApp(mods=[compress_reply])``.
 
-    Acts on ``train`` messages whose config asks for a compressor, as ``Compressed`` makes a strategy ask;
-    all others pass. The reply's one ArrayRecord becomes its compressed difference to the arrays that were
-    received, with error feedback.
+    It acts on ``train`` messages whose config names a compressor, as a strategy wrapped in ``Compressed``
+    sends them; other messages pass. The reply's one ArrayRecord is replaced by its compressed difference from
+    the received arrays, with error feedback.
 
-    It stands before all other mods that look at arrays: those after it see models, those before it are sent
-    the arrays of an update, which Flower's answer with an error.
+    List it before all other mods that read arrays: mods after it see models; Flower's mods before it would
+    get the arrays of an update and fail.
 
     Raises
     ------
     ValueError
-        If the message's config asks for updates that are clipped for differential privacy
-        (``clipping_norm``), which the memory of error feedback would undo.
+        If the message's config asks for clipping (``clipping_norm``), which error feedback would undo.
     """
     call = Call(message.content.copy(), context, message.metadata.message_type)
     if message.metadata.message_type.partition(".")[0] != "train" or not asks_for_compression(call.content):
         return call_next(message, context)
-    start = _only_state(call.content)  # Read first: the app may empty the record as it reads it.
+    start = _only_state(call.content)  # read first, because the app may empty the record
     reply = call_next(message, context)
     if reply.has_content():
-        told = _only_metrics(reply.content)
+        own_metrics = _only_metrics(reply.content)
         (sent,) = compress_updates([call], [Update.between(start, _only_state(reply.content))])
         if isinstance(sent, Exception):
             raise sent
         record, metrics = sent
-        told.update(metrics)
+        own_metrics.update(metrics)
         others = {key: one for key, one in reply.content.items() if not isinstance(one, ArrayRecord)}
         reply.content = RecordDict({"update": record, **others})
     return reply
@@ -241,7 +234,7 @@ def compress_reply(message: Message, context: Context, call_next: Callable[..., 
 
 @dataclass(frozen=True)
 class _Sending:
-    """One node's message m and what must be known to send it."""
+    """One node's message m and its context."""
 
     call: Call
     update: Update
@@ -261,7 +254,7 @@ class _Sending:
         if feeds_back:
             current, acknowledged = whole(config, "round-index", 0), whole(config, "acknowledged", -1)
             own = _Memory.of(call.context, message.numel())
-            # What the node knew last, for a server that is where it says it is.
+            # Use the memory only if it matches what the server says it absorbed.
             if own is not None and current > 0 and acknowledged <= own.round_index <= current:
                 memory = torch.from_numpy(own.vector(acknowledged)).to(message.device)
                 repeated = own.round_index == current and acknowledged < current
@@ -275,7 +268,7 @@ class _Sending:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What ``context.state`` holds: e, and the message q of the round after which it was kept."""
+    """The memory in ``context.state``: e, and the message q of the round that produced it."""
 
     error: NDArray[np.float32]
     pending: Payload
@@ -284,7 +277,7 @@ class _Memory:
 
     @classmethod
     def of(cls, context: Context, size: int) -> "_Memory | None":
-        """Return the memory of this run and size, or None; one that is damaged is none."""
+        """Return the memory of this run and size; None if it is missing or damaged."""
         arrays, status = kept(context, _RECORD)
         error, round_index = arrays.pop(_MEMORY, np.zeros(0)), status.get("round-index")
         if error.shape != (size,) or error.dtype != np.float32 or not isinstance(round_index, int):
@@ -303,7 +296,7 @@ class _Memory:
         return self.error + self.compressor.decode(self.pending, self.error.size)
 
     def keep(self, context: Context) -> None:
-        """Write to the node's state."""
+        """Write to the context."""
         record = to_record({_PENDING + key: array for key, array in self.pending.items()})
         record[_MEMORY] = lazy_array(self.error)
         compressor = str(self.compressor)
@@ -311,7 +304,7 @@ class _Memory:
 
 
 def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Exception]:
-    """Encode messages of one compressor and size, and let each node remember what was left."""
+    """Encode messages of one compressor and size, and store each node's error."""
     compressor = sendings[0].compressor
     messages = torch.stack([sending.message for sending in sendings])  # (nodes, d)
     payloads, errors = feed_back(compressor, messages, [sending.seed for sending in sendings])
@@ -332,7 +325,7 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
         }
         if sending.feeds_back:
             current = whole(only_config(sending.call), "round-index", 0)
-            # A row's own copy: a view would keep the whole stack in memory.
+            # Copy the row, because a view would keep the whole stack in memory.
             memory = _Memory(np.array(error.cpu().numpy()), payload, compressor, current)
             memory.keep(sending.call.context)
         answers.append((record, metrics))

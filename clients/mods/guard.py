@@ -1,13 +1,13 @@
-"""The guard before every handler of a node: what its owner's policy does not allow is not done, nor told.
+"""The guard before every handler of a node enforces the owner's policy.
 
-``policy.py`` has the policy, ``releases.py`` the ledger of what was released, docs/privacy.md what the guard
-is for and what it cannot do. Under a strict policy the guard is an allow-list: a handler declares what its
-answers reveal of the node's records (``Reveals``), and one that declares nothing is not run. A handler asks
-the guard where it matters: before noise is drawn, before a state is replaced, before a monitor is answered.
-Where no policy stands, in simulations, all that does nothing.
+``policy.py`` has the policy and ``releases.py`` the ledger of releases; docs/privacy.md explains the guard's
+purpose and limits. Under a strict policy the guard is an allow-list: a handler declares what its answers
+reveal about the node's records (``Reveals``), and one that declares nothing is not run. Handlers call the
+guard before they draw noise, replace a state or answer a monitor. Without a policy, as in simulations, the
+checks do nothing.
 
-An error that leaves a guarded node is one of the phrases of ``Refusal``, and the node's state is then what it
-was before the message. What happened, in full, is in the node's own log.
+The only errors that leave a guarded node are ``Refusal``s with fixed phrases. The node's state is then
+restored, and its own log has the details.
 """
 
 import os
@@ -82,14 +82,14 @@ NO_LEDGER = "this node cannot write down what it releases, so it releases nothin
 
 
 class Refusal(PermissionError):  # noqa: N818
-    """What a node does not do, in words that tell nothing of it.
+    """A refused message; the error reveals nothing about the node.
 
     Parameters
     ----------
     phrase : str
-        One of the fixed ones above.
+        One of the fixed phrases above.
     key : str or None (default: None)
-        The configuration key that it is about, as the suite's own code spells it.
+        The configuration key concerned, as the suite's own code spells it.
     """
 
     def __init__(self, phrase: str, key: str | None = None) -> None:
@@ -97,10 +97,10 @@ class Refusal(PermissionError):  # noqa: N818
 
 
 class KeyMistake(ValueError):  # noqa: N818
-    """A key of a message's config that is not valid; the key is one that the suite's own code reads.
+    """An invalid key of a message's config, one that the suite's own code reads.
 
-    Such a key may be told to who sent the message. None is ever looked for in an error's text: a server that
-    sent enough of them could fish there for words of a file.
+    The sender may learn this key. Keys are never searched for in an error's text, where a server could probe
+    for words of a file.
     """
 
     def __init__(self, key: str, text: str) -> None:
@@ -109,57 +109,57 @@ class KeyMistake(ValueError):  # noqa: N818
 
 
 class Reveals(Flag):
-    """What a handler's answers reveal of a node's records."""
+    """What a handler's answers reveal about a node's records."""
 
-    # What no policy covers: models, gradients, losses, statistics. A handler that declares nothing is here.
+    # Unprotected models, gradients, losses or statistics; the default without a declaration.
     RECORDS = 0
-    # Whether they are there, how many and of what shape; nothing else.
+    # At most the presence, number and shape of the records.
     NOTHING = auto()
-    # Where the message asks for a secure sum, that sum.
+    # A secure sum, if the message asks for one.
     SUMMED = auto()
-    # What it has put noise on, which it says with ``check_privacy``.
+    # Noised values; the handler calls ``check_privacy``.
     NOISED = auto()
-    # What the server cannot read: kept for a later sum, which it says with ``check_kept_for_sum``.
+    # Nothing that the server can read, until a later secure sum; the handler calls ``check_kept_for_sum``.
     KEPT = auto()
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A handler, and what its answers to a message reveal."""
+    """A handler with a declaration of what its answers reveal."""
 
     handler: BatchHandler
     reveals: Callable[[RecordDict], Reveals]
 
     def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
-        """Answer."""
+        """Answer the calls."""
         return self.handler(calls)
 
 
 def reveals(what: Reveals | Callable[[RecordDict], Reveals], handler: BatchHandler) -> BatchHandler:
-    """Return the handler with what its answers reveal, a function of the message where it depends on that."""
+    """Return the handler with a declaration, fixed or a function of the message's content."""
     return Declared(handler, what if callable(what) else lambda content: what)
 
 
 def reveals_of(handler: BatchHandler) -> Callable[[RecordDict], Reveals]:
-    """Return what a handler declares, ``Reveals.RECORDS`` if nothing."""
+    """Return a handler's declaration, ``Reveals.RECORDS`` if it has none."""
     return handler.reveals if isinstance(handler, Declared) else lambda content: Reveals.RECORDS
 
 
 class _OutOfTime(BaseException):
-    """Raised in a handler whose time is up; none of them catches it."""
+    """Raised in a handler at its time limit; a BaseException, so that handlers do not catch it."""
 
 
 @dataclass
 class _Watch:
-    """One message at work in a guarded node."""
+    """The message that a guarded node is processing."""
 
     policy: Policy
     call: Call
-    # What the handler said that its answer reveals.
+    # The protection that the handler has applied.
     done: Reveals = Reveals.RECORDS
 
     def noted(self, note: Callable[..., Noted], *about: object) -> Noted:
-        """Have the ledger note something of this node's run; Refusal where it may not, or cannot."""
+        """Write a ledger entry for this node's run; Refusal if that is not allowed or fails."""
         context = self.call.context
         try:
             return note(Releases(self.policy.ledger_file), str(context.run_id), context.node_id, *about)
@@ -171,16 +171,16 @@ class _Watch:
             raise Refusal(TOO_OFTEN) from error
 
 
-# Of the process, not of a thread: what a thread of a handler does is watched too.
+# Per process, not per thread, so that a handler's own threads are guarded too.
 _watch: _Watch | None = None
 
 
 def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
-    """Return the handler behind the guard: the nodes that have a policy are answered one by one."""
+    """Return the handler behind the guard, which answers nodes with a policy one by one."""
     declared = reveals_of(handler)
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
-        if _watch is not None:  # An app within another: the guard stands before that one.
+        if _watch is not None:  # an app within another, which is already guarded
             return handler(calls)
         policies = [outcome(policy_of, call.context) for call in calls]
         free = [at for at, policy in enumerate(policies) if policy is None]
@@ -204,7 +204,7 @@ def _answer(
     call: Call,
     policy: Policy | Exception,
 ) -> Answer:
-    """Return a node's answer, or a ``Refusal`` in place of whatever went wrong."""
+    """Return a node's answer, or a ``Refusal`` in place of any error."""
     global _watch  # noqa: PLW0603
     if isinstance(policy, Exception):
         log(ERROR, "This node answers nothing: %s", policy)
@@ -243,8 +243,8 @@ def _answer(
 def _limited(seconds: float) -> Iterator[None]:
     """Raise ``_OutOfTime`` in the block after so many seconds.
 
-    Python code alone notices, and only in a process's main thread, where ``flwr-clientapp`` runs it;
-    elsewhere, and without POSIX timers, nothing is limited.
+    It interrupts only Python code in the main thread, where ``flwr-clientapp`` runs handlers. In other
+    threads, and without POSIX timers, there is no limit.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -263,7 +263,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _bounded(policy: Policy) -> AbstractContextManager[None]:
-    """Bound the memory of the block, where the process is the message's own."""
+    """Limit the memory of the block if the process handles only this message."""
     if policy.max_memory is None or not is_simulated():
         return limited_memory(policy.max_memory)
     _warn_of_no_bound()
@@ -272,11 +272,11 @@ def _bounded(policy: Policy) -> AbstractContextManager[None]:
 
 @cache
 def _warn_of_no_bound() -> None:
-    log(WARNING, "max-memory bounds nothing in a simulation: its nodes share a process")
+    log(WARNING, "max-memory has no effect in a simulation: its nodes share a process")
 
 
 def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
-    """Raise Refusal before any handler runs."""
+    """Raise Refusal for a message that the policy does not allow; called before the handler."""
     policy, call = watch.policy, watch.call
     if policy.messages is not None and message_type not in policy.messages:
         raise Refusal(NO_MESSAGE)
@@ -293,13 +293,13 @@ def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
         raise Refusal(UNPROTECTED, "secure-sums")
     if policy.privacy != "none" and not (is_summed or Reveals.NOISED in what):
         raise Refusal(UNPROTECTED, "privacy")
-    # Written down before the handler runs: an answer that is empty, refused or failed counts like any other.
+    # Recorded before the handler runs, because an empty, refused or failed answer counts as well.
     if policy.max_unprotected is not None and not is_summed and Reveals.NOISED not in what:
         watch.noted(Releases.open, message_type, policy.max_unprotected)
 
 
 def _check_answer(watch: _Watch, what: Reveals) -> None:
-    """Raise Refusal if a handler did not do what it declared and the policy rests on."""
+    """Raise Refusal if a handler did not apply the protection that it declared and the policy requires."""
     policy = watch.policy
     if what is Reveals.NOTHING:
         return
@@ -329,48 +329,46 @@ def _permissions(watch: _Watch) -> Permissions:
             )
 
     def check_file(key: str, path: Path) -> None:
-        # A link that leads out of a folder is not in it.
-        found = path.resolve()
+        found = path.resolve()  # a symbolic link that leads out of a folder is not in it
         if not any(found.is_relative_to(folder) for folder in folders):
             raise Refusal(NO_FILE, key) from ValueError(f"{key} must be within {folders}, got {found}")
 
     return Permissions(check_import, check_file)
 
 
-# What handlers ask. Each raises Refusal where the policy does not allow it, or it cannot be written down.
+# Checks that handlers call. Each raises Refusal if the policy forbids the action or the ledger fails.
 
 
 def is_guarded() -> bool:
-    """Return whether the node at work has a policy: what its owner decides is then not the run's to say."""
+    """Return whether the current node has a policy, whose choices a run cannot override."""
     return _watch is not None
 
 
 def check_hello() -> None:
-    """Note that a method of gossip begins at this node, which it may do so many times in a run."""
+    """Record that a gossip method begins at this node; a policy limits how often per run."""
     if _watch is not None:
         _watch.noted(Releases.hello, _watch.policy.max_hellos)
 
 
 def locked_number() -> int:
-    """Return the number of a state to be locked, 0 without a ledger."""
+    """Return the number for a state that is to be locked, 0 without a ledger."""
     return 0 if _watch is None else _watch.noted(Releases.lock)
 
 
 def check_restore(of: str, number: int) -> None:
-    """Note that the node's state is replaced by one of the run ``of``, locked under a number.
+    """Record that the node's state is replaced by state ``number`` of run ``of``.
 
-    It may be so many times in a run, and by no earlier state than was restored before.
+    A policy limits how often per run, and no state may be older than one restored before.
     """
     if _watch is not None:
         _watch.noted(Releases.restore, _watch.policy.max_restores, of, number)
 
 
 def check_pooled(kind: str, source: str, *parts: bytes) -> None:
-    """Note a sum over a node's records that is told without noise: of each kind one, which may be told again.
+    """Record a sum over a node's records that is reported without noise.
 
-    Two sums that differ by one record tell that record. The ledger knows sums of all runs.
-
-    ``source`` is where the records come from; ``parts`` tell this sum from another one.
+    Two sums that differ by one record reveal it, so a policy limits the different sums of each kind over all
+    runs; the same sum may be reported again. ``source`` names the records; ``parts`` identify the sum.
     """
     if _watch is None:
         return
@@ -382,16 +380,16 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
 
 
 def check_sum(number: int) -> None:
-    """Note that a node tells what takes the masks off a sum of a run, which it does once."""
+    """Record that a node reveals its shares for a secure sum, which it does once per sum."""
     if _watch is not None:
         _watch.noted(Releases.summed, number)
 
 
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
-    """Hold what a run asks for against the policy; what is then told counts as noised.
+    """Check a run's privacy against the policy; the answer then counts as noised.
 
-    In mode ``sound`` ``multiplier`` is the noise's deviation in sensitivities, and ``clip`` the norm to which
-    records are clipped.
+    In mode ``sound`` ``multiplier`` is the noise deviation in sensitivities and ``clip`` the clipping norm of
+    records.
     """
     if _watch is None:
         return
@@ -410,13 +408,13 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
 
 
 def reveals_nothing() -> None:
-    """Note that this answer reveals nothing of the node's records, though others of its kind do."""
+    """Mark this answer as revealing nothing about the node's records, though others of its type do."""
     if _watch is not None:
         _watch.done |= Reveals.NOTHING
 
 
 def check_kept_for_sum(is_kept: bool) -> None:
-    """Note whether a message is answered with nothing that the server can read, until a sum is asked for."""
+    """Mark whether the answer is kept at the node, unreadable for the server, until a secure sum."""
     if _watch is None:
         return
     if is_kept:
@@ -426,9 +424,9 @@ def check_kept_for_sum(is_kept: bool) -> None:
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:
-    """Write down a release, before its noise is drawn from ``root`` and ``index``.
+    """Record a release before its noise is drawn from ``root`` and ``index``; used noise is refused.
 
-    ``multiplier`` is its deviation in sensitivities, > 0. Noise that was used already is refused.
+    ``multiplier`` > 0 is the noise deviation in sensitivities.
     """
     if _watch is not None:
         policy = _watch.policy
@@ -436,21 +434,21 @@ def check_release(root: int, index: int, multiplier: float) -> None:
 
 
 def releases_made() -> tuple[int, int] | None:
-    """Return what ``Releases.made`` says of the run; None where no ledger is kept."""
+    """Return ``Releases.made`` of the run; None without a ledger."""
     return None if _watch is None else _watch.noted(lambda ledger, run, _: ledger.made(run))
 
 
 def check_monitor(mode: str) -> None:
-    """Raise Refusal if a monitor may not look at a node whose privacy is of this mode."""
+    """Raise Refusal if the server may not read a node's model and objective in this privacy mode."""
     if not is_monitored(mode):
         raise Refusal(NO_MONITOR)
 
 
 def is_monitored(mode: str) -> bool:
-    """Return whether a monitor may be told a node's objective."""
+    """Return whether the server may read a node's objective."""
     return _watch is None or (_watch.policy.monitor and mode != "sound")
 
 
 def needs_entropy() -> bool:
-    """Return whether noise comes from the operating system, whatever a run says."""
+    """Return whether noise must come from the operating system, whatever the run asks for."""
     return _watch is not None and _watch.policy.noise_source == "entropy"

@@ -1,4 +1,4 @@
-"""From training to the reply: learn, then mods, compression, encoding and masks, in this order."""
+"""From training to the reply: training, mods, compression, encoding and masks, in this order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ __all__ = ["Learning"]
 
 @dataclass(frozen=True)
 class Learning:
-    """Training whose replies are updates: what ``BatchClientApp`` takes in place of a handler.
+    """Training whose replies are updates; ``BatchClientApp`` takes it in place of a handler.
 
-    A message whose config has ``compressor`` is answered with a compressed change and error feedback, see
-    ``compress_updates``; one with the record ``masked-sum`` within a secure sum, see ``masked_sum_handlers``;
-    any other with ``arrays`` and ``metrics``.
+    A message whose config has ``compressor`` gets a compressed update with error feedback, see
+    ``compress_updates``; one with the record ``masked-sum`` is answered within a secure sum, see
+    ``masked_sum_handlers``; any other gets ``arrays`` and ``metrics``.
 
     Parameters
     ----------
     learn : Callable[[Sequence[Call]], Sequence[Learnt or RecordDict or Exception]]
         Trains nodes.
     part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
-        What a node's part in a secure sum is of.
+        Returns a node's part in a secure sum.
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
-        The metrics that are told beside such a sum.
+        Returns the metrics sent in plain beside a secure sum.
     at_once : bool (default: True)
-        Whether the engine's exchanges in columns are answered too. Not where nodes fail one by one, or tell
+        Whether to answer the engine's exchanges in columns; false if nodes fail one by one, or report
         different metrics.
     """
 
@@ -49,16 +49,12 @@ class Learning:
     def in_columns(self, message_type: str, told: Sequence[Told]) -> InColumns:
         """Answer for all nodes at once.
 
-        Raises
-        ------
-        ValueError
-            If messages must go: replies are to be compressed, or a model is not one ArrayRecord.
-        Exception
-            Whatever a node's training raises.
+        ValueError if that needs messages: for compressed replies, or a model that is not one ArrayRecord. Any
+        error of a node's training is raised.
         """
         keys = [list(only_arrays(group.content)) for group in told]
         if any(asks_for_compression(group.content) for group in told):
-            raise ValueError("compressed changes go in messages")
+            raise ValueError("compressed updates need messages")
         calls = [Call(group.content, context, message_type) for group in told for context in group.contexts]
         learnt: list[Learnt] = []
         for one in self.learn(calls):

@@ -1,8 +1,7 @@
-"""The node's side of a masked sum: what it would have told in plain goes into a sum, or nowhere.
+"""The node side of a secure sum: the node's update leaves it only masked.
 
-``wire/masked_sums.py`` has the protocol, docs/privacy.md what it is for. What the server orders is held
-against what a sum must be (members, threshold, neighbours) before anything is trained; a node takes part in a
-sum once, and helps to take its masks off once.
+``wire/masked_sums.py`` has the protocol and docs/privacy.md its purpose. Before training, the node checks the
+server's plan (members, threshold, neighbours). It takes part in each sum and reveals its shares once.
 """
 
 import secrets
@@ -55,37 +54,37 @@ from hedgerow.wire.seeds import Purpose, generator
 __all__ = ["Beside", "PartOf", "SumPart", "masked_sum_handlers", "whole_instruction"]
 
 NO_SUM = "this node takes no part in such a sum"
-# Of the node config: the least number of a sum's members.
+# Node config key: the smallest number of a sum's members.
 _LEAST = "min-sum-nodes"
 _OWN_STATE = "masked-sum"
 
 
 @dataclass(frozen=True)
 class SumPart:
-    """What the members of a sum have in common, and what their answers are held against.
+    """What the members of a sum share, and the arrays that their answers must match.
 
     Parameters
     ----------
     common : RecordDict
-        All of the instruction that a member's answer depends on, which is part of the masks' keys: whoever
-        was sent another model than the others has masks that do not cancel. The server must find the same.
-        What else the node was told is part of the keys by ``told_digest``.
+        The part of the instruction that a member's answer depends on. It is part of the masks' keys, so that
+        the masks of a member that received another model do not cancel; the server must derive the same.
+        Other settings that the node received enter the keys by ``told_digest``.
     start : Mapping[str, NDArray]
-        From what each array of an answer is a change, by key; their order is that of the sum's numbers.
+        The arrays that training starts from, by key, in the order of the sum's entries.
     """
 
     common: RecordDict
     start: Mapping[str, NDArray[Any]]
 
 
-# Finds it, after training, from the instruction without its plan.
+# Returns a node's part, after training, from the instruction without its plan.
 PartOf = Callable[[Call], SumPart]
-# Returns the metrics that are told beside a sum, from the instruction alone: nothing of what was learnt.
+# Returns the metrics sent in plain beside a sum; they depend on the instruction alone.
 Beside = Callable[[Call], Mapping[str, int]]
 
 
 def whole_instruction(call: Call) -> SumPart:
-    """Return that a node's part is of all that it was sent."""
+    """Return the part that covers the whole instruction and its one ArrayRecord."""
     arrays = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
     return SumPart(call.content, arrays)
 
@@ -96,34 +95,33 @@ def masked_sum_handlers(
     part_of: PartOf = whole_instruction,
     beside: Beside = lambda _: {},
 ) -> dict[str, BatchHandler]:
-    """Return the handlers of a node that can tell what it learnt within a sum.
+    """Return the handlers of a node that can take part in secure sums.
 
-    An instruction with the record ``masked-sum`` is answered with the node's masked update, times its
-    weight, in place of arrays and metrics; any other as ``train`` answers it, which a node whose policy
-    demands sums does not let happen.
+    An instruction with the record ``masked-sum`` is answered with the node's weighted, masked update in place
+    of arrays and metrics; any other is answered by ``train``, unless the node's policy requires sums.
 
     Parameters
     ----------
     train : Callable[[Sequence[Call]], Sequence[RecordDict or Exception]]
         Answers with one ArrayRecord, keys and shapes as in ``part_of(call).start``, and one MetricRecord. An
-        empty ArrayRecord says that the node has learnt nothing, and is told as it is.
+        empty ArrayRecord, from a node that did not train, is sent in plain.
     message_type : str (default: "train")
-        What it answers.
+        The message type that ``train`` answers.
     part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
-        What a node's part is of, asked after it was trained.
+        Returns a node's part; called after training.
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
-        The metrics that are told beside the sum.
+        Returns the metrics sent in plain beside the sum.
 
     Notes
     -----
-    On a guarded node training that fails, or ends at numbers that are not finite, adds nothing to the sum and
-    looks like any other answer: a server that chose the model would read from a failure what the records are.
+    On a guarded node, training that fails or gives non-finite values adds nothing to the sum, and the answer
+    looks like any other: otherwise a server that chose the model could learn about the records from failures.
     """
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
         if not any(MASKED_SUM in call.content for call in calls):
             return train(calls)
-        # Nodes that were sent one content share what is read from it.
+        # Cached by content, which many nodes share.
         sent: dict[int, _Sent] = {}
         parts: dict[int, tuple[SumPart, bytes]] = {}
 
@@ -136,19 +134,19 @@ def masked_sum_handlers(
                 parts[id(call.content)] = whole, told_content(whole.common)
             return parts[id(call.content)]
 
-        # What can be known before training is found out then.
+        # Find a bad instruction before training, if possible.
         early = part if part_of is whole_instruction else None
         found = [outcome(_begin, call, sent, early) for call in calls]
-        going = [one.call for one in found if not isinstance(one, Exception)]
-        trained = iter(train(going) if going else [])
-        told: list[Answer] = []
+        valid = [one.call for one in found if not isinstance(one, Exception)]
+        trained = iter(train(valid) if valid else [])
+        answers: list[Answer] = []
         for one in found:
             if isinstance(one, Exception):
-                told.append(one)
+                answers.append(one)
                 continue
             answer = next(trained)
-            told.append(answer if one.sum is None else outcome(_masked_answer, one, answer, part, beside))
-        return told
+            answers.append(answer if one.sum is None else outcome(_masked_answer, one, answer, part, beside))
+        return answers
 
     return {
         message_type: reveals(Reveals.SUMMED, handle),
@@ -159,7 +157,7 @@ def masked_sum_handlers(
 
 @dataclass(frozen=True)
 class _Sent:
-    """What is read once of an instruction: its plan, and the instruction without it."""
+    """An instruction's plan, and the instruction without it; read once for all nodes."""
 
     plan: SumPlan
     content: RecordDict
@@ -177,16 +175,14 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Own:
-    """One node's part in a sum."""
+    """One node's membership in a sum."""
 
     sent: _Sent
     member: int
     run: str
     seed: int
-    # Its end of the link with each other member.
-    ends: Mapping[int, Link]
-    # Of what it was told beside the instruction, before it trains.
-    told: bytes
+    ends: Mapping[int, Link]  # its end of the link to each other member
+    told: bytes  # ``told_digest`` before training
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ class _Job:
 
 
 def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:
-    """Read and check a call before anything is trained; the node's part begins here, and is written down."""
+    """Check a call before training, and store the node's membership in the sum."""
     if MASKED_SUM not in call.content:
         return _Job(call, None)
     key = id(call.content)
@@ -213,7 +209,7 @@ def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] |
 
 
 def _joined(call: Call, sent: _Sent) -> _Own:
-    """Return the node's part in a sum that it may take part in; ValueError for any other."""
+    """Return the node's membership in a sum; ValueError if the plan is not acceptable."""
     plan = sent.plan
     n, least = len(plan.members), max(LEAST_MEMBERS, int(call.context.node_config.get(_LEAST, 0)))
     if n < least:
@@ -239,7 +235,7 @@ def _joined(call: Call, sent: _Sent) -> _Own:
             links.meet(str(other), key, in_sum=True)
             ends[other] = Link(links.identity.secret_with(key), links.run, str(member), str(other))
     links.keep(call.context)
-    # Of a sum in which the node does not get so far as to mask anything there is nothing to tell.
+    # Until the node has masked an update, it has no shares to reveal.
     unmade = {"about": b"", "key": b"", "told": True}
     _keep(call, links.run, {"number": plan.number, "plan": sent.packed, **unmade})
     return _Own(sent, member, links.run, seed, ends, told_digest(call))
@@ -264,7 +260,7 @@ def _masked_answer(
             raise
         log(ERROR, "This node adds nothing to sum %d", plan.number, exc_info=error)
         numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
-    # The server need not know what members were told beside the instruction: it has no use for this key.
+    # The server cannot and need not derive this key, which includes the node's other settings.
     key = sha256(about + job.sum.told).digest()
     state = _state(job.call, job.sum.run)
     _keep(job.call, job.sum.run, {**state, "about": about, "key": key, "told": False})
@@ -282,13 +278,13 @@ def _masked_answer(
 
 
 def _learnt(answer: Answer, start: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], MetricRecord]:
-    """Return the update (M,) and the metrics of an answer; raises what it is, or what is wrong with it."""
+    """Return the update (M,) and the metrics of an answer; raise the error that it is or has."""
     if isinstance(answer, Exception):
         raise answer
     metrics = only_record(answer, MetricRecord, "bad metrics")
     arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
     if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in start.items()}:
-        raise PayloadError("wrong shape", "what was learnt has other arrays than what was sent")
+        raise PayloadError("wrong shape", "the trained arrays differ from those sent in keys or shapes")
     changes = (np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items())
     return np.concatenate(list(changes)), metrics
 
@@ -296,16 +292,16 @@ def _learnt(answer: Answer, start: Mapping[str, NDArray[Any]]) -> tuple[NDArray[
 def _numbers(
     job: _Job, update: NDArray[np.float64], metrics: MetricRecord | None, start: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint32]:
-    """Return what a node adds to its sum, before masks: its update times its weight, or with noise.
+    """Return a node's unmasked contribution: its update times its weight, or with noise.
 
-    Without metrics, of a node that learnt nothing, it weighs nothing.
+    Without metrics, from a node whose training failed, the weight is 0.
     """
     assert job.sum is not None
     plan = job.sum.sent.plan
     if (noisy := plan.noisy_grid) is not None:
         if any(was.dtype.kind != "f" for was in start.values()):
             raise PayloadError("wrong dtype", "counters have no norm to clip to")
-        # The ledger counts what the sum would cost if the server lied about who survived.
+        # The ledger assumes the worst case, a server that lies about the survivors.
         check_release(secrets.randbits(128), plan.number, plan.least_multiplier / 2)
         return noisy.encode(update, CoinFlips(_noise_key(job)))
     clips = clips_of(start, plan)
@@ -320,10 +316,10 @@ def _numbers(
 
 
 def _noise_key(job: _Job) -> bytes | None:
-    """Return what a node's noise is drawn from; None for the operating system's.
+    """Return the key of a node's noise; None for the operating system's randomness.
 
-    The run's seed, which whoever knows it takes the noise off with, is for simulations: a node whose own
-    config says ``entropy``, or that has a policy which does not say ``seed``, never uses it.
+    Noise from the run's seed, which anyone who knows the seed can remove, is for simulations: a node with
+    ``entropy`` in its own config, or with a policy that does not allow ``seed``, never uses it.
     """
     assert job.sum is not None
     plan = job.sum.sent.plan
@@ -337,7 +333,7 @@ def _noise_key(job: _Job) -> bytes | None:
 
 
 def _metric(metrics: MetricRecord, name: str) -> list[float]:
-    """Return a metric and that it is there; two zeros where it is none."""
+    """Return a clipped metric and 1.0; two zeros if it is missing or not finite."""
     value = metrics.get(name)
     if not isinstance(value, int | float) or not np.isfinite(value):
         return [0.0, 0.0]
@@ -345,23 +341,24 @@ def _metric(metrics: MetricRecord, name: str) -> list[float]:
 
 
 def _introduce(call: Call) -> RecordDict:
-    """Answer ``query.sum_keys``: the node's public keys, and the last sum of the run that it took part in."""
+    """Answer ``query.sum_keys``: the node's public keys, and the number of its last sum in the run."""
     config = only_record(call.content, ConfigRecord, "bad config")
     links = NodeLinks(call, _seed(config), begin=True)
     links.keep(call.context)
     number = _whole(_state(call, links.run), "number")
-    told = ConfigRecord({"introduction": links.identity.introduction, "number": number})
-    return RecordDict({MASKED_SUM: told})
+    return RecordDict(
+        {MASKED_SUM: ConfigRecord({"introduction": links.identity.introduction, "number": number})}
+    )
 
 
 def _reveal(call: Call) -> RecordDict:
-    """Answer ``query.sum_shares``, once for each sum: what takes the masks off for these survivors."""
+    """Answer ``query.sum_shares``, once per sum: the shares that remove the masks for these survivors."""
     config = only_record(call.content, ConfigRecord, "bad config")
     try:
-        told = _shares(call, config)
+        shares = _shares(call, config)
     except ValueError as error:
         raise Refusal(NO_SUM, "secure-sum") from error
-    return RecordDict({SHARES: ConfigRecord({"shares": told})})
+    return RecordDict({SHARES: ConfigRecord({"shares": shares})})
 
 
 def _shares(call: Call, config: ConfigRecord) -> bytes:
@@ -374,7 +371,7 @@ def _shares(call: Call, config: ConfigRecord) -> bytes:
     ):
         raise ValueError(f"this node took no part in sum {config.get('number')!r}, or in a later one")
     if state.get("told") is not False:
-        raise ValueError("this node has told its shares for this sum")
+        raise ValueError("this node has already revealed its shares for this sum")
     plan = SumPlan.unpacked(kept)
     own = plan.members[plan.introductions.index(links.identity.introduction)]
     survivors, sealed = config.get("survivors"), config.get("sealed")
@@ -389,17 +386,18 @@ def _shares(call: Call, config: ConfigRecord) -> bytes:
     opened = {}
     for at, other in enumerate(others):
         try:
-            # The names of the ends are those of the sum.
+            # The link's ends are named as in the plan.
             secret = links.link(str(other), in_sum=True).secret
             end, share = Link(secret, links.run, str(own), str(other)), sealed[size * at : size * (at + 1)]
             opened[other] = end.open(share, plan.number, _purpose(key))
         except PayloadError:
-            continue  # The server is told that there is none.
-    told = revealed(plan, own, plan.graph(about), alive, opened)
-    # A device's context is written when its answer leaves: two questions at once would find it as it was.
+            continue  # the reply marks this share as missing
+    shares = revealed(plan, own, plan.graph(about), alive, opened)
+    # Recorded in the ledger too: a device's context is written only with its answer, and two concurrent
+    # messages would both find it unchanged.
     check_sum(plan.number)
     _keep(call, links.run, {**state, "told": True})
-    return told
+    return shares
 
 
 def _purpose(key: bytes) -> str:
@@ -411,7 +409,7 @@ def _seed(record: Mapping[str, Any]) -> int:
     return seed if type(seed) is int else 0
 
 
-# What a node keeps of the last sum is its own alone: no server is told it, or sets it back.
+# The node's state of the last sum: it never leaves the node, and a server cannot restore it.
 
 
 def _state(call: Call, run: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a node learnt, and mods that change its update before it is compressed, masked and sent."""
+"""The result of a node's training, and mods that change its update before compression and masks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +14,23 @@ from hedgerow.wire.records import to_record
 
 __all__ = ["Learn", "Learnt", "Mod", "UpdateMod", "changed"]
 
-# A mod of Flower's, which sees messages.
+# A Flower mod, which sees messages.
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a node learnt in a round, before anything is made of it for the network.
+    """The result of a node's training in a round, before mods and encoding.
 
     Parameters
     ----------
     state : Mapping[str, Tensor]
         The arrays of its reply, by key, on any device.
     metrics : Mapping[str, int or float]
-        What it tells beside them.
+        The metrics of its reply.
     start : Mapping[str, Tensor] or None (default: None)
-        From what ``state`` is a change: the same keys and shapes. None where that has no meaning, as for
-        signs or chosen entries: such a reply is neither compressed nor changed by mods.
+        The arrays that training started from, with the same keys and shapes. None if ``state`` is not a
+        model, for example signs or selected entries; such a reply is neither compressed nor changed by mods.
     """
 
     state: Mapping[str, Tensor]
@@ -38,32 +38,31 @@ class Learnt:
     start: Mapping[str, Tensor] | None = None
 
     def reply(self) -> RecordDict:
-        """Return the reply as it is sent where nothing compresses it."""
+        """Return the uncompressed reply."""
         return RecordDict({"arrays": to_record(self.state), "metrics": MetricRecord({**self.metrics})})
 
 
-# Trains the nodes of one exchange. A RecordDict is an answer as it is, of a node that had nothing to learn.
+# Trains the nodes of one exchange. A RecordDict is a finished answer of a node that had nothing to train.
 Learn = Callable[[Sequence[Call]], Sequence[Learnt | Answer]]
 
 
 class UpdateMod(ABC):
-    """A mod that changes a node's update: clips it, adds noise to it, drops a part of it.
+    """A mod that changes a node's update, for example by clipping or noise.
 
-    It stands between training and whatever a message asks for besides: compression with error feedback, masks
-    of secure sums. What is done to an update that a mod has noised costs no more of its privacy. A clip alone
-    bounds nothing that is compressed with error feedback, which adds what was left of updates before. The
-    metrics of a reply stay as they are: they are of the model before any mod.
+    It runs between training and the compression or masks that a message asks for, which are post-processing
+    and cost a noised update no further privacy. Clipping alone does not bound a message that is compressed
+    with error feedback, which adds earlier errors. The metrics of a reply describe the model before any mod.
     """
 
     @abstractmethod
     def changed(self, update: Tensor, call: Call) -> Tensor:
-        """Return what the node tells in place of its update.
+        """Return the update to send in place of the given one.
 
         Parameters
         ----------
         update : Tensor
-            Trained minus sent (d,), of the floating-point arrays in the order of their keys; float32, or
-            float64 where the model is. It is the mod's own, to change in place.
+            Trained minus received model (d,), the floating-point arrays in the order of their keys; float32,
+            or float64 if the model is. It may be changed in place.
         call : Call
             The instruction, the node's context and its ``partition_id``. Draw noise from a generator of
             (seed, round, node): ``hedgerow.wire.generator``.
@@ -71,7 +70,7 @@ class UpdateMod(ABC):
 
 
 def changed(mods: Sequence[UpdateMod], learn: Learn) -> Learn:
-    """Return what trains nodes and puts their updates through the mods, in order."""
+    """Return a ``Learn`` that applies the mods, in order, to what ``learn`` returns."""
     if not mods:
         return learn
 
@@ -88,7 +87,7 @@ def _changed(mods: Sequence[UpdateMod], learnt: Learnt, call: Call) -> Learnt:
     if learnt.start is None:
         raise ValueError(
             f"{type(mods[0]).__name__} changes updates, so the method must be one whose nodes send models "
-            "or factors: this message asks for signs or chosen entries"
+            "or factors: this message asks for signs or selected entries"
         )
     start = {key: value for key, value in learnt.start.items() if value.is_floating_point()}
     update = torch.cat([(learnt.state[key] - value).flatten() for key, value in start.items()])
