@@ -1,8 +1,7 @@
-"""How a node's forward pass is computed: in float32 or with bfloat16 products, as written or compiled.
+"""Precision and compilation of a node's forward pass.
 
-Parameters, gradients, sums of statistics and losses are float32 in any case. What is compiled is the forward
-pass of one length of batches, with the backward pass that belongs to it: normalisations, activations and
-poolings that follow one another become one pass over memory.
+Parameters, gradients, sums of statistics and losses are always float32. ``torch.compile`` compiles the
+forward and backward pass of one batch length; it fuses successive normalisations, activations and poolings.
 """
 
 from collections.abc import Callable
@@ -28,19 +27,12 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How forward passes are computed.
+    """Precision and compilation of forward passes; ValueError for an invalid value."""
 
-    Raises
-    ------
-    ValueError
-        If a value is none of these.
-    """
-
-    # {"float32", "bf16"}: ``bf16`` is torch's autocast: matrix products and convolutions take and give
-    # bfloat16.
+    # "bf16" is torch's autocast: matrix products and convolutions take and return bfloat16.
     precision: Precision = "float32"
-    # The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
-    # are computed as written, so that what a node learns depends on nothing but its own batches. 0 for none.
+    # The batch length, >= 2, for which the forward pass is compiled; 0 for none. Other lengths are not
+    # compiled, so that a node's result depends only on its own batches.
     compiled: int = 0
 
     def __post_init__(self) -> None:
@@ -54,11 +46,11 @@ class Arithmetic:
         return self.precision == "bf16"
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return the context in which a forward pass is made."""
+        """Return the context for a forward pass."""
         return torch.autocast(device.type, torch.bfloat16) if self.rounds else nullcontext()
 
     def exact(self, outputs: Tensor) -> Tensor:
-        """Return outputs as a loss takes them: in float32 what was rounded."""
+        """Return outputs for a loss, with bfloat16 converted to float32."""
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
     def forward(self, model: nn.Module) -> Forward:
@@ -81,11 +73,11 @@ def _run_compiled(model: nn.Module, x: Tensor) -> Tensor:
         return cast(Tensor, model(x))
     try:
         if isinstance(model, Reparametrised):
-            # How weights are made of factors is planned in Python, which is not for a compiler.
+            # Weights are built from factors in Python, outside of the compiled program.
             return _compiler()(model.plain, model.plain_values(dict(model.named_parameters())), x)
         return _compiler()(model, {}, x)
     except Exception as error:
-        outputs = cast(Tensor, model(x))  # Raises too where it is the model that is wrong.
+        outputs = cast(Tensor, model(x))  # raises too if the model itself is at fault
         _give_up(error)
         return outputs
 
@@ -94,7 +86,7 @@ def _called(model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     return cast(Tensor, functional_call(model, weights, (x,)) if weights else model(x))
 
 
-# None once it has failed: what a process computes is then all computed as written.
+# False once compilation has failed; the process then compiles nothing any more.
 _usable = [True]
 
 

@@ -1,8 +1,8 @@
-"""The mini-batches of a node, each a function of (seed, node, iteration or round) alone.
+"""A node's mini-batches, each a function of (seed, node, iteration or round) alone.
 
-Whole local epochs are those of experiments of FedMUD and its baselines. Paper: S. Li et al., "The Panaceas
-for Improving Low-Rank Decomposition in Communication-Efficient Federated Learning" (FedMUD), the set-up of
-Section 6: E epochs over a node's samples, shuffled anew in each.
+Whole local epochs follow S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in
+Communication-Efficient Federated Learning" (FedMUD), Section 6: E epochs over a node's samples, reshuffled in
+each.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ Work = TypeVar("Work", bound=Any)
 def batch_indices(
     seed: int, partition_id: int, iteration: int, num_samples: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """Return the mini-batch of one client in one iteration (from 1), drawn without replacement.
+    """Return a client's mini-batch in one iteration (from 1), drawn without replacement.
 
-    All ``num_samples`` are taken, in order, if there are no more than ``batch_size``.
+    It is all ``num_samples``, in order, if there are no more than ``batch_size``.
     """
     if num_samples <= batch_size:
         return np.arange(num_samples)
@@ -44,9 +44,9 @@ def step_batches(
     steps: Sequence[int],
     batch_size: int,
 ) -> list[list[NDArray[np.int64]]]:
-    """Return each client's mini-batches, of its samples, of the iterations done + 1 to done + steps.
+    """Return each client's mini-batches of the iterations done + 1 to done + steps.
 
-    They are those of ``batch_indices``, whose streams are seeded for all clients at once.
+    They equal those of ``batch_indices``, but all streams are seeded at once.
     """
     iterations = [
         range(done + 1, done + n + 1) if len(p) > batch_size else ()
@@ -64,16 +64,11 @@ def step_batches(
 def epoch_batches(
     part: NDArray[np.int64], *, seed: int, round: int, partition_id: int, epochs: int, batch_size: int
 ) -> list[NDArray[np.int64]]:
-    """Return the batches of a node's local epochs: each epoch holds every sample once.
+    """Return the batches of a node's local epochs; each epoch contains every sample once.
 
     - ``part``: The node's samples, at least one.
-    - ``seed``, ``round``, ``partition_id``: What the order is drawn from, each >= 0.
-    - ``epochs``, ``batch_size``: E and B, each >= 1. An epoch's last batch holds what is left, and is kept.
-
-    Raises
-    ------
-    ValueError
-        If the node has no samples, or a number is out of range.
+    - ``seed``, ``round``, ``partition_id``: The stream of the order, each >= 0.
+    - ``epochs``, ``batch_size``: E and B, each >= 1. An epoch's last batch may be shorter.
     """
     at_least(1, epochs=epochs, batch_size=batch_size)
     if not len(part):
@@ -84,12 +79,12 @@ def epoch_batches(
 
 
 def augmented_work(work: Work, name: str, *, seed: int, round: int, partition_id: int) -> Work:
-    """Return the work on its batches' samples, transformed; a sample of several batches differs in each.
+    """Return the work with augmented samples; a sample in several batches is augmented anew for each.
 
-    - ``work``: What has ``x``, ``y`` and ``batches``. The new one has its own ``x`` and ``y``, of as many
-      samples as its batches have in all.
+    - ``work``: Has ``x``, ``y`` and ``batches``. The result has its own ``x`` and ``y``, with one sample for
+      each index in the batches.
     - ``name``: One of ``tasks.AUGMENTATIONS``; ``"none"`` returns the work itself.
-    - ``seed``, ``round``, ``partition_id``: What flips and crops are drawn from, each >= 0.
+    - ``seed``, ``round``, ``partition_id``: The stream of flips and crops, each >= 0.
     """
     if name == "none" or not len(work.batches):
         return work

@@ -1,4 +1,4 @@
-"""Local SGD of one node by the model's own forward pass: any model, and the oracle of every faster form."""
+"""Local SGD of one node by the model's own forward pass: for any model, and the oracle of faster forms."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ def train_loop(
     spread: bool = False,
     arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
-    """Train node by node, on a CPU as many at once as torch has threads, each on a copy of the model.
+    """Train node by node; on a CPU one node per torch thread at a time, each on a copy of the model.
 
-    A node's arithmetic is on one thread, which its bits could tell. ``spread`` lets a node that is alone have
-    all of them.
+    Each node computes on one thread, because the number of threads can change its last bits. ``spread`` gives
+    a single node all threads.
     """
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
@@ -42,7 +42,7 @@ def train_loop(
 
 
 def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
-    """Return whether a forward pass draws from torch's global generator, which fixes the nodes' order."""
+    """Return whether a forward pass draws from torch's global generator, so that nodes must keep an order."""
     work = next((work for work in works if work.batches), None)
     if work is None:
         return False
@@ -51,7 +51,7 @@ def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
         model.train()
         try:
             model(work.x[: len(work.batches[0])])
-        except Exception:  # Training meets it again, where it is that node's answer.
+        except Exception:  # training raises it again, as that node's answer
             return True
         return not torch.equal(before, torch.get_rng_state())
 
@@ -62,7 +62,7 @@ def train_one(
     loss: Loss = cross_entropy,
     arithmetic: Arithmetic = FLOAT32,
 ) -> Trained:
-    """Train one node by the model's own forward pass: the oracle of every faster form."""
+    """Train one node by the model's own forward pass."""
     model.load_state_dict(dict(work.start))
     model.train()
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -94,7 +94,7 @@ def _on_device(work: LocalWork) -> Sequence[Tensor]:
 def train_on_threads(
     function: Callable[[nn.Module, T], R], model: nn.Module, items: Sequence[T], threads: int
 ) -> list[R]:
-    """Return ``[function(model, item) for item in items]``, each thread on a model of its own."""
+    """Return ``[function(model, item) for item in items]``, computed with one model per thread."""
     idle: SimpleQueue[nn.Module] = SimpleQueue()
     for scratch in [model, *(copy.deepcopy(model) for _ in range(threads - 1))]:
         idle.put(scratch)

@@ -1,4 +1,4 @@
-"""How many nodes one stack holds, estimated before it starts."""
+"""Estimate of how many nodes one stack can hold."""
 
 from functools import lru_cache
 from logging import INFO
@@ -12,21 +12,20 @@ from hedgerow.tasks.modes import evaluating
 
 __all__ = ["chunk_size", "node_bytes"]
 
-# Per thread, as measured: smaller stacks lose time between operations, larger ones leave the caches.
+# Per thread, as measured: smaller stacks lose time between operations, larger ones exceed the caches.
 _CACHE_BYTES = 48 * 2**20
-# A CPU's stack of fewer bytes is over before a second thread has begun.
+# A CPU stack of fewer bytes finishes before a second thread starts.
 _WORTH_THREADS = 8 * 2**20
-# What is left of free memory is for kernels' work space and fragments.
+# Usable share of free memory; the rest is for kernels' work space and fragmentation.
 _USABLE = 0.8
 
 
 def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
-    """Estimate the bytes that one node of a stack takes while it trains.
+    """Estimate the bytes that one node of a stack needs for training, by one forward pass of the model.
 
-    Parameters are counted four times (start, value, gradient, temporary), each layer's output three times
+    It counts parameters four times (start, value, gradient, temporary), each layer's output three times
     (value, gradient, temporary), and the patches of a convolution twice (columns and their gradient).
 
-    - ``model``: The architecture; one forward pass is run.
     - ``sample``: One sample, (1, ...), on the model's device.
     - ``batch_size``: The longest batch, >= 0.
     """
@@ -43,7 +42,7 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not any(True for _ in m.children())]
     try:
-        with torch.no_grad(), evaluating(model):  # One sample alone has no batch statistics.
+        with torch.no_grad(), evaluating(model):  # a single sample has no batch statistics
             model(sample)
     finally:
         for hook in hooks:
@@ -52,12 +51,12 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
 
 
 def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: int | None = None) -> int:
-    """Return the most nodes that one stack should hold, at least 1.
+    """Return the largest number of nodes for one stack, at least 1.
 
-    - ``nodes``: All nodes that are to train, >= 1.
-    - ``device``: On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, in
-      chunks of equal size whose number the threads divide, so that none waits for another at the end; little
-      work is left to one thread.
+    On CUDA it is what free memory holds. On a CPU it is what stays in a core's caches, in equal chunks whose
+    number is a multiple of the threads, so that no thread idles at the end; small work stays on one thread.
+
+    - ``nodes``: All nodes to train, >= 1.
     - ``max_nodes``: Overrides the estimate, except that a CPU's threads still share the nodes.
     """
     if device.type == "cpu":
@@ -75,7 +74,7 @@ def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: i
 
 def _free_bytes(device: torch.device) -> int:
     free: int = torch.cuda.mem_get_info(device)[0]
-    # What torch holds for later counts as free.
+    # Memory that torch has cached counts as free.
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 

@@ -1,7 +1,7 @@
-"""A training loop of the user's own in place of local SGD: what it is given, and what is made of its outcome.
+"""A user's own training loop in place of local SGD.
 
-The method's part stays the method's: which model is sent, how many steps are asked for, what becomes of the
-trained model. The loop has the optimiser, the loss, the order of the samples and the schedule.
+The loop chooses the optimiser, the loss, the order of samples and the schedule. The method still chooses the
+model that is sent, the number of steps, and the use of the trained model.
 """
 
 import copy
@@ -25,7 +25,7 @@ __all__ = ["OwnTraining", "TrainingConfig", "TrainingData", "TrainingLoop"]
 
 
 class TrainingData(TensorDataset):
-    """A node's own samples, on the training device: a data set of pairs, copied for the loop.
+    """A node's own samples on the training device, a data set of pairs, copied for the loop.
 
     Parameters
     ----------
@@ -39,24 +39,24 @@ class TrainingData(TensorDataset):
 
 
 class TrainingConfig(TypedDict):
-    """What the method asks of a node in a round.
+    """The training that the method requests from a node in a round.
 
     Parameters
     ----------
     steps : int
-        How many mini-batch steps, >= 1.
+        Mini-batch steps, >= 1.
     epochs : int or None
-        How many epochs these are, >= 1; None where the method counts steps.
+        The same in epochs, >= 1; None if the method counts steps.
     lr : float
         The step size of the method's SGD, > 0.
     batch_size : int
-        >= 1.
+        Samples per mini-batch, >= 1.
     batches : list[NDArray[int64]]
-        The samples of each of the ``steps`` as the built-in loop takes them, as indices into the data.
+        The samples of each of the ``steps`` in the built-in loop, as indices into the data.
     seed, partition_id : int
-        The run's seed, and the node, each >= 0.
+        The run's seed and the node, each >= 0.
     round : int
-        The round, from 1; 0 where the server does not tell it.
+        The round, from 1; 0 if the server does not send it.
     """
 
     steps: int
@@ -69,30 +69,30 @@ class TrainingConfig(TypedDict):
     partition_id: int
 
 
-# Trains the model in place. Of what it returns, "train-loss" is told to the server, and nothing else.
+# Trains the model in place. Only "train-loss" of the returned metrics is sent to the server.
 TrainingLoop = Callable[[nn.Module, TrainingData, TrainingConfig], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class OwnTraining:
-    """How the nodes of one call train by a loop of the user's own: one after the other."""
+    """Training of the nodes of one call by the user's own loop, one node after another."""
 
-    # ``train(model, data, config)`` trains ``model`` in place, a copy in training mode on the training device
-    # that holds what was sent, and may return metrics. What it draws from torch's global generator is a
-    # function of (seed, round, node); the generator is put back behind it.
+    # ``train(model, data, config)`` trains ``model`` in place, a copy of the received model in training mode
+    # on the training device, and may return metrics. torch's global generator is seeded by (seed, round,
+    # node) for the call and restored afterwards.
     train: TrainingLoop
 
     def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained | ValueError]:
-        """Return every node's outcome, or what is wrong with it.
+        """Return every node's result or error.
 
-        As in ``local_sgd``, a node's arithmetic on a CPU is on one thread, but for a large model that is
-        alone.
+        As in ``local_sgd``, each node on a CPU computes on one thread, except for a single node with a large
+        model.
         """
 
         def outcome(work: LocalWork) -> Trained | ValueError:
             try:
                 return self._trained(model, work)
-            except Exception as error:  # Whatever a loop does wrong is that node's answer.
+            except Exception as error:  # any error of a loop is that node's answer
                 failed = ValueError(f"train failed with {type(error).__name__}: {error}")
                 failed.__cause__ = error
                 return failed
@@ -105,7 +105,7 @@ class OwnTraining:
     def _trained(self, model: nn.Module, work: LocalWork) -> Trained:
         assert work.asked is not None
         data, config = _data(work, work.asked), _config(work, work.asked)
-        # A copy, so that hooks, flags and types that a loop sets do not reach the next node.
+        # Copied, so that hooks, flags and dtypes set by the loop do not affect the next node.
         own = copy.deepcopy(model)
         own.load_state_dict(dict(work.start))
         own.train()
@@ -119,12 +119,12 @@ class OwnTraining:
         with torch.random.fork_rng(devices):
             torch.manual_seed(stream.initial_seed())
             metrics = self.train(own, data, config)
-        return _told(_state(own, work.start), metrics)
+        return _outcome(_state(own, work.start), metrics)
 
 
 @dataclass(frozen=True)
-class _Untold(Trained):
-    """The model of a loop that tells no loss."""
+class _WithoutLoss(Trained):
+    """The model of a loop that returned no loss."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -134,7 +134,7 @@ class _Untold(Trained):
 def _data(work: LocalWork, asked: Asked) -> TrainingData:
     if asked.augmentation != "none":
         raise ValueError(
-            f"augmentation must be 'none' with a loop of one's own, got {asked.augmentation!r}: the loop "
+            f"augmentation must be 'none' with your own training loop, got {asked.augmentation!r}: the loop "
             "transforms its samples"
         )
     index = torch.as_tensor(asked.part).to(work.x.device)
@@ -157,12 +157,9 @@ def _config(work: LocalWork, asked: Asked) -> TrainingConfig:
 
 
 def _state(model: nn.Module, start: Mapping[str, Tensor]) -> State:
-    """Return the trained state, of the start's types, on its device.
+    """Return the trained state in the start's dtypes and on its device.
 
-    Raises
-    ------
-    ValueError
-        If it has other keys or shapes than the start, or a value that is not finite.
+    ValueError if keys or shapes differ from the start's, or a value is not finite.
     """
     trained = model.state_dict()
     shapes, valid = ({k: tuple(v.shape) for k, v in state.items()} for state in (trained, start))
@@ -179,11 +176,11 @@ def _state(model: nn.Module, start: Mapping[str, Tensor]) -> State:
     return state
 
 
-def _told(state: State, metrics: Mapping[str, Any] | None) -> Trained:
+def _outcome(state: State, metrics: Mapping[str, Any] | None) -> Trained:
     if metrics is not None and not isinstance(metrics, Mapping):
         raise ValueError(f"train must return a dict of metrics, or None, got a {type(metrics).__name__}")
     if metrics is None or "train-loss" not in metrics:
-        return _Untold(state, 0.0)
+        return _WithoutLoss(state, 0.0)
     loss = float(metrics["train-loss"])
     if not isfinite(loss):
         raise ValueError(f"train-loss must be a finite number, got {loss}")

@@ -1,9 +1,9 @@
-"""Products of matrices node by node, whose bits depend on nothing but that node's matrices.
+"""Matrix products node by node; each node's bits depend only on its own matrices.
 
-A library that is handed a stack may split it by its size, and takes other paths where a matrix does not begin
-at the boundary of a vector register: a node's last bits would then tell how many stand beside it, and where
-(MKL's ``sgemm`` on Zen 4 does so where the output is not aligned to 16 bytes). Here each product is a call of
-its own, on slabs that begin at the boundaries of cache lines.
+Batched library routines may split a stack by its size, and take another code path if a matrix is not aligned
+to a vector register (MKL's ``sgemm`` on Zen 4 does so if the output is not aligned to 16 bytes). A node's
+last bits would then depend on the other nodes in the stack. Here each product is a call of its own, on slabs
+that are aligned to cache lines.
 """
 
 from typing import Any, cast
@@ -13,12 +13,12 @@ from torch import Tensor
 
 __all__ = ["aligned", "aligned_empty", "product"]
 
-# A cache line, and the widest vector register of today's processors.
+# A cache line, and the widest vector register of current processors.
 _BYTES = 64
 
 
 def aligned_empty(nodes: int, *shape: int, like: Tensor) -> Tensor:
-    """Return an uninitialised stack (nodes, *shape) whose slabs begin at boundaries of 64 bytes."""
+    """Return an uninitialised stack (nodes, *shape) whose slabs are aligned to 64 bytes."""
     slab = torch.Size(shape).numel()
     entries = _BYTES // like.element_size()
     stride = -(-slab // entries) * entries
@@ -26,10 +26,10 @@ def aligned_empty(nodes: int, *shape: int, like: Tensor) -> Tensor:
 
 
 def aligned(stack: Tensor) -> Tensor:
-    """Return a stack (nodes, m, n) in such slabs, row by row or column by column: itself, or a copy.
+    """Return a stack (nodes, m, n) in aligned slabs, row-major or column-major: itself, or a copy.
 
-    Of an axis of length 1 torch takes any stride for right, and a product another path by it: such a matrix
-    is taken row by row. On other devices than CPUs the stack is returned as it is.
+    torch accepts any stride for an axis of length 1, but a product's code path depends on it; such a matrix
+    is treated as row-major. On devices other than CPUs the stack is returned unchanged.
     """
     if not stack.is_cpu:
         return stack
@@ -44,7 +44,7 @@ def aligned(stack: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a b + bias of each node, which can be differentiated.
+    """Return a b + bias of each node, differentiably.
 
     - ``a``, ``b``: (nodes, m, k) and (nodes, k, n).
     - ``bias``: (nodes, m).
@@ -53,7 +53,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiplied(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a b + bias of each node; a and b are ``aligned``, or transposes of such."""
+    """Return a b + bias of each node; a and b are ``aligned`` or their transposes."""
     if not a.is_cpu:
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
     result = aligned_empty(len(a), a.shape[1], b.shape[2], like=a)

@@ -1,14 +1,14 @@
-"""Local SGD of one node or of many: ``w <- w - lr g(batch; w)``, no momentum, no decay.
+"""Local SGD of one node or many: ``w <- w - lr g(batch; w)``, without momentum or decay.
 
 Two forms do the same ragged work (each node its own number of steps, each step its own batch) and agree to
-float tolerance. The *loop* trains every node by the model's own forward pass: any model, and the stack's
-oracle. The *stack* trains many nodes as one model with a leading node axis (``stack.py``).
+float tolerance. The *loop* trains every node by the model's own forward pass; it takes any model and is the
+stack's oracle. The *stack* trains many nodes as one model with a leading node axis (``stack.py``).
 
-On CPUs both spread nodes over torch's threads and run each node's arithmetic on one: small operations gain
-nothing from several and lose tenfold where another process holds a core. On one processor a node's bits then
-depend on neither the number of cores nor the nodes beside it. Two exceptions keep to float tolerance: under
-``auto`` a node that is alone and takes the loop, which has all threads, and a model that only ``vmap``
-stacks. What ``auto`` takes is ``_prefers_stack``'s rule; docs/bits.md is the contract.
+On CPUs both distribute nodes over torch's threads and compute each node on one thread: small operations gain
+nothing from several, and lose tenfold if another process uses a core. On a given processor a node's bits then
+depend neither on the number of cores nor on the other nodes. There are two exceptions, equal to float
+tolerance: a single node in the loop under ``auto``, which uses all threads, and models that only ``vmap`` can
+stack. ``_prefers_stack`` is the rule of ``auto``; docs/bits.md is the contract.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ __all__ = [
 
 TrainingMode = Literal["auto", "loop", "stack"]
 
-# With more parameters vmap loses to the loop, and one node alone gains from threads within an operation.
+# With more parameters vmap loses to the loop, and a single node gains from threads within an operation.
 _SMALL = 100_000
 
 
@@ -60,35 +60,35 @@ def local_sgd(
     model : nn.Module
         The architecture, on the training device. Its parameters serve as scratch space.
     works : Sequence[LocalWork]
-        One entry a node.
+        One entry per node.
     loss : Loss (default: cross_entropy)
-        Loss of each sample; a step's loss is its mean over the batch.
+        Loss of each sample; a step's loss is the mean over its batch.
     mode : {"auto", "loop", "stack"} (default: "auto")
         ``loop`` runs the model's own forward pass node by node, ``stack`` many nodes at once with a
-        leading node axis. ``auto`` decides by device, architecture and number of nodes, never by a clock,
-        so that a run's bits do not depend on the load of the machine.
+        leading node axis. ``auto`` decides by device, architecture and number of nodes, never by timing, so
+        that a run's bits do not depend on the load of the machine.
     max_nodes : int or None (default: None)
-        The most nodes in one stack, >= 1; None takes what caches (CPU) or free memory (CUDA) hold. On
-        CPUs the split does not change a bit of the result. On CUDA the kernels may depend on the number
-        of nodes, and free memory on who else uses the device: fix it where a run must repeat there.
+        Most nodes in one stack, >= 1; None for what caches (CPU) or free memory (CUDA) hold. On CPUs the
+        split does not change the result. On CUDA kernels may depend on the number of nodes, and free memory
+        on other users of the device: set it for a run that must be repeatable there.
     arithmetic : Arithmetic (default: float32)
-        In which precision forward passes are made, and whether they are compiled: then, and with ``bf16`` on
-        a CPU, ``auto`` takes the loop.
+        Precision and compilation of forward passes. ``auto`` takes the loop if they are compiled, or ``bf16``
+        on a CPU.
 
     Raises
     ------
     ValueError
         If a work's start does not fit the model, a batch is empty or indexes past the data, or ``stack`` is
-        asked for and the model cannot stack, or forward passes are to be compiled.
+        requested but the model cannot be stacked or is to be compiled.
     RuntimeError
-        If the device's memory does not hold a stack.
+        If a stack exceeds the device's memory.
     """
     if mode not in ("auto", "loop", "stack"):
         raise ValueError(f"training mode must be 'auto', 'loop' or 'stack', got {mode!r}")
     if max_nodes is not None:
         at_least(1, max_nodes=max_nodes)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
-    starts: set[int] = set()  # Nodes of one exchange start from the same object.
+    starts: set[int] = set()  # nodes of one exchange start from the same object
     for position, work in enumerate(works):
         if id(work.start) not in starts:
             _check_start(shapes, work, position)
@@ -110,7 +110,7 @@ def local_sgd(
 def stackable(model: nn.Module) -> str | None:
     """Return why a model cannot be trained as a stack, or None if it can.
 
-    A stack assumes that a model draws nothing, and writes no buffers but those of batch normalisation.
+    A stacked model must draw no random numbers and write no buffers except those of batch normalisation.
     """
     normalised = set()
     for name, module in model.named_modules():
@@ -127,23 +127,23 @@ def stackable(model: nn.Module) -> str | None:
 
 
 def _unlike_alone(module: nn.Module) -> str | None:
-    """Return why a layer does something else in a stack than with a node alone."""
+    """Return why a layer would compute something else in a stack than for a single node."""
     if isinstance(module, nn.SyncBatchNorm):
         return "takes statistics over several processes"
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and not can_normalise(module):
-        return "averages over all batches that it has seen (momentum None)"
+        return "averages over all earlier batches (momentum None)"
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
         return "keeps statistics of samples"
     drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
     if drops or (isinstance(module, nn.RNNBase) and module.dropout > 0):
-        return "drops units by the global generator, in another order than a loop over nodes"
+        return "draws dropout from the global generator, in another order than a loop over nodes"
     return None
 
 
 def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Arithmetic) -> bool:
-    """Decide by device, architecture and number of nodes, as ``benchmarks/training.py`` measures.
+    """Decide by device, architecture and number of nodes, from measurements of ``benchmarks/training.py``.
 
-    Milliseconds a node-step on two CPU cores (medians), against one model on all nodes' batches (big);
+    Milliseconds per node-step on two CPU cores (medians); *big* is one model on all nodes' batches, and
     ``lenet-colour`` is ``lenet`` on images of three channels:
 
     =============  =====  =====  =====  =====  =====  =====
@@ -165,15 +165,15 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
     layernorm-mlp     50     10   0.21   0.09   0.08   0.02
     =============  =====  =====  =====  =====  =====  =====
 
-    Told to do with AVX2, the loop takes 0.77 for ``lenet`` with 10 nodes and 0.77 with 50, the stack 0.84 and
-    0.66; for ``lenet-colour`` 1.0 and 1.3; for ``cnn-431k`` 8.1 and 9.6. So networks that lie channels-last
-    are looped on CPUs, but for small ones on images of one channel. A small model takes the same form
-    alone and among others, and has one thread, so that its bits are the same whether an engine sends one
-    node a call or all, and where others want the cores too it does not wait for them: with both wanted, the
-    loop of one node on two threads took up to 110 ms for ``lenet``. ``groupnorm`` and ``layernorm-mlp`` have
-    no stacked layers and are stacked by vmap, as several. Networks with batch normalisation are stacked on
-    GPUs alone: ``cnn4`` with 8 nodes and batches of 32 took 24 ms in a loop and 36 as a stack on one core,
-    its factored form 26 and 34. Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
+    Limited to AVX2, the loop takes 0.77 for ``lenet`` with 10 nodes and 0.77 with 50, the stack 0.84 and
+    0.66; for ``lenet-colour`` 1.0 and 1.3; for ``cnn-431k`` 8.1 and 9.6. So channels-last networks use the
+    loop on CPUs, except small ones on images of one channel. A small model uses the same form, on one thread,
+    for one node and for many, so that its bits do not depend on how an engine groups nodes into calls. One
+    thread also avoids waiting for busy cores: with both cores in use, the loop of one node on two threads
+    took up to 110 ms for ``lenet``. ``groupnorm`` and ``layernorm-mlp`` have no stacked layers; several nodes
+    of them are stacked by vmap. Networks with batch normalisation are stacked only on GPUs: ``cnn4`` with 8
+    nodes and batches of 32 took 24 ms in a loop and 36 ms as a stack on one core, its factored form 26 and 34
+    ms. ``benchmarks/gpu.py`` measures GPUs, where this rule has not been tuned.
     """
     first = works[0]
     several = len(works) > 1
@@ -191,7 +191,7 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
 
 
 def is_small(model: nn.Module) -> bool:
-    """Return whether a node that is alone gains nothing from threads within an operation."""
+    """Return whether a model is too small to gain from threads within an operation."""
     return sum(p.numel() for p in model.parameters()) < _SMALL
 
 
@@ -200,7 +200,7 @@ def _lies_channels_last(model: nn.Module) -> bool:
 
 
 def _check_batches(works: Sequence[LocalWork]) -> None:
-    """Raise ValueError if a batch is empty or indexes past its node's data: all at once, then one by one."""
+    """Raise ValueError if a batch is empty or indexes past its node's data."""
     batches = [batch for work in works for batch in work.batches]
     if not batches:
         return

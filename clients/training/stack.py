@@ -1,4 +1,4 @@
-"""Local SGD of many nodes as one model with a leading node axis, in chunks that memory holds."""
+"""Local SGD of many nodes as one model with a leading node axis, in chunks that fit into memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,16 +26,15 @@ def train_stacks(
 ) -> list[Trained]:
     """Train all nodes in stacks, as ``local_sgd`` describes.
 
-    A CPU's stacks hold only nodes whose batches are equally long, so that no padding enters a node's sums,
-    and so do those of models that normalise by batches; others on a GPU are padded, and sorted so that little
-    is.
+    On CPUs, and for models with batch normalisation, a stack holds only nodes with equally long batches, so
+    that no padding enters a node's sums. Other stacks on a GPU are padded, and sorted to pad little.
     """
     device = works[0].x.device
     on_cpu = device.type == "cpu"
     longest = max((len(batch) for work in works for batch in work.batches), default=0)
     size = chunk_size(len(works), node_bytes(model, works[0].x[:1], longest), device, max_nodes)
     chunks = split(works, size, pad=not on_cpu and not takes_batch_statistics(model))
-    # The products of stacked layers are float32's.
+    # Stacked layers compute products in float32 only.
     layers = None if arithmetic.rounds else stacked_layers(model, works[0].x.dim() - 1)
 
     def train(own: nn.Module, chunk: list[int]) -> list[Trained]:
@@ -59,9 +58,9 @@ def train_stacks(
 
 
 def can_vmap(model: nn.Module, work: LocalWork) -> bool:
-    """Return whether ``vmap`` takes the model's forward pass, by a dry run of two nodes.
+    """Return whether ``vmap`` accepts the model's forward pass, by a dry run of two nodes.
 
-    It refuses draws from the global generator and a flow of control that depends on values.
+    It refuses draws from the global generator and value-dependent control flow.
     """
     parameters = {
         name: torch.stack([value.detach()] * 2)
@@ -78,14 +77,14 @@ def can_vmap(model: nn.Module, work: LocalWork) -> bool:
 
 
 def takes_batch_statistics(model: nn.Module) -> bool:
-    """Return whether what a model makes of a sample depends on its batch."""
+    """Return whether a model has batch normalisation."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def split(works: Sequence[LocalWork], size: int, *, pad: bool) -> list[list[int]]:
-    """Return positions in chunks of at most ``size``, the nodes with most steps first in each.
+    """Return positions in chunks of at most ``size``, by falling number of steps within each.
 
-    Without ``pad``, the nodes of a chunk have equally long batches in every step that they both have.
+    Without ``pad``, the nodes of a chunk have equally long batches in every step that they share.
     """
     lengths = [tuple(len(batch) for batch in work.batches) for work in works]
     if pad:
@@ -108,17 +107,17 @@ def train_stack(
     layers: StackedLayers | None = None,
     arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
-    """Train one stack: nodes ordered by falling number of steps, so that those still training are a prefix.
+    """Train one stack of nodes, ordered by falling number of steps so that active nodes are a prefix.
 
-    - ``model``: The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
+    - ``model``: The architecture; its forward pass is used if ``layers`` is None.
     - ``works``: The nodes, those with most steps first.
-    - ``layers``: The model's stacked form; None takes ``vmap`` over the model itself.
-    - ``arithmetic``: How ``vmap`` computes; nothing is compiled.
+    - ``layers``: The model's stacked form; None for ``vmap`` over the model.
+    - ``arithmetic``: The precision of ``vmap``; nothing is compiled.
     """
     steps = [len(work.batches) for work in works]
     device = works[0].x.device
     model.train()
-    # What stays, and is one object for all nodes, takes the room of one.
+    # Frozen values that are one object for all nodes are stored once.
     shared = {
         name
         for name, p in model.named_parameters()
@@ -166,7 +165,7 @@ def train_stack(
 
 
 def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the nodes' values as one tensor of its own, of a dtype and on a device."""
+    """Return a new tensor of the nodes' values, with the dtype and device of ``like``."""
     if any(value is not values[0] for value in values):
         return torch.stack(list(values)).to(like)
     return torch.empty(len(values), *like.shape, dtype=like.dtype, device=like.device).copy_(values[0])
@@ -181,7 +180,7 @@ def _forward(
     y: Tensor,
     arithmetic: Arithmetic,
 ) -> Tensor:
-    """Return one loss a sample, (nodes, batch)."""
+    """Return the loss of each sample, (nodes, batch)."""
     if layers is not None:
         outputs = layers(parameters, x)
         return loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2])
@@ -196,7 +195,7 @@ def _forward(
 
 @dataclass(frozen=True)
 class _Batches:
-    """All steps' samples as indices on the device; shorter batches repeat a sample at weight 0."""
+    """All steps' samples as indices on the device; shorter batches are padded at weight 0."""
 
     x: Tensor
     y: Tensor
@@ -231,7 +230,7 @@ class _Batches:
     def gather(self, step: int, active: int) -> tuple[Tensor, Tensor]:
         """Return the inputs (active, batch, ...) and targets (active, batch) of a step."""
         rows = self.index[step, :active, : self.widths[step]]
-        # A tenth of the time of ``self.x[rows]`` for small samples.
+        # Ten times faster than ``self.x[rows]`` for small samples.
         x, y = (values.index_select(0, rows.flatten()) for values in (self.x, self.y))
         return x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
 

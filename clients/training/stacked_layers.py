@@ -1,9 +1,9 @@
 """Common layers over a stack of nodes, with the batch as the last axis.
 
-A sample's axes stay in torch's order, (nodes, channels, height, width, batch): a convolution is then one
-copy of long runs and a matrix product a node (torch's grouped convolution, which ``vmap`` takes, has no fast
-kernels for so many groups), a linear layer is a product without a transpose, flattening is free, and what
-batch normalisation takes its statistics over lies in one run.
+A sample's axes stay in torch's order, (nodes, channels, height, width, batch). A convolution is then one copy
+of long contiguous runs and a matrix product per node (torch's grouped convolution, which ``vmap`` uses, has
+no fast kernels for so many groups). A linear layer is a product without a transpose, flattening is free, and
+the values that batch normalisation averages are contiguous.
 """
 
 from abc import abstractmethod
@@ -21,32 +21,32 @@ __all__ = ["Reparametrised", "StackedLayers", "stacked_layers"]
 Parameters = Mapping[str, Tensor]
 Layer = Callable[[Parameters, Tensor], Tensor]
 
-# Parameters of a stack, by name, to those of the layers.
+# Maps a stack's parameters, by name, to those of the layers.
 Weights = Callable[[Parameters], Parameters]
 
 _ELEMENTWISE = (nn.Identity, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Softplus)
-# By the number of a sample's axes.
+# By number of axes of a sample.
 _BATCH_NORMS = {1: nn.BatchNorm1d, 3: nn.BatchNorm2d}
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 class Reparametrised(nn.Module):
-    """A model that computes what another does, with weights that it makes of parameters of its own."""
+    """A model that computes a plain model's function with weights derived from its own parameters."""
 
     plain: nn.Module
 
     @abstractmethod
     def plain_values(self, own: Parameters) -> dict[str, Tensor]:
-        """Return the other model's parameters and buffers by its names.
+        """Return the plain model's parameters and buffers, by its names, from this model's.
 
-        ``own`` has this model's, by its names; all may have the same leading axes more, the result then too.
+        All values may have the same additional leading axes, which the result then has too.
         """
 
 
 class StackedLayers:
-    """A sequence of known layers, as one function of all nodes' parameters and inputs.
+    """A sequence of supported layers as one function of all nodes' parameters and inputs.
 
-    - ``weights``: What the layers' parameters are made by; None for those of the stack as they are.
+    - ``weights``: Derives the layers' parameters from the stack's; None if they are the same.
     """
 
     def __init__(self, layers: list[Layer], weights: Weights | None = None) -> None:
@@ -56,7 +56,7 @@ class StackedLayers:
     def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
         """Map x (nodes, batch, ...) by parameters (nodes, *shape) to outputs (nodes, batch, ...).
 
-        Buffers, among the parameters, are brought up to date in place.
+        Buffers, which are among the parameters, are updated in place.
         """
         if self._weights is not None:
             parameters = self._weights(parameters)
@@ -67,14 +67,14 @@ class StackedLayers:
 
 
 def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
-    """Return a model's stacked form, or None if it is no plain sequence of the layers known here.
+    """Return a model's stacked form, or None if it is not a plain sequence of supported layers.
 
-    Known are Conv2d (zero padding, no groups, no dilation), max and average pooling, batch normalisation,
+    Supported are Conv2d (zero padding, no groups, no dilation), max and average pooling, batch normalisation,
     Flatten, Linear on vectors, ReLU and other elementwise activations, sequences of these without hooks, and
-    ``Reparametrised`` models of such.
+    ``Reparametrised`` models of them.
 
-    - ``model``: Any model, in training mode. Not changed.
-    - ``sample_dims``: The number of axes of one sample: 3 for (C, H, W), 1 for features.
+    - ``model``: Any model, in training mode; not changed.
+    - ``sample_dims``: The number of axes of a sample: 3 for (C, H, W), 1 for features.
     """
     if isinstance(model, Reparametrised):
         inner = None if _has_hooks(model) else stacked_layers(model.plain, sample_dims)
@@ -87,7 +87,7 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     for prefix, module in leaves:
         layer: Layer
         if type(module) is ChannelsLast and dims == 3:
-            continue  # A stack has a layout of its own.
+            continue  # stacks have their own layout
         if type(module) is nn.Conv2d and dims == 3 and _is_plain_convolution(module):
             layer = _convolution(prefix, module)
         elif type(module) in _POOLS and dims == 3 and not getattr(module, "return_indices", False):
@@ -111,7 +111,7 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
 
 
 def can_normalise(module: nn.Module) -> bool:
-    """Return whether a stack can keep a batch normalisation's statistics: they move by a fixed share."""
+    """Return whether a stack supports a batch normalisation: its momentum, if it tracks, is fixed."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and (
         module.momentum is not None or not module.track_running_stats
     )
@@ -176,7 +176,7 @@ def _batch_norm(prefix: str, module: nn.Module) -> Layer:
 
         if (count := parameters.get(f"{prefix}num_batches_tracked")) is not None:
             count.add_(1)
-        # A channel of a node is a channel of one long sample.
+        # Nodes and channels together are the channels of one long sample.
         y = nn.functional.batch_norm(
             x.contiguous().view(1, x.shape[0] * x.shape[1], -1),
             flat("running_mean"), flat("running_var"), flat("weight"), flat("bias"), True, momentum, eps,
@@ -201,7 +201,7 @@ def _convolution(prefix: str, module: nn.Conv2d) -> Layer:
 
 def _pool(module: nn.Module) -> Layer:
     def pool(parameters: Parameters, x: Tensor) -> Tensor:
-        # Pooled by channel and with the batch as its channels, x is what torch calls channels-last.
+        # With nodes and channels as the batch, and the batch as channels, x is channels-last.
         y = module(x.flatten(0, 1).permute(0, 3, 1, 2))
         return cast(Tensor, y.permute(0, 2, 3, 1).unflatten(0, x.shape[:2]))
 
@@ -209,7 +209,7 @@ def _pool(module: nn.Module) -> Layer:
 
 
 class _Convolution(torch.autograd.Function):
-    """Patches as columns, then a product a node; the gradient of the input is their transposes."""
+    """Patches as columns, then one product per node; the input's gradient is the transpose of both."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
@@ -241,16 +241,16 @@ class _Convolution(torch.autograd.Function):
 
 
 def _sum_at_places(shares: Tensor, shape: torch.Size, stride: tuple[int, int]) -> Tensor:
-    """Return pixels of patches, (nodes, C, k, k, H', W', batch), summed where they lie in an image."""
+    """Return patches (nodes, C, k, k, H', W', batch) summed at their places in an image."""
     total = shares.new_zeros(shape)
     (height, width), (down, right) = shares.shape[4:6], stride
     spans = down * (height - 1) + 1, right * (width - 1) + 1
-    # (nodes, C, k, k, batch, H', W'), of which each pixel is in several patches.
+    # (nodes, C, k, k, batch, H', W'), where several entries are one pixel
     patches = total.unfold(2, spans[0], 1).unfold(3, spans[1], 1)[..., ::down, ::right]
     places = [place.movedim(2, -1) for row in patches.unbind(2) for place in row.unbind(2)]
     parts = [part for row in shares.unbind(2) for part in row.unbind(2)]
     if total.is_cpu:
-        torch._foreach_add_(places, parts)  # In order, and without Python between, which threads share.
+        torch._foreach_add_(places, parts)  # in order, and without holding Python's lock in between
     else:
         for place, part in zip(places, parts, strict=True):
             place.add_(part)

@@ -1,4 +1,4 @@
-"""What local training takes and gives: one node's model, batches and step size."""
+"""Input and result of local training: one node's model, batches and step size."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hedgerow.wire.checks import is_real, require
 __all__ = ["Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
-# (outputs, targets) -> one loss a sample.
+# (outputs, targets) -> the loss of each sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -20,16 +20,15 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node's batches were made of, for a training loop of the user's own."""
+    """The request that a node's batches were built from, for a user's own training loop."""
 
-    part: NDArray[np.int64]  # The node's samples, as indices into the data.
-    # What the message asks for, and of whom.
+    part: NDArray[np.int64]  # the node's samples, as indices into the data
     batch_size: int
     seed: int
     round: int
     partition_id: int
-    epochs: int | None = None  # How many local epochs the batches are; None where a method counts steps.
-    augmentation: str = "none"  # What was done to the samples of each batch.
+    epochs: int | None = None  # local epochs; None if the method counts steps
+    augmentation: str = "none"  # of the samples of each batch
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ class LocalWork:
     start : Mapping[str, Tensor]
         The model to start from, as a state dict. Not changed.
     x, y : Tensor
-        The data that ``batches`` index, (samples, ...) and (samples,), on the training device. Nodes of
-        one simulation share one resident copy.
+        The data that ``batches`` index, (samples, ...) and (samples,), on the training device. Simulated
+        nodes share one copy.
     batches : Sequence[NDArray[int64]]
         The samples of each step, in order; lengths may differ. ``local_sgd`` checks that none is empty or
         indexes past the data.
     lr : float
         Step size, > 0 and finite in float32.
     asked : Asked or None (default: None)
-        What the batches were made of; read by nobody but ``OwnTraining``.
+        The request behind the batches, for ``OwnTraining``.
 
     Raises
     ------
@@ -70,10 +69,10 @@ class LocalWork:
 
 
 class StackRow(Mapping[str, Tensor]):
-    """One node's state in a stack, whose tensors are made where they are read.
+    """One node's state as a row of a stack; its tensors are created on access.
 
-    - ``stack``: All nodes' (nodes, *shape).
-    - ``shared``: Keys whose values take the room of one in the stack, and are copied for each node.
+    - ``stack``: All nodes' values (nodes, *shape).
+    - ``shared``: Keys whose values the stack stores once; they are copied on access.
     """
 
     __slots__ = ("row", "shared", "stack")
@@ -82,7 +81,7 @@ class StackRow(Mapping[str, Tensor]):
         self.stack, self.row, self.shared = stack, row, shared
 
     def __getitem__(self, key: str) -> Tensor:
-        """Return the node's values."""
+        """Return the node's value."""
         own = self.stack[key][self.row]
         return own.clone() if key in self.shared else own
 
@@ -97,17 +96,17 @@ class StackRow(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Trained:
-    """The model after the last step, and the mean mini-batch loss over the steps (before each step)."""
+    """The model after the last step, and the mean over steps of the mini-batch loss before each step."""
 
     state: Mapping[str, Tensor]
     mean_loss: float
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What the node tells of it."""
+        """The metrics that the node reports."""
         return {"train-loss": self.mean_loss}
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits, one value a sample."""
+    """Return the cross-entropy of logits, one value per sample."""
     return nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -330,7 +330,7 @@ def test_a_message_that_takes_too_much_memory_is_refused_and_the_limit_goes_with
     assert json.loads(found.stdout.splitlines()[-1]) == ["", much, much, "", ""]
     # What was asked for is in the node's own log, and there alone.
     assert "Unable to allocate" in found.stderr
-    assert found.stderr.count("bounds nothing in a simulation") == 1
+    assert found.stderr.count("has no effect in a simulation") == 1
 
 
 def test_where_no_memory_can_be_limited_a_policy_that_wants_it_is_not_valid(

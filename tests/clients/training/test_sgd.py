@@ -105,10 +105,10 @@ def _tied() -> nn.Module:
 
 
 REFUSED = {
-    "averages over all batches": lambda: nn.Sequential(
+    "averages over all earlier batches": lambda: nn.Sequential(
         nn.BatchNorm2d(1, momentum=None), nn.Flatten(), nn.Linear(256, 10)
     ),
-    "drops": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 10)),
+    "draws dropout": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 10)),
     "shared between layers": _tied,
 }
 
