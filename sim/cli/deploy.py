@@ -104,7 +104,7 @@ def deploy_local(
         said, own = read_own_data(spec, own_data, nodes)
         plan = plan_run(spec, [*said, *overrides], num_nodes=nodes)
         if plan.faults is not None:
-            raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
+            raise ValueError("fault-*: a deployment injects no faults; use 'run' with --engine inprocess")
         if own_data and plan.run_config.get("data-dir"):
             raise ValueError(
                 "data-dir: no node of --own-data reads it, and the server has no data; leave it out"
@@ -168,7 +168,7 @@ def _deploy_edges(
         for d in range(number):
             plan = plan_run(spec, [*run_config, *overrides(d, placeholders)], num_nodes=nodes)
         if plan.faults is not None:
-            raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
+            raise ValueError("fault-*: a deployment injects no faults; use 'run' with --engine inprocess")
         configs = for_own_nodes(read_node_configs(spec, node_config, plan.num_nodes), plan.run_config)
         # Nodes are dealt to sites as clients are to edge servers.
         servers = contiguous_clusters(plan.num_nodes, number)

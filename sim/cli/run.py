@@ -204,7 +204,7 @@ def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
 def _check_plan(name: str, plan: Plan) -> None:
     """Raise ValueError where a run is asked for that Flower's engine cannot do."""
     if plan.faults is not None:
-        raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
+        raise ValueError("fault-*: Flower's engine injects no faults; use --engine inprocess")
     for key, value in {"seed": plan.seed, "output-dir": plan.output_dir}.items():
         if value is not None:
             raise ValueError(f"--{key}: app {name!r} has no key {key!r}; use --engine inprocess")

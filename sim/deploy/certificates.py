@@ -1,10 +1,10 @@
 """Keys and certificates of a deployment: a CA, the SuperLink's certificate, a key pair for each SuperNode.
 
-Of a deployment with edge servers that are orchestrators of their own each has all of that, of one CA, and a
-certificate by which the others know it.
+Edge servers that are independent orchestrators each have all of these, from one CA, and a certificate for the
+links between them.
 
-For machines that you own, for the length of an experiment: the CA's own key is not kept, so that nobody can
-issue another certificate later.
+They are meant for your own machines and one experiment: the CA's private key is not kept, so that nobody can
+issue further certificates.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ __all__ = [
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost")
-# Keys are for one experiment. Ten thousand take some seconds to write; a certificate of more than ten years
-# outlasts its curve's use.
+# Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
 
 
 @dataclass(frozen=True)
 class NodeKey:
-    """A SuperNode's key pair: the private one stays on the device, the public one is registered."""
+    """A SuperNode's key pair: the private key stays on the device, the public key is registered."""
 
     private: Path
     public: Path
@@ -63,9 +62,9 @@ class Credentials:
     server_certificate, server_key : Path
         The SuperLink's.
     nodes : Sequence[NodeKey]
-        One a SuperNode, in the order of partition ids.
+        One per SuperNode, in the order of partition ids.
     registry : Path
-        Binds each public key to its partition (docs/nodes.md), for the server.
+        The file that binds each public key to its partition (docs/nodes.md), for the server.
     """
 
     ca: Path
@@ -77,14 +76,14 @@ class Credentials:
 
 @dataclass(frozen=True)
 class EdgeCredentials:
-    """The files of one edge server with a SuperLink of its own.
+    """The files of one edge server with its own SuperLink.
 
     Parameters
     ----------
     superlink : Credentials
         Of its SuperLink and SuperNodes.
     peer_certificate, peer_key : Path
-        With which it proves to other edge servers who it is.
+        Its identity towards other edge servers.
     """
 
     superlink: Credentials
@@ -95,25 +94,25 @@ class EdgeCredentials:
 def make_credentials(
     folder: Path, num_nodes: int, *, hosts: Sequence[str] = LOOPBACK, days: int = 30
 ) -> Credentials:
-    """Write new keys and certificates: EC P-384, private keys readable by their owner alone.
+    """Write new keys and certificates: EC P-384, private keys readable only by their owner.
 
     Parameters
     ----------
     folder : Path
-        Created with mode 0700 if need be.
+        Created with mode 0700 if missing.
     num_nodes : int
         SuperNodes, 0 to 10,000.
     hosts : Sequence[str] (default: 127.0.0.1 and localhost)
-        Addresses and names by which the SuperLink is called, at least one.
+        Addresses and names of the SuperLink, at least one.
     days : int (default: 30)
-        How long the certificates are valid, 1 to 3,650.
+        Validity of the certificates in days, 1 to 3,650.
 
     Raises
     ------
     ValueError
         If a number is out of range, or there is no host.
     FileExistsError
-        If a key is there already: it may be one that a device relies on.
+        If a key exists already, since a device may use it.
     """
     check_sizes(nodes=num_nodes, days=days)
     _check_hosts(hosts)
@@ -129,23 +128,10 @@ def make_edge_credentials(
     hosts: Sequence[Sequence[str]] | None = None,
     days: int = 30,
 ) -> list[EdgeCredentials]:
-    """Write what ``make_credentials`` does for each of some edge servers, all of one CA, each to ``edge<d>``.
+    """Write the files of ``make_credentials`` for each edge server to ``edge<d>``, all from one CA.
 
-    Parameters
-    ----------
-    folder : Path
-        Created with mode 0700 if need be.
-    partitions : Sequence[Sequence[int]]
-        The partition ids of each server's SuperNodes.
-    hosts : Sequence[Sequence[str]] or None (default: None)
-        Addresses and names by which each SuperLink is called, at least one; None for loopback.
-    days : int (default: 30)
-        As of ``make_credentials``.
-
-    Raises
-    ------
-    ValueError, FileExistsError
-        As ``make_credentials``.
+    ``partitions`` are the partition ids of each server's SuperNodes, and ``hosts`` each SuperLink's addresses
+    and names, None for loopback. Other parameters and errors as in ``make_credentials``.
     """
     called = hosts or [LOOPBACK] * len(partitions)
     check_sizes(nodes=sum(map(len, partitions)), edges=len(partitions), days=days)
@@ -161,14 +147,14 @@ def make_edge_credentials(
 
 
 def _registered(public: Path, partition: int) -> str:
-    """Return the entry of a registry that binds a key to its partition."""
+    """Return the registry entry that binds a key to its partition."""
     return f'[[node]]\nkey = "{public.name}"\npartition = {partition}\n'
 
 
 def _peer_files(
     home: Path, peer: int, ca: x509.Certificate, ca_key: EllipticCurvePrivateKey, days: int
 ) -> tuple[Path, Path]:
-    """Write certificate and key of an orchestrator, by its number."""
+    """Write the peer certificate and key of an orchestrator."""
     key = generate_private_key(SECP384R1())
     ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     signed = _signed("Hedgerow edge server", key.public_key(), ca, ca_key, [certified_name(peer)], days, ways)
@@ -179,7 +165,7 @@ def _peer_files(
 
 
 def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
-    """Raise ValueError unless keys of so many SuperNodes and edge servers, for so long, can be made."""
+    """Raise ValueError if the number of SuperNodes, edge servers or days is out of range."""
     bounds = {
         "nodes": (nodes, 0, _MOST_NODES),
         "edges": (edges, 1, _MOST_EDGES),
@@ -282,7 +268,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # Devices' clocks differ by a little.
+        # Tolerates devices' clock differences.
         .not_valid_before(now - timedelta(minutes=10))
         .not_valid_after(now + timedelta(days=days))
     )
@@ -304,6 +290,6 @@ def _pem(key: EllipticCurvePrivateKey, layout: PrivateFormat) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    # Created with its mode: a key must not be readable by others for a moment either.
+    # Created with its mode, so that a key is never readable by others.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

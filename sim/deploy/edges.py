@@ -1,7 +1,7 @@
-"""A deployment of several edge servers, or sites, on loopback: a SuperLink, SuperNodes and a run for each.
+"""A deployment of several edge servers or sites on loopback, each with a SuperLink, SuperNodes and a run.
 
-Every server is an orchestrator of its own, as on a machine of its own, and tells the others its models over
-links between them (``strategies/peers.py``). There is no hub: this only starts and ends them.
+Every server is an independent orchestrator and exchanges models with the others over direct links
+(``strategies/peers.py``). There is no hub: this module only starts and ends them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
 
 __all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides", "site_overrides"]
 
-# What the servers are called, and what of others they may lose in a round.
+# The servers' names in output, and the losses that their tables report.
 _NAMES = {"edge": "Edge server", "site": "Site"}
 _LOST = {"edge": "lost links", "site": "lost payloads"}
 
@@ -45,20 +45,20 @@ def edge_overrides(
     keys: EdgeCredentials | None = None,
     output_dir: str = "",
 ) -> list[str]:
-    """Return the run config's changes that make a run one edge server's.
+    """Return the run config's overrides for the run of one edge server.
 
     Parameters
     ----------
     edge : int
-        Which it is.
+        The server's number.
     peers : Sequence[str]
-        ``host:port`` of each.
+        ``host:port`` of each server.
     keys : EdgeCredentials or None (default: None)
-        With TLS, its own.
+        This server's credentials, with TLS.
     output_dir : str (default: "")
-        Where run folders go, if not where the app says; each server has a folder of its own there.
+        The folder of the run folders, one per server; empty for the app's own setting.
     """
-    said: dict[str, UserConfigValue] = {
+    settings: dict[str, UserConfigValue] = {
         "edge-servers": "direct",
         "num-servers": len(peers),
         "edge": edge,
@@ -66,27 +66,27 @@ def edge_overrides(
         **_files(keys),
     }
     if output_dir:
-        said["output-dir"] = str(Path(output_dir) / f"edge{edge}")
-    return _texts(said)
+        settings["output-dir"] = str(Path(output_dir) / f"edge{edge}")
+    return _texts(settings)
 
 
 def site_overrides(
     site: int, peers: Sequence[str], keys: EdgeCredentials | None = None, output_dir: str = ""
 ) -> list[str]:
-    """Return the run config's changes that make a run one site's of several; parameters as above."""
-    said: dict[str, UserConfigValue] = {
+    """Return the run config's overrides for the run of one site; parameters as above."""
+    settings: dict[str, UserConfigValue] = {
         "site": site,
         "peers": ",".join(peers),
         "monitor": False,
         **_files(keys),
     }
     if output_dir:
-        said["output-dir"] = str(Path(output_dir) / f"site{site}")
-    return _texts(said)
+        settings["output-dir"] = str(Path(output_dir) / f"site{site}")
+    return _texts(settings)
 
 
 def _files(keys: EdgeCredentials | None) -> dict[str, UserConfigValue]:
-    """Return the settings by which a server proves who it is."""
+    """Return the settings that name a server's credentials."""
     if keys is None:
         return {}
     return {
@@ -96,8 +96,8 @@ def _files(keys: EdgeCredentials | None) -> dict[str, UserConfigValue]:
     }
 
 
-def _texts(said: Mapping[str, UserConfigValue]) -> list[str]:
-    return [f"{key}={toml_value(value)}" for key, value in said.items()]
+def _texts(settings: Mapping[str, UserConfigValue]) -> list[str]:
+    return [f"{key}={toml_value(value)}" for key, value in settings.items()]
 
 
 class EdgeDeployment:
@@ -106,27 +106,27 @@ class EdgeDeployment:
     Parameters
     ----------
     spec : AppSpec
-        The app: it takes the keys of ``edge_overrides``, or with ``sites`` those of ``site_overrides``.
+        The app, which has the settings of ``edge_overrides`` or, with ``sites``, of ``site_overrides``.
     partitions : Sequence[Sequence[int]]
         The partition ids of each server's SuperNodes.
     tls : bool (default: False)
-        Encrypt everything with certificates made for this deployment: SuperNodes with their SuperLink, and
-        servers with each other, which prove who they are.
+        Encrypt and authenticate all links with certificates made for this deployment: between SuperNodes and
+        their SuperLink, and between servers.
     node_config : Sequence[Mapping] or None (default: None)
-        As of ``Deployment``, by partition id.
+        As in ``Deployment``, by partition id.
     keep_logs : Path or None (default: None)
-        Where logs are copied at the end, a folder for each server.
+        Copy the logs here at the end, a folder per server.
     sites : bool (default: False)
-        The servers are sites of nodes that gossip.
+        Whether the servers are sites of gossiping nodes.
 
     Attributes
     ----------
     servers : list of Deployment
         By number.
     peers : list of str
-        Where each listens for the others.
+        The address at which each server listens for the others.
     keys : list of EdgeCredentials
-        With TLS, each server's.
+        Each server's credentials, with TLS.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ class EdgeDeployment:
             self.servers.append(self._open.enter_context(one))
 
     def close(self) -> None:
-        """End everything that was started here; a second signal does not stop it."""
+        """End all programs; a second signal does not interrupt this."""
         with uninterrupted():
-            # All at once: stopping one after the other takes that many times as long.
+            # All nodes at once, which is faster than one deployment after another.
             stop_all([node for server in self.servers for node in server.nodes], 8.0)
             self._open.close()
 
     def plan(self, edge: int, *overrides: str, output_dir: str = "") -> Plan:
-        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does."""
+        """Return the plan of one server's run; overrides and errors as in ``plan_run``."""
         keys = self.keys[edge] if self.tls else None
         if self.who == "site":
             own = site_overrides(edge, self.peers, keys, output_dir)
@@ -216,18 +216,18 @@ def deploy_edges(
     keep_logs: bool = False,
     sites: bool = False,
 ) -> int:
-    """Run an app on edge servers, or sites, started here; return 0 if each one's run completed, 1 if not.
+    """Run an app on new edge servers or sites; return 0 if every run completed, else 1.
 
     Parameters
     ----------
     spec, overrides, partitions
-        The app, what the user asks of its run, and the SuperNodes of each server.
+        The app, the user's overrides, and the SuperNodes of each server.
     output_dir : str (default: "")
-        Where run folders go, a folder for each server; empty for where the app says.
+        The folder of the run folders, one per server; empty for the app's own setting.
     tls, node_config, sites
-        As for ``EdgeDeployment``.
+        As in ``EdgeDeployment``.
     keep_logs : bool (default: False)
-        Leave the logs in ``logs-<time>`` beside the run folders.
+        Keep the logs in ``logs-<time>`` beside the run folders.
 
     Raises
     ------
@@ -256,8 +256,8 @@ def deploy_edges(
         print(_table(runs, ends, edges.who))
         for d, end in enumerate(ends):
             if end.exit_code:
-                said = f"{end.status} {end.details}".rstrip()
-                print(f"{_NAMES[edges.who]} {d}, run {end.run_id}: {said}", file=sys.stderr)
+                status = f"{end.status} {end.details}".rstrip()
+                print(f"{_NAMES[edges.who]} {d}, run {end.run_id}: {status}", file=sys.stderr)
     if logs:
         print(f"Logs: {logs}", flush=True)
     code = max(end.exit_code for end in ends)
@@ -267,9 +267,9 @@ def deploy_edges(
 
 
 def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], who: str) -> str:
-    """Return what each server's run came to, and u of them all, as a table for a terminal."""
+    """Return a table of each server's run, and of their mean model u, for a terminal."""
     table = Table(title=f"{_NAMES[who].lower()}s", title_justify="left")
-    # Of sites nobody sees a loss.
+    # No server of a site sees a loss.
     measured = ("loss", "accuracy") if who == "edge" else ()
     for column in (who, "status", "round", *measured, "hub MB", "peer MB", _LOST[who]):
         table.add_column(column, justify="right")
@@ -302,7 +302,7 @@ def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], who: str) -> str:
 
 
 def _together(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what the servers' models were together; nothing, said, where that cannot be measured."""
+    """Return the rounds of the servers' mean model; none, with a warning, if it cannot be measured."""
     try:
         runs, _ = parts_of_runs(folders)
         return evaluate_together(runs[0]) if runs else []

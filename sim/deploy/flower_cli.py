@@ -1,4 +1,4 @@
-"""Flower's command line without its pitfalls: a home of its own, a run's logs as they come, its true end."""
+"""Flower's command line with its own home, a run's live logs, and the run's true status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["FlowerRun", "RunEnd", "environment", "healthy"]
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER = re.compile(r"Run folder: (.+?)\s*$")
-# A busy machine may be slow to answer: so many questions in a row without an answer, each of so many seconds.
+# A busy machine may be slow: queries in a row that may go unanswered, and the time limit of each.
 _ATTEMPTS = 6
 _ANSWER_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
@@ -30,11 +30,11 @@ _COMPLETED = "finished:completed"
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs, with a home of their own and nothing from outside."""
+    """Return the environment of Flower's programs, with their own home and without network access."""
     return {
         **os.environ,
         "FLWR_HOME": str(home),
-        # A per-run environment would stand before this one, and needs a network.
+        # A per-run environment would take precedence over this one, and needs a network.
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -45,7 +45,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def healthy(port: int, ca: Path | None = None) -> bool:
-    """Return whether a SuperLink on this machine answers; with TLS where its CA is given."""
+    """Return whether a SuperLink on this machine answers, over TLS if a CA is given."""
     trust = ssl.create_default_context(cafile=str(ca)) if ca else None
     try:
         url = f"{'https' if ca else 'http'}://127.0.0.1:{port}/health"
@@ -57,7 +57,7 @@ def healthy(port: int, ca: Path | None = None) -> bool:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended, in Flower's words: ``finished:completed`` is success."""
+    """A run's final status in Flower's terms; ``finished:completed`` is success."""
 
     run_id: int | None
     status: str
@@ -70,20 +70,20 @@ class RunEnd:
 
 
 class FlowerRun:
-    """A run that ``flwr run`` submits and follows; its lines are kept, and printed as they come.
+    """A run that ``flwr run`` submits and follows; its lines are kept and printed as they come.
 
     Parameters
     ----------
     arguments : Sequence[str]
-        What follows ``flwr run``, without ``--stream``.
+        The arguments of ``flwr run``, without ``--stream``.
     env : Mapping[str, str]
         From ``environment``.
     superlink : str (default: "")
-        The connection's name in the home's config.toml; empty: Flower's default.
+        The connection's name in the home's config.toml; empty for Flower's default.
     echo : bool (default: True)
         Print the lines.
     prefix : str (default: "")
-        What each line that is printed begins with.
+        Prefix of each printed line.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class FlowerRun:
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder, as its log names it; None if it has not."""
+        """The run's folder from its log; None if the log does not name one."""
         found = (named for line in reversed(self.lines) if (named := _FOLDER.search(line)))
         return next((Path(one[1]) for one in found), None)
 
@@ -126,13 +126,7 @@ class FlowerRun:
         return self._process.poll() is None
 
     def submitted(self, patience: float = 60.0) -> int:
-        """Wait until Flower took the run, and return its id.
-
-        Raises
-        ------
-        RuntimeError
-            If Flower did not take it.
-        """
+        """Wait until Flower has accepted the run, and return its id; RuntimeError if it does not."""
         end = time.monotonic() + patience
         while self.run_id is None:
             if not self._reader.is_alive() or time.monotonic() > end:
@@ -141,28 +135,20 @@ class FlowerRun:
         return self.run_id
 
     def wait(self, timeout: float | None = None) -> RunEnd:
-        """Follow the run to its end, and ask Flower how it ended: ``flwr run`` exits with 0 in any case.
+        """Follow the run to its end and query its status, because ``flwr run`` always exits with 0.
 
-        Parameters
-        ----------
-        timeout : float or None (default: None)
-            Seconds to wait at most.
-
-        Raises
-        ------
-        TimeoutError
-            If the run goes on after ``timeout`` seconds.
+        TimeoutError if the run has not ended after ``timeout`` seconds.
         """
         self._reader.join(timeout)
         if self._reader.is_alive():
-            raise TimeoutError(f"run {self.run_id} goes on after {timeout} s")
+            raise TimeoutError(f"run {self.run_id} has not ended after {timeout} s")
         self._process.wait()
         if self.run_id is None:
             return RunEnd(None, "not started", "".join(self.lines[-3:]).strip())
         return self._end()
 
     def status(self) -> RunEnd:
-        """Ask Flower where the run stands now."""
+        """Query the run's current status."""
         if self.run_id is None:
             return RunEnd(None, "not started")
         shown = self._flwr("list", *self._superlink, "--run-id", str(self.run_id), "--format", "json")
@@ -173,11 +159,11 @@ class FlowerRun:
         return RunEnd(self.run_id, str(run.get("status", "unknown")), str(run.get("status-details", "")))
 
     def stop(self) -> None:
-        """Ask Flower to stop the run, with ``flwr stop``."""
+        """Stop the run with ``flwr stop``."""
         self._flwr("stop", str(self.submitted()), *self._superlink)
 
     def close(self) -> None:
-        """Follow the run no longer. The run itself is the SuperLink's, and goes on."""
+        """Stop following the run, which continues on the SuperLink."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -193,15 +179,15 @@ class FlowerRun:
             for line in lines:
                 self.lines.append(line)
                 if self._echo:
-                    # In one piece: several runs may be followed at once.
+                    # One call, because several runs may be followed at once.
                     print(f"{self._prefix}{line}", end="", flush=True)
                 if started := _STARTED.search(line):
                     self.run_id = int(started[1])
 
     def _end(self) -> RunEnd:
-        """Ask until the run has ended: its logs may break off before, and Flower may be slow to answer.
+        """Query until the run has ended, because its logs may break off before.
 
-        If Flower does not answer, the run's folder on this machine may have the status.
+        If Flower does not answer, use the status in the run's folder on this machine, if there is one.
         """
         unanswered = 0
         while not (found := self.status()).status.startswith("finished"):
@@ -212,7 +198,7 @@ class FlowerRun:
         return found
 
     def _witness(self) -> RunEnd | None:
-        """Return that the run completed if the folder that its log names says so, and since it began."""
+        """Return a completed status if the run's folder has one that is newer than the run's start."""
         if self.folder is None:
             return None
         summary = self.folder / "summary.json"
@@ -227,7 +213,7 @@ class FlowerRun:
 
     def _flwr(self, *arguments: str) -> str:
         command = [program("flwr"), *arguments]
-        # A SuperLink that is gone is asked again and again: the answer then is that none came.
+        # Flower's client retries for ever if the SuperLink is gone.
         try:
             return subprocess.run(
                 command, env=self._env, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS

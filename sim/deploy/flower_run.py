@@ -1,4 +1,4 @@
-"""Run a Flower App through ``flwr run`` without its pitfalls: settings as planned, a true exit status."""
+"""Run a Flower App through ``flwr run``, with the planned settings and a true exit status."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def flower_run(
 ) -> int:
     """Run an app on Flower's own engine, through ``flwr run``, and return the run's true exit status.
 
-    The run gets a SuperLink of its own, on a free port and with a home of its own, in the current
-    directory; it is stopped when the run ends or is interrupted. Nothing is installed for the run: it
-    sees this environment. The logs are printed as they come. A relative ``output-dir`` is made absolute.
+    The run has its own SuperLink, on a free port and with its own home, which stops when the run ends or is
+    interrupted. The run uses this environment; nothing is installed for it. Logs are printed as they come. A
+    relative ``output-dir`` is made absolute.
 
     Parameters
     ----------
     spec : AppSpec
         The app.
     plan : Plan or None (default: None)
-        From ``plan_run``, without faults. None: the app's defaults.
+        From ``plan_run``, without faults; None for the app's defaults.
     client_cpus : int (default: 1)
         CPUs that Ray reserves for each client, >= 1.
     client_gpus : float (default: 0.0)
@@ -45,22 +45,22 @@ def flower_run(
     Returns
     -------
     int
-        0 if Flower says that the run completed, 1 if not.
+        0 if the run completed, else 1.
 
     Raises
     ------
     ValueError
-        If the plan has faults, which Flower's engine cannot play, or a parameter is out of range.
+        If the plan has faults, which Flower's engine cannot inject, or a parameter is out of range.
     RuntimeError
         If Flower's programs are missing, or the SuperLink does not start.
     """
     if client_cpus < 1:
-        raise ValueError(f"client_cpus: {client_cpus} is not an integer >= 1")
+        raise ValueError(f"client_cpus must be an integer >= 1, got {client_cpus}")
     if not client_gpus >= 0:
-        raise ValueError(f"client_gpus: {client_gpus} is not >= 0")
+        raise ValueError(f"client_gpus must be a number >= 0, got {client_gpus}")
     plan = plan or plan_run(spec)
     if plan.faults is not None:
-        raise ValueError("fault-*: Flower's engine plays no faults; use the engine inprocess")
+        raise ValueError("fault-*: Flower's engine injects no faults; use the engine inprocess")
     if find_spec("ray") is None:
         raise MissingExtraError("Flower's own engine needs ray: pip install 'hedgerow[sim]'")
     federation = (
@@ -82,18 +82,18 @@ def submit(
     echo: bool = True,
     prefix: str = "",
 ) -> FlowerRun:
-    """Submit a run with a run config, whose ``output-dir`` is made absolute, and return at once.
+    """Submit a run and return at once. A relative ``output-dir`` of its run config is made absolute.
 
     Parameters
     ----------
     arguments : Sequence[str]
-        What follows ``flwr run``, without ``--run-config`` and ``--stream``.
+        The arguments of ``flwr run``, without ``--run-config`` and ``--stream``.
     run_config : dict
         Every key of the app with its value.
     file : Path
-        Where it is written for Flower.
+        The file in which Flower receives the run config.
     env, superlink, echo, prefix
-        As for ``FlowerRun``; with ``echo`` the command is printed too.
+        As in ``FlowerRun``; ``echo`` prints the command too.
     """
     arguments = list(arguments)
     if run_config:
@@ -105,7 +105,7 @@ def submit(
 
 
 def follow(run: FlowerRun) -> int:
-    """Follow a run to its end and return its true exit code; say on stderr how it failed."""
+    """Follow a run to its end and return its true exit code; a failure is explained on stderr."""
     try:
         end = run.wait()
     finally:
@@ -117,7 +117,7 @@ def follow(run: FlowerRun) -> int:
 
 @contextmanager
 def _superlink(patience: float = 60.0) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Keep a SuperLink for one run; yields its home and the environment that leads to it."""
+    """Start a SuperLink for one run; yield its home and the environment that uses it."""
     port, control_port = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="hedgerow-flwr-", ignore_cleanup_errors=True) as home:
         env = {
@@ -133,6 +133,6 @@ def _superlink(patience: float = 60.0) -> Iterator[tuple[Path, dict[str, str]]]:
             superlink.wait_until(lambda: healthy(port), patience)
             yield Path(home), env
         finally:
-            # An interrupted run's simulation and its Ray would outlive their SuperLink.
+            # An interrupted run's simulation and Ray would outlive the SuperLink.
             with uninterrupted():
                 superlink.stop()

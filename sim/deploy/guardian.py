@@ -1,7 +1,7 @@
-"""Ends what a process started when that process is gone, killed too: by a pipe that closes with it.
+"""A guardian process that ends the programs of its owner when the owner is gone, even by SIGKILL.
 
-The guardian is a process of its own, in a session of its own, that reads which programs were started and does
-nothing until there is no more to read. It ends only those that are who they were when it was told of them.
+It runs in its own session and reads the started programs from a pipe. When the pipe closes, it ends those
+that are still alive and have the recorded start time.
 """
 
 import os
@@ -12,12 +12,12 @@ from hedgerow.sim.deploy.processes import began, stop_groups
 
 
 def main() -> None:
-    """Read lines of a process id and when it began; at the end of them, end those that still live."""
+    """Read lines of a process id and its start time until the pipe closes, then end these processes."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     os.chdir("/")
-    told = [line.split(maxsplit=1) for line in sys.stdin]
-    stop_groups({int(pid) for pid, when in told if began(int(pid)) == when.strip()}, 10.0)
+    started = [line.split(maxsplit=1) for line in sys.stdin]
+    stop_groups({int(pid) for pid, when in started if began(int(pid)) == when.strip()}, 10.0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """A real deployment on loopback: a SuperLink, SuperNodes, and an app that runs on them.
 
-The same programs as on devices, over HTTP, with TLS and node authentication if asked: nothing is simulated
-but the network. Each program has a home of its own, as on a machine of its own (Flower installs the app
-into it, and two nodes that share one may see half an app). Everything lies in one private folder and ends
-with the deployment.
+These are the programs that run on devices, over HTTP, optionally with TLS and node authentication. Each
+program has its own home, because Flower installs the app into it and nodes that share one may see half an
+app. Everything lies in one private folder and ends with the deployment.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ __all__ = ["FAST", "LOGS_GONE", "THREADS", "Deployment", "SuperNode"]
 
 CONNECTION = "deployment"
 
-# Public settings that make an exchange faster. A SuperExec asks every second for work, and each message
-# waits for one on its way into a ClientApp.
+# Public settings that make an exchange faster. By default a SuperExec polls for work every second, and each
+# message waits for it.
 FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
-# Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
-# other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
+# Threads of a node's torch. Nodes on one machine share its cores: more threads than cores wait for each
+# other, and the last bits of a loop over one node depend on the number of threads.
 THREADS = "OMP_NUM_THREADS"
 
 LOGS_GONE = "The logs of the nodes and servers are gone; --keep-logs keeps them."
 
-# Keys of a node config that name what the node reads.
+# Node config keys that name files.
 _FILES = ("data", "match-key-file", "constants", "policy")
-# Where a node looks for its owner's policy.
+# The environment variable that names the owner's policy.
 POLICY_VARIABLE = "HEDGEROW_NODE_POLICY"
 
 
 class Deployment:
     """A SuperLink and SuperNodes on this machine, for the length of a ``with`` block.
 
-    SIGTERM ends the block as Ctrl-C does (in the main thread): programs that outlive their owner go on, and a
-    ServerApp that nobody waits for keeps all nodes at work. After SIGKILL of the owner a guardian ends them.
+    SIGTERM ends the block as Ctrl-C does (in the main thread), because programs would outlive their owner and
+    a ServerApp would keep all nodes busy. After a SIGKILL of the owner a guardian ends them.
 
     Parameters
     ----------
@@ -66,32 +65,31 @@ class Deployment:
     num_nodes : int
         SuperNodes, >= 1; node i serves partition i.
     tls : bool or Credentials (default: False)
-        Encrypt with a certificate made for this deployment, or with given ones, and let only nodes in whose
-        key was registered.
+        Encrypt with certificates made for this deployment, or with given ones, and admit only registered
+        nodes.
     node_config : Sequence[Mapping] or None (default: None)
-        What each node's config says beside its partition, ``role`` or ``data-dir`` for example; or another
-        partition, where these are not all nodes of a run.
+        Further entries of each node's config, for example ``role`` or ``data-dir``; a ``partition-id``
+        replaces i if these are not all nodes of a run.
     env : Mapping[str, str] or None (default: None)
         Added to the environment of every program.
     superlink_options : Sequence[str] (default: ())
-        Added to the SuperLink's command, ``("--database", "state.db")`` for example.
+        Added to the SuperLink's command, for example ``("--database", "state.db")``.
     port : int or None (default: None)
-        Of the SuperLink; None for a free one.
+        The SuperLink's port; None for a free one.
     home : Path or None (default: None)
-        The private folder, which then stays. None: a temporary one.
+        The private folder, which is then kept; None for a temporary one.
     keep_logs : Path or None (default: None)
-        Where the folder of logs is copied at the end.
+        Copy the folder of logs here at the end.
     own_users : bool (default: False)
-        Start each node as a user of its own where that can be done (``NodeUsers``), who alone may read the
-        node's home, its key and a copy of each file that its config names (``data``, ``match-key-file``,
-        ``constants``, ``policy``). What it writes to ``predictions`` is brought back at the end.
+        Start each node as its own user, if possible (``NodeUsers``). Only this user may read the node's home,
+        its key and a copy of each file that its config names (``data``, ``match-key-file``, ``constants``,
+        ``policy``). The node's ``predictions`` are copied back at the end.
     warm : bool (default: True)
         Fork ClientApps from a process that has imported Flower and torch (``warm.py``).
     fast : bool (default: True)
-        Set what ``FAST`` says, and ``OMP_NUM_THREADS`` to each node's share of the cores, where the
-        environment does not.
+        Set ``FAST``, and ``OMP_NUM_THREADS`` to each node's share of the cores, unless the environment does.
     patience : float (default: 180.0)
-        Seconds that each program has to start; one that ends is noticed at once.
+        Seconds for each program to start; one that ends is noticed at once.
 
     Attributes
     ----------
@@ -100,12 +98,12 @@ class Deployment:
     nodes : list of SuperNode
         The nodes, in the order of partition ids.
     users : list of int
-        Whose they are; empty where all run as this process's user, ``no_users`` says why.
+        The nodes' user ids; empty if all run as this process's user, for the reason in ``no_users``.
 
     Raises
     ------
     ValueError
-        If a number is out of range, or ``node_config`` has not one entry a node.
+        If ``num_nodes`` < 1, or ``node_config`` does not have one entry per node.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class Deployment:
         self.nodes: list[SuperNode] = []
         self.users: list[int] = []
         self.no_users = "" if own_users else "not asked for"
-        # What nodes write, and where their owner wants it.
+        # Files written by nodes, and where their owner wants a copy.
         self._brought_back: list[tuple[Path, Path]] = []
         self._configs: list[UserConfig] = [
             {"partition-id": i, "num-partitions": num_nodes, **more} for i, more in enumerate(extra)
@@ -174,7 +172,7 @@ class Deployment:
         self.close()
 
     def close(self) -> None:
-        """End everything that was started here, nodes first; a second signal does not stop it."""
+        """End all programs, nodes first; a second signal does not interrupt this."""
         with uninterrupted(), ExitStack() as steps:
             if self._temporary and hasattr(self, "home"):
                 steps.callback(shutil.rmtree, self.home, ignore_errors=True)
@@ -185,7 +183,7 @@ class Deployment:
                     steps.callback(shutil.copyfile, written, wanted)
             if hasattr(self, "superlink"):
                 steps.callback(self.superlink.stop)
-            # A node that is stopped has nothing to save; a ServerApp has its checkpoint.
+            # Nodes have nothing to save; a ServerApp has its checkpoint.
             steps.callback(stop_all, self.nodes, 8.0)
             for run in self._runs:
                 steps.callback(run.close)
@@ -203,7 +201,7 @@ class Deployment:
         port = self._port or free_ports(1)[0]
         self.address = f"127.0.0.1:{port}"
         self._ca = keys.ca if keys else None
-        # An app that can hold nodes against their keys does.
+        # For apps that check nodes against their registered keys.
         self._registry = keys.registry if keys else None
         if keys and self.users:
             _let_pass(keys.ca.parent)
@@ -268,7 +266,7 @@ class Deployment:
     def _moved_in(
         self, name: str, config: UserConfig, env: Mapping[str, str], user: int
     ) -> tuple[UserConfig, dict[str, str]]:
-        """Return config and environment of a node whose files are copies that its user alone may read."""
+        """Return config and environment of a node with copies of its files that only its user may read."""
         home = self.home / name
         own_folder(home, user)
         config, env = dict(config), {**env, "HOME": str(home)}
@@ -335,29 +333,20 @@ class Deployment:
         )
 
     def plan(self, *overrides: str) -> Plan:
-        """Return a plan for this federation's size; overrides as in ``plan_run``.
+        """Return a plan for this federation's size; overrides and errors as in ``plan_run``.
 
-        Raises
-        ------
-        ValueError
-            As ``plan_run``, and if the plan has faults, which are the engine's to play.
+        ValueError for a plan with faults, which only the in-process engine can inject.
         """
         plan = plan_run(self.spec, overrides, num_nodes=self.num_nodes)
         if plan.faults is not None:
-            raise ValueError("fault-*: a deployment plays no faults; use the engine inprocess")
+            raise ValueError("fault-*: a deployment injects no faults; use the engine inprocess")
         return plan
 
     def submit(self, plan: Plan | None = None, *, echo: bool = True, prefix: str = "") -> FlowerRun:
-        """Submit a run and return at once; it is followed until the deployment ends.
+        """Submit a run and return at once; its log is followed until the deployment ends.
 
-        Parameters
-        ----------
-        plan : Plan or None (default: None)
-            From ``plan``. None: the app's defaults.
-        echo : bool (default: True)
-            Print the run's log as it comes.
-        prefix : str (default: "")
-            What each of its lines begins with.
+        ``plan`` comes from the method ``plan``; None for the app's defaults. ``echo`` prints the run's log as
+        it comes, each line with the ``prefix``.
         """
         run_config = (plan or self.plan()).run_config
         if self._registry is not None and run_config.get("registry") == "":
@@ -375,21 +364,15 @@ class Deployment:
         return run
 
     def run(self, plan: Plan | None = None, *, echo: bool = True, timeout: float | None = None) -> RunEnd:
-        """Submit a run and follow it to its end.
-
-        Raises
-        ------
-        TimeoutError
-            If it goes on after ``timeout`` seconds.
-        """
+        """Submit a run and follow it to its end; TimeoutError if that takes over ``timeout`` seconds."""
         return self.submit(plan, echo=echo).wait(timeout)
 
 
 def _let_pass(folder: Path) -> None:
-    """Let other users through to what is theirs in a folder, whose names they do not see."""
+    """Let other users open their own files in a folder, without listing it."""
     folder.chmod(0o711)
 
 
 def _chosen(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user's own environment says of settings."""
+    """Return the settings that the user's own environment has."""
     return {key: os.environ[key] for key in keys if key in os.environ}

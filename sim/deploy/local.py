@@ -1,4 +1,4 @@
-"""One run of an app on a loopback deployment of its own: ``hedgerow deploy local``."""
+"""One run of an app on its own loopback deployment: ``hedgerow deploy local``."""
 
 from __future__ import annotations
 
@@ -28,20 +28,18 @@ def deploy_local(
     own_users: bool = False,
     keep_logs: bool = False,
 ) -> int:
-    """Run an app on a loopback deployment of its own, and return 0 if it completed, 1 if not.
+    """Run an app on its own loopback deployment, and return 0 if the run completed, else 1.
 
     Parameters
     ----------
     spec, plan : AppSpec, Plan
-        The app, and what the user asks of its run, without faults.
-    tls, node_config
-        As for ``Deployment``.
+        The app, and the plan of its run, without faults.
+    tls, node_config, own_users
+        As in ``Deployment``.
     own_data : bool (default: False)
-        Nodes have files of their own: no program gets a common data folder.
-    own_users : bool (default: False)
-        As for ``Deployment``: each node is a user of its own, where that can be done.
+        Whether nodes have their own files; then no program gets a common data folder.
     keep_logs : bool (default: False)
-        Leave the logs in ``logs-<time>`` beside the run folder.
+        Keep the logs in ``logs-<time>`` beside the run folder.
 
     Raises
     ------
@@ -52,7 +50,7 @@ def deploy_local(
     logs = None
     if keep_logs:
         logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
-    # Empty: what the environment says of a folder that all share reaches neither server nor nodes.
+    # Hide a common data folder of the environment from server and nodes.
     env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
     deployment = Deployment(
         spec, plan.num_nodes, tls=tls, node_config=node_config, env=env, keep_logs=logs, own_users=own_users
@@ -82,5 +80,5 @@ def deploy_local(
 def _users(deployment: Deployment) -> str:
     if deployment.users:
         first, last = deployment.users[0], deployment.users[-1]
-        return f"Each SuperNode is a user of its own ({first} to {last}), who alone may read its files"
-    return f"All SuperNodes run as you and may read what you may: {deployment.no_users}"
+        return f"Each SuperNode runs as its own user ({first} to {last}); only it may read its files"
+    return f"All SuperNodes run as you and may read all your files: {deployment.no_users}"

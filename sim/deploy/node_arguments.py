@@ -1,7 +1,7 @@
-"""What of a SuperNode's arguments can be checked before it starts.
+"""Checks of a SuperNode's arguments before it starts.
 
-Flower's program answers a key that is not there and a node config that is none with a traceback, and dials
-for ever with certificates that are none.
+Flower's program answers a missing key or an invalid node config with a traceback, and retries for ever with
+invalid certificates.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
 
 
 def misspelt_keys(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each key of a node config that is almost one of the known ones.
-
-    Others may be keys of the app's own.
-    """
+    """Yield a warning for each node config key that resembles a known one; others may be the app's own."""
     for text in _values(arguments, "--node-config"):
         for key in parse_config_args([text]):
             if key not in known and (meant := did_you_mean(key, known)):

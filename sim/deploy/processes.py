@@ -1,7 +1,7 @@
-"""Programs as child processes: started apart, watched through their logs, ended with all that they started.
+"""Child processes: started in their own sessions, watched through their logs, ended with their descendants.
 
-A program is given a session of its own, so that a Ctrl-C on the terminal reaches its owner alone, who then
-ends it in good order. Only processes that were started here are ever signalled, by process group.
+In a session of its own a program does not receive the terminal's Ctrl-C; its owner does, and ends it in good
+order. Only processes started here are ever signalled, by process group.
 """
 
 from __future__ import annotations
@@ -27,22 +27,16 @@ _POLL = 0.1
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StartError(RuntimeError):
-    """A program did not start; the message names it and shows the end of its log."""
+    """A program that did not start; the message has the end of its log."""
 
 
 def program(name: str) -> str:
-    """Return the path of one of this environment's programs, which need not be on PATH.
-
-    Raises
-    ------
-    RuntimeError
-        If it is not installed.
-    """
+    """Return the path of a program of this environment or on PATH; RuntimeError if it is not installed."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
@@ -51,7 +45,7 @@ def program(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that nobody listens on now."""
+    """Return different free ports of 127.0.0.1."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -60,20 +54,20 @@ def free_ports(count: int) -> list[int]:
 
 
 class Program:
-    """A long-running program, which may be started, stopped or killed, and started again.
+    """A long-running program that can be started, stopped or killed, and started again.
 
     Parameters
     ----------
     name : str
-        What errors call it.
+        Its name in errors.
     command : Sequence[str]
         The program's path and its arguments.
     env : Mapping[str, str]
         Its whole environment.
     log_file : Path
-        Where its output goes, and that of what it starts; appended to by every start.
+        The file for its output and that of its descendants; every start appends to it.
     user : int or None (default: None)
-        The user and group id that it runs as, which only root may choose; None for this process's own.
+        The user and group id to run as, which only root may choose; None for this process's own.
     """
 
     def __init__(
@@ -90,31 +84,25 @@ class Program:
         self.log_file = log_file
         self.user = user
         self._process: subprocess.Popen[bytes] | None = None
-        # Its process group, for as long as a member may live: later the number may be another's.
+        # Its process group while a member may be alive; later the number may be reused.
         self._group: int | None = None
         self._started_at = 0
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process id of the last start.
-
-        Raises
-        ------
-        RuntimeError
-            If it was never started.
-        """
+        """The process id of the last start; RuntimeError if it was never started."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """How the last start ended: None while it runs, negative for a signal."""
+        """The exit status of the last start: None while it runs, negative for a signal."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
@@ -122,7 +110,7 @@ class Program:
         if self.running:
             raise RuntimeError(f"{self.name} is running already, as process {self.pid}")
         self._started_at = self.log_file.stat().st_size if self.log_file.exists() else 0
-        # In the folder where its owner was started, another user may have no business.
+        # Another user may have no access to this process's working directory.
         identity: dict[str, Any] = (
             {}
             if self.user is None
@@ -148,13 +136,7 @@ class Program:
             return file.read().decode(errors="replace")
 
     def wait_until(self, ready: Callable[[], bool], patience: float) -> None:
-        """Return when the program is ready.
-
-        Raises
-        ------
-        StartError
-            If it ends before, or is not ready after ``patience`` seconds.
-        """
+        """Wait until the program is ready; StartError if it ends, or is not ready in ``patience`` seconds."""
         end = time.monotonic() + patience
         while not ready():
             if not self.running:
@@ -164,11 +146,11 @@ class Program:
             time.sleep(_POLL)
 
     def failure(self, what: str) -> StartError:
-        """Return an error that says what went wrong, and shows the end of the log."""
+        """Return an error with the end of the log."""
         return StartError(f"{self.name} {what}; the end of its log:\n{self.log()[-_TAIL:].rstrip()}")
 
     def descendants(self, name: str = "") -> list[int]:
-        """Return the process ids of all that the program started, those of programs ``name`` if given."""
+        """Return the process ids of the program's descendants, or of those that run ``name``."""
         if not self.running:
             return []
         table = _processes()
@@ -176,19 +158,19 @@ class Program:
         return [pid for pid in family if not name or name in table[pid].words]
 
     def stop(self, patience: float = 15.0) -> None:
-        """End the program and all that it started: asked at first, killed after ``patience`` seconds."""
+        """End the program and its descendants with SIGTERM, and with SIGKILL after ``patience`` seconds."""
         stop_all([self], patience)
 
     def kill(self) -> None:
-        """Kill the program and all that it started at once, as a power cut does."""
+        """Kill the program and its descendants at once, like a power cut."""
         stop_all([self], 0.0)
 
     def suspend(self) -> None:
-        """Let the program and all that it started hang, as a stalled machine does, until ``resume``."""
+        """Suspend the program and its descendants, like a stalled machine, until ``resume``."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a suspended program go on where it was."""
+        """Continue a suspended program."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, sign: signal.Signals) -> None:
@@ -201,7 +183,7 @@ class Program:
 
 
 def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
-    """End programs together, each with all that it started: asked at first, then killed."""
+    """End programs with their descendants at the same time, with SIGTERM and then SIGKILL."""
     programs = list(programs)
     left = stop_groups(set[int]().union(*(one._groups() for one in programs)), patience)
     for one in programs:
@@ -210,7 +192,7 @@ def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
 
 
 def stop_groups(leaders: set[int], patience: float = 15.0) -> set[int]:
-    """End process groups with all that their leaders started, as ``stop_all`` does; return which live on."""
+    """End process groups and their leaders' descendants like ``stop_all``; return the surviving groups."""
     groups = set(leaders)
     for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         if not seconds:
@@ -219,7 +201,7 @@ def stop_groups(leaders: set[int], patience: float = 15.0) -> set[int]:
         for group in groups:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sign)
-                # A suspended one hears that it shall end when it goes on.
+                # A suspended process handles SIGTERM only after it continues.
                 os.killpg(group, signal.SIGCONT)
         end = time.monotonic() + seconds
         while groups and time.monotonic() < end:
@@ -229,14 +211,14 @@ def stop_groups(leaders: set[int], patience: float = 15.0) -> set[int]:
 
 
 class _Guardian:
-    """Has programs ended with all that they started when this process is gone, however (``guardian.py``)."""
+    """Starts the process that ends programs when this process is gone, even by SIGKILL (``guardian.py``)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
 
     def watch(self, pid: int) -> None:
-        """Take on the leader of a process group."""
+        """Watch over the leader of a process group."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 command = [sys.executable, "-m", "hedgerow.sim.deploy.guardian"]
@@ -251,7 +233,7 @@ _guardian = _Guardian()
 
 
 def began(pid: int) -> str:
-    """Return when a process began, in words that no later process of its number shares; empty if it ended."""
+    """Return a process's start time, unlike that of a later process of the same id; empty if it ended."""
     shown = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -259,13 +241,13 @@ def began(pid: int) -> str:
 
 
 def _living(groups: set[int]) -> set[int]:
-    """Return those process groups that have a member, and those of what their leaders started."""
+    """Return the non-empty process groups among these and their leaders' descendants."""
     table = _processes()
     for group in set(groups):
-        # A detached child is found while its parent lives.
+        # A detached child can be found only while its parent is alive.
         if group in table and table[group].group == group and not table[group].ended:
             groups = groups | {table[pid].group for pid in _family(group, table) if pid in table}
-    # What has ended and was not reaped by its parent lives no more.
+    # Zombies do not count.
     alive = {process.group for process in table.values() if not process.ended}
     return (groups & alive) - {os.getpgrp()}
 
@@ -279,10 +261,10 @@ class _Process:
 
 
 def _processes() -> dict[int, _Process]:
-    """Return all processes of the machine; their names, and their commands' words without folders."""
-    # A fork has its own name, and its parent's command.
+    """Return all processes of the machine, with their names and their commands' words without folders."""
+    # A forked process has its own name but its parent's command.
     columns = "pid=,ppid=,pgid=,stat=,comm=,args="
-    # Else lines may be cut at 80 columns, or at those of COLUMNS.
+    # -ww, because lines may otherwise be cut at 80 columns or at COLUMNS.
     shown = subprocess.run(["ps", "-eww", "-o", columns], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in shown.splitlines():

@@ -1,4 +1,4 @@
-"""A SuperNode on this machine: its config, its id, its start and its return after a failure."""
+"""A SuperNode on this machine: its config, its id, its start and its restart."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
 
 
 class SuperNode(Program):
-    """One node, which may be killed and started again.
+    """One node, which can be killed and started again.
 
     Parameters
     ----------
     partition_id : int
-        Its place in the federation.
+        Its partition.
     config : Mapping[str, bool | int | float | str]
-        Its node config, ``partition-id`` and ``num-partitions`` included.
+        Its node config, including ``partition-id`` and ``num-partitions``.
     arguments : Sequence[str]
-        How it finds the SuperLink and proves who it is.
+        ``flower-supernode``'s options for the SuperLink's address and authentication.
     env, log_file, user
-        As for ``Program``.
+        As in ``Program``.
     """
 
     def __init__(
@@ -50,48 +50,25 @@ class SuperNode(Program):
 
     @property
     def node_id(self) -> int | None:
-        """Flower's id of the node, None until the SuperLink has taken it."""
+        """Flower's id of the node, None until the SuperLink has accepted it."""
         found = _NODE_ID.search(self.log()) if self.log_file.exists() else None
         return int(found[1]) if found else None
 
     def join(self, patience: float) -> None:
-        """Return when the SuperLink has taken the node.
-
-        Raises
-        ------
-        StartError
-            If the node ends, or is not taken within ``patience`` seconds.
-        """
+        """Wait until the SuperLink has accepted the node; StartError if not within ``patience`` seconds."""
         self.wait_until(lambda: self.node_id is not None, patience)
 
     def move(self, superlink: str, patience: float = 120.0) -> None:
-        """Stop the node, and start it towards another SuperLink (``host:port``), which must know its key.
-
-        Raises
-        ------
-        StartError
-            If it was not taken within ``patience`` seconds.
-        """
+        """Restart the node with another SuperLink (``host:port``), at which its key must be registered."""
         self.command[self.command.index("--superlink") + 1] = superlink
         self.restart(patience)
 
     def restart(self, patience: float = 120.0, *, delay: float = 10.0) -> None:
-        """Start the node again, as often as it takes: stopped first where it runs.
+        """Stop the node and start it until it is accepted; StartError if not within ``patience`` seconds.
 
-        With authentication a SuperLink refuses a node that it still counts as online, which a killed one is
-        for up to a minute. A new process knows nothing of what the old one kept in ``context.state``.
-
-        Parameters
-        ----------
-        patience : float (default: 120.0)
-            Seconds until it must be taken.
-        delay : float (default: 10.0)
-            Seconds between two starts; a shorter one is refused more often and comes back no sooner.
-
-        Raises
-        ------
-        StartError
-            If it was not taken in time.
+        With authentication a SuperLink refuses a node that it still counts as online, for up to a minute
+        after it was killed; ``delay`` is the time between two starts. The new process does not have the old
+        one's ``context.state``.
         """
         self.stop()
         end = time.monotonic() + patience
@@ -107,21 +84,11 @@ class SuperNode(Program):
 
 
 def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
-    """Return each node's config as the command line says it.
+    """Return each node's config from command-line options.
 
-    Parameters
-    ----------
-    texts : Sequence[str]
-        ``'key=value ...'`` for every node, ``'2: key=value ...'`` for one, ``'0-3: key=value ...'`` for
-        several. Later ones win. ``{partition-id}`` in a text is each node's own:
-        ``'data=node-{partition-id}.npz'``.
-    num_nodes : int
-        Nodes of the federation.
-
-    Raises
-    ------
-    ValueError
-        If a text is not of that form, or names a partition that is not there.
+    Each text is ``'key=value ...'`` for all nodes, ``'2: key=value ...'`` for one or ``'0-3: key=value ...'``
+    for several; later texts win. ``{partition-id}`` is replaced by each node's own, as in
+    ``'data=node-{partition-id}.npz'``. ValueError for another form or an unknown partition.
     """
     configs: list[UserConfig] = [{} for _ in range(num_nodes)]
     for text in texts:

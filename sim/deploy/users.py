@@ -1,8 +1,8 @@
-"""Users of their own for SuperNodes that share a machine, so that none can read another's file.
+"""Separate users for SuperNodes on one machine, so that no node can read another's files.
 
-Where the launcher is root on Linux, each node runs under a user id that has no account, and its files are
-copies that this id alone may read. Elsewhere all nodes run as whoever starts them, and the modes of files
-keep other users out, not one node from another's file.
+If the launcher is root on Linux, each node runs under a user id without an account, with copies of its files
+that only this id may read. Otherwise all nodes run as the launcher's user, and file modes protect only
+against other users.
 """
 
 from __future__ import annotations
@@ -20,31 +20,26 @@ from pathlib import Path
 
 __all__ = ["NoUsersError", "NodeUsers", "give", "own_copy", "own_folder"]
 
-# Ids that systemd keeps for services without an account.
+# The range that systemd reserves for services without an account.
 _FIRST, _LAST = 61184, 65519
 
 
 class NoUsersError(RuntimeError):
-    """Nodes cannot have users of their own here; the message says why."""
+    """Nodes cannot run as separate users here, for the reason in the message."""
 
 
 class NodeUsers:
-    """User ids without an account that no process has, one a node, held until ``close``.
-
-    Parameters
-    ----------
-    count : int
-        How many.
+    """``count`` unused user ids without an account, reserved until ``close``.
 
     Attributes
     ----------
     ids : list of int
-        The ids, which are also their groups'.
+        The user ids, which are also the group ids.
 
     Raises
     ------
     NoUsersError
-        If this process may not start others as another user, if such a user cannot run this environment's
+        If this process may not start programs as another user, if such a user cannot run this environment's
         Python, or if there are not enough ids.
     """
 
@@ -66,7 +61,7 @@ class NodeUsers:
         for uid in range(_FIRST, _LAST + 1):
             if len(self.ids) == count:
                 return
-            # The name is given back when this process ends, however it ends.
+            # The kernel releases the name when this process ends, in any way.
             claim = socket.socket(socket.AF_UNIX)
             try:
                 claim.bind(f"\0hedgerow-node-user-{uid}")
@@ -93,12 +88,12 @@ class NodeUsers:
             raise NoUsersError(f"other users cannot use {sys.executable} ({last})")
 
     def close(self) -> None:
-        """Give the ids back."""
+        """Release the ids."""
         self._held.close()
 
 
 def give(path: Path, uid: int) -> None:
-    """Make a file or folder a user's own, who alone may read it and cannot change it."""
+    """Give a file or folder to a user, read-only and unreadable for others."""
     folder = path.is_dir() and not path.is_symlink()
     for inner in path.iterdir() if folder else ():
         give(inner, uid)
@@ -108,25 +103,19 @@ def give(path: Path, uid: int) -> None:
 
 
 def own_folder(path: Path, uid: int) -> None:
-    """Make a folder that a user alone may enter."""
+    """Create a folder that only a user may enter."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     os.chown(path, uid, uid)
 
 
 def own_copy(source: Path, target: Path, uid: int) -> Path:
-    """Copy a file or a folder for a user, who alone may read it; return the copy.
-
-    Raises
-    ------
-    OSError
-        If the source cannot be read.
-    """
+    """Copy a file or folder for a user, unreadable for others, and return the copy's path."""
     target.parent.mkdir(mode=0o700, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target)
     else:
-        # Nobody may look into the copy while it is made.
+        # Created with its mode, so that nobody can read the copy while it is written.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         shutil.copyfile(source, target)
     give(target, uid)
@@ -140,5 +129,5 @@ def _of_processes() -> list[os.stat_result]:
         try:
             found.append(os.stat(f"/proc/{pid}"))
         except OSError:
-            continue  # It ended.
+            continue  # the process has ended
     return found

@@ -34,7 +34,7 @@ REFUSED = [
     # Runs.
     ("run app --engine flower --strict", "--strict: Flower's engine has no such thing"),
     ("run app --engine flower --real-time", "--real-time: Flower's engine has no such thing"),
-    ("run app --engine flower -c fault-dropout=0.1", "plays no faults"),
+    ("run app --engine flower -c fault-dropout=0.1", "injects no faults"),
     ("run app --nodes 2 --node-config '2: a=1'", "valid partitions are 0 to 1"),
     ("run app --ray ray://head:10001", "ray must be the address of a Ray cluster"),
     ("run app --track mlfow", "got 'mlfow' (did you mean 'mlflow'?)"),
@@ -71,11 +71,11 @@ REFUSED = [
     ("GIVEN --topk 0.01", "--topk needs --num-params too, got 0.01 alone"),
     ("GIVEN --from-run nowhere --initial-loss 1", "the run has losses"),
     # Deployments.
-    ("LOCAL -c fault-dropout=0.1", "a deployment plays no faults"),
+    ("LOCAL -c fault-dropout=0.1", "a deployment injects no faults"),
     ("LOCAL --node-config data_dir=/a", "did you mean 'data-dir'?"),
     ("LOCAL --nodes 2 -c num-servers=2 --node-config '2: role=hub'", "valid partitions are 0 to 1"),
     ("LOCAL --level E3 --edges 2 -c partition=own", "partition must be one of a data set"),
-    ("LOCAL --level E3 --edges 2 -c fault-dropout=0.1", "a deployment plays no faults"),
+    ("LOCAL --level E3 --edges 2 -c fault-dropout=0.1", "a deployment injects no faults"),
     ("LOCAL --level E3 --edges 2 -c method=fedavg", "must be 'emulated' but for method = 'sd-feel'"),
     ("LOCAL --level E3 --own-data somewhere", "does not go with --level E3"),
     ("LOCAL --sites 2", "valid with an app that has the key 'site'"),

@@ -138,7 +138,7 @@ def test_the_id_is_there_while_the_run_goes_on(play: Play) -> None:
     run = play(seconds=30)
     assert run.submitted(20) == 7
     assert run.following
-    with pytest.raises(TimeoutError, match=r"run 7 goes on after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"run 7 has not ended after 0\.1 s"):
         run.wait(0.1)
     began = time.monotonic()
     run.close()
