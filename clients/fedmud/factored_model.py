@@ -49,11 +49,6 @@ def wrap(
         What the factors are drawn from, >= 0.
     **arguments
         As ``Factorisation.plan`` takes them.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or the model has other layers than the plan.
     """
     wrapped = FactoredModel(model, plan_for(model, **arguments) if plan is None else plan)
     wrapped.reset(run_seed, 0)

@@ -65,11 +65,6 @@ def parse_inner_lr(text: str) -> InnerLR:
 @dataclass(frozen=True)
 class ProximalWork:
     """One node's proximal step.
-
-    Raises
-    ------
-    ValueError
-        If a number is outside of its range, or ``batches`` are neither one nor ``steps``.
     """
 
     start: Mapping[str, Tensor]  # x^k, as a state dict. Not changed.

@@ -68,11 +68,6 @@ class OneBitCode:
         Fraction of nonzeros of a Gaussian Phi, in [0.5, 1].
     phi_owner : {"sender", "receiver"} (default: "sender")
         Whose Phi measures: the sender's, and it encodes once for all; or each receiver's.
-
-    Raises
-    ------
-    ValueError
-        If a value is not valid.
     """
 
     expand: str = "consistent"

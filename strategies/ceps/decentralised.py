@@ -181,11 +181,6 @@ class Decentralised(Gossip):
         The noise on each gradient; ``sound`` also clips.
     **options
         See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
-
-    Raises
-    ------
-    ValueError
-        As ``Gossip``.
     """
 
     def __init__(

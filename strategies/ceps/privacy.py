@@ -74,11 +74,6 @@ class Privacy:
         Where nodes draw noise: from the operating system, or from the run's seed, so that a simulation can
         be repeated and whoever knows the seed can take the noise off. None is entropy in mode ``sound``,
         else the seed.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
     """
 
     mode: PrivacyMode = "none"
@@ -116,11 +111,6 @@ class Privacy:
     @classmethod
     def for_run(cls, epsilon: float, delta: float, count: int, clip: float = 1.0) -> Self:
         """Return the sound mode with the least noise for ``count`` releases to be (epsilon, delta)-DP.
-
-        Raises
-        ------
-        ValueError
-            If a parameter is out of range.
         """
         step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
         return cls("sound", epsilon=step, delta=delta, clip=clip)
@@ -291,11 +281,6 @@ def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
         Of the whole run: epsilon > 0, delta in (0, 1).
     count : int
         Releases, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
     """
     positive(epsilon=epsilon)
     probability(delta=delta)

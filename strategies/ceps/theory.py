@@ -50,11 +50,6 @@ def mixing_gap(num_nodes: int, window: int) -> float:
 
 def log10_mixing_gap(num_nodes: int, window: int) -> float:
     """Return log10(1 - tau); parameters as in ``mixing_gap``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
     """
     int_at_least(2, num_nodes=num_nodes)
     int_at_least(1, window=window)
@@ -130,11 +125,6 @@ def theorem_1(
         e_inf >= 0, the largest squared projection residual. With noise it is finite over a finite run only.
     c : float or None (default: None)
         >= c_0; None is c_0.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
     """
     int_at_least(1, periods=periods, interval=interval)
     not_negative(gap=gap, dissimilarity=dissimilarity, residual=residual)
@@ -199,11 +189,6 @@ def connection_probability(num_nodes: int, window: int, participants: float) -> 
     participants : float
         t of a node, itself included, in [1, m]; r |N_i| need not be whole.
 
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-
     Examples
     --------
     >>> round(connection_probability(32, 20, 16.5), 9)
@@ -229,11 +214,6 @@ def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
         W, symmetric, rows sum to one, of a connected graph.
     delta : float
         Quality of the compressor, in (0, 1]: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
-
-    Raises
-    ------
-    ValueError
-        If delta is out of range.
 
     Examples
     --------

@@ -144,11 +144,6 @@ class CompressedLayers(Method[S]):
         fewer bits than the base. It checks what it has drawn, and asks for the base where bits differ.
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of nodes N.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     """
 
     # The ArrayRecord in which updates of the base travel.

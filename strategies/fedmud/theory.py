@@ -57,11 +57,6 @@ class Assumptions:
         Iterations E between two aggregations, >= 1.
     num_clients : int
         N, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a constant is out of range.
     """
 
     num_layers: int
@@ -113,11 +108,6 @@ def factor_norms(known: Assumptions, step: float, reset_iters: int) -> FactorNor
         The clients' step eta, > 0.
     reset_iters : int
         Iterations S between resets, >= 1: rounds between resets times local iterations.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(step=step)
     at_least(1, reset_iters=reset_iters)
@@ -186,11 +176,6 @@ def theorem_bound(
     -------
     float
         2 (loss_gap / T + C) / eta^c. See the module's caveats before taking it for a guarantee.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     limit = max_step(known, c)
     require("step", step, f"a number in (0, {limit}]", 0 < step <= limit)
@@ -213,11 +198,6 @@ def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
         Half width a of the factors' uniform distribution, finite, > 0.
     rank : int (default: 1)
         r, or r_F of the freezing variant, >= 1; without effect on the Kronecker forms.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
     """
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
     one_of("variant", variant, known)
@@ -240,11 +220,6 @@ def expected_missed_merges(
         Rounds s between merges, >= 1.
     at_most : float (default: inf)
         Where the dense base costs no more than the merges: D / C, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     in_range("participation", participation, 0.0, 1.0, open_below=True)
     at_least(1, reset_interval=reset_interval)
@@ -274,11 +249,6 @@ def expected_downlink(
         C, D and E_unc of the factorisation; count and dense_count >= 1.
     participation, reset_interval
         As in ``expected_missed_merges``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     at_least(1, count=count, dense_count=dense_count)
     at_least(0, uncompressed=uncompressed)

@@ -44,11 +44,6 @@ class Stragglers:
         Of a client, or of a client in a round, in (0, 1].
     slowdown : float
         How many times as long a slow client's iteration takes, 1 to 1e6.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
 
     lasting: bool

@@ -82,11 +82,6 @@ class SDFeel(ClusteredStrategy):
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     """
 
     scheme = SystemName.SD_FEEL

@@ -98,11 +98,6 @@ class System:
         for the way back if ``downlink``.
     num_clients, num_servers : int (default: 50, 10)
         C and D, >= 1; the latency depends on them only if ``shared_cloud_link``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not an integer >= 1.
     """
 
     num_params: int
@@ -309,11 +304,6 @@ def traffic(
         D, >= 1.
     num_edges : int (default: 0)
         Edges of the servers' graph; a gossip step sends one model each way over every edge.
-
-    Raises
-    ------
-    ValueError
-        If the scheme is unknown or a number is out of range.
     """
     at_least(1, tau1=tau1, tau2=tau2, num_clients=num_clients, num_servers=num_servers)
     at_least(0, K=K, alpha=alpha, num_edges=num_edges)
@@ -349,11 +339,6 @@ class ProblemConstants:
         Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
     sum_m2 : float
         Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
-
-    Raises
-    ------
-    ValueError
-        If a constant is out of range.
     """
 
     delta: float
@@ -410,11 +395,6 @@ def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConst
         Aggregation periods and gossip steps, >= 1.
     zeta : float
         Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
     in_range("zeta", zeta, 0.0, 1.0, open_above=True)
@@ -434,11 +414,6 @@ def eta_max(smoothness: float, V3: float) -> float:
         L, > 0.
     V3 : float
         V_3, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(smoothness=smoothness)
     not_negative(V3=V3)
@@ -482,11 +457,6 @@ def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K
         Step size, > 0.
     K : int
         Local iterations, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(eta=eta)
     at_least(1, K=K)
@@ -539,11 +509,6 @@ def plans(
         Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
     tau1, tau2, alpha : Iterable[int]
         The grid, all >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}
