@@ -78,7 +78,7 @@ class Instruction:
         }
 
     def plan(self) -> Factorisation:
-        """Return the factors that the message names, for this node's model; ValueError if the server's differ."""
+        """Return the message's factors for this node's model; ValueError if the server's differ."""
         config = self.config
         plan = _plan(
             self.task.model,
