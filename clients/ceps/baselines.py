@@ -17,6 +17,7 @@ never was the node's.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -179,20 +180,13 @@ def _kept(config: ConfigRecord) -> int | None:
     return whole(config, "s", 1) if flag(config, "threshold", default=False) else None
 
 
-def _steps(config: ConfigRecord) -> int:
-    return local_steps(config, "local-steps")
+_steps = partial(local_steps, key="local-steps")
+_theta = partial(nonnegative, key="theta", below=1.0)
+_rho = partial(nonnegative, key="rho-sam")
 
 
 def _steps_or_one(config: ConfigRecord) -> int:
     return _steps(config) if "local-steps" in config else 1
-
-
-def _theta(config: ConfigRecord) -> float:
-    return nonnegative(config, "theta", below=1.0)
-
-
-def _rho(config: ConfigRecord) -> float:
-    return nonnegative(config, "rho-sam")
 
 
 def _gamma(config: ConfigRecord) -> float:
@@ -417,10 +411,7 @@ class _DCD(_Replicating):
         return memory.arrays["plus"] - memory.arrays["x"]
 
     def communicated(self, call: _Call) -> Arrays:
-        return {
-            "x": call.arrays["x"] + self.sent(call),
-            **_moved(call.arrays, "replica", call.received),
-        }
+        return {"x": call.arrays["x"] + self.sent(call), **_moved(call.arrays, "replica", call.received)}
 
 
 class _CHOCO(_Replicating):
@@ -444,10 +435,7 @@ class _CHOCO(_Replicating):
         return _room(node.place.codec, memory.arrays["half"] - memory.arrays["hat"])
 
     def communicated(self, call: _Call) -> Arrays:
-        after = {
-            "hat": call.arrays["hat"] + self.sent(call),
-            **_moved(call.arrays, "hat", call.received),
-        }
+        after = {"hat": call.arrays["hat"] + self.sent(call), **_moved(call.arrays, "hat", call.received)}
         return {"x": call.arrays["half"] + _pull(call, after, "hat"), **after}
 
 

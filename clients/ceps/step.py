@@ -78,12 +78,7 @@ def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
 
 
 def communicate(
-    state: NodeState,
-    own: int,
-    received: Mapping[int, Vector],
-    problem: Problem,
-    rules: Rules,
-    noised: Noised,
+    state: NodeState, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, noised: Noised
 ) -> NodeState:
     """Return the state after a communication step, (3); ValueError if it is not finite.
 

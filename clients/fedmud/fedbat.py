@@ -43,10 +43,7 @@ class BinarisedWork:
 
 
 def train_binarised(
-    model: nn.Module,
-    work: BinarisedWork,
-    loss: Loss = cross_entropy,
-    arithmetic: Arithmetic = FLOAT32,
+    model: nn.Module, work: BinarisedWork, loss: Loss = cross_entropy, arithmetic: Arithmetic = FLOAT32
 ) -> Trained:
     """Train one node.
 

@@ -97,10 +97,7 @@ class Bases:
         return self._once(("sent", id(record)), read, record)
 
     def _drawn(
-        self,
-        config: ConfigRecord,
-        evolution: Evolution,
-        initial: Callable[[], Mapping[str, Tensor]] | None,
+        self, config: ConfigRecord, evolution: Evolution, initial: Callable[[], Mapping[str, Tensor]] | None
     ) -> "_Held | None":
         """Return the initial base if it can be drawn here with the server's checksum, else None."""
         expected = string(config, "base-checksum") if "base-checksum" in config else ""

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
-from hedgerow.clients.instructions import (
-    local_steps,
-    only_config,
-    positive,
-    sent_state,
-    whole,
-)
+from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning

@@ -83,10 +83,7 @@ def edge_server_handlers() -> dict[str, BatchHandler]:
       ``dtype`` is that of the result: float64 between two steps.
     """
     # An edge server has no data: its answers are computed from its messages alone.
-    return {
-        INTRA: reveals(Reveals.NOTHING, each(_intra)),
-        GOSSIP: reveals(Reveals.NOTHING, each(_gossip)),
-    }
+    return {INTRA: reveals(Reveals.NOTHING, each(_intra)), GOSSIP: reveals(Reveals.NOTHING, each(_gossip))}
 
 
 def _intra(call: Call) -> RecordDict:

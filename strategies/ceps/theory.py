@@ -98,24 +98,12 @@ def theorem_1(
     residual: float,
     c: float | None = None,
 ) -> Bound:
-    """Return 8 m c (f(0) - f*) / T + m^2 c_0 zeta^2 / c + 16 m k_0 e_inf.
+    """Return 8 m c (f(0) - f*) / T + m^2 c_0 zeta^2 / c + 16 m k_0 e_inf, for c >= c_0; c None is c_0.
 
-    Parameters
-    ----------
-    num_nodes, window, lipschitz
-        m, B and l, as in ``least_c``.
-    gap : float
-        f(0) - f* >= 0, f being the sum of the nodes' objectives.
-    periods : int
-        T >= 1 communications.
-    dissimilarity : float
-        zeta^2 >= 0 of Assumption 2.
-    interval : int
-        k_0 >= 1 iterations between communications.
-    residual : float
-        e_inf >= 0, the largest squared projection residual. With noise it is finite over a finite run only.
-    c : float or None (default: None)
-        >= c_0; None is c_0.
+    ``num_nodes``, ``window`` and ``lipschitz`` are m, B and l of ``least_c``; ``gap`` is f(0) - f* >= 0, f
+    being the sum of the nodes' objectives; ``periods`` is T >= 1 communications, every ``interval`` = k_0 >=
+    1 iterations; ``dissimilarity`` is zeta^2 of Assumption 2; ``residual`` is e_inf >= 0, the largest squared
+    projection residual, which with noise is finite over a finite run only.
     """
     int_at_least(1, periods=periods, interval=interval)
     not_negative(gap=gap, dissimilarity=dissimilarity, residual=residual)
@@ -181,12 +169,8 @@ def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
     and beta = ||I - W||: A. Koloskova, S. Stich, M. Jaggi, "Decentralized Stochastic Optimization and Gossip
     Algorithms with Compressed Communication", Theorem 2. It is very conservative.
 
-    Parameters
-    ----------
-    matrix : NDArray (m, m)
-        W, symmetric, rows sum to one, of a connected graph.
-    delta : float
-        Quality of the compressor, in (0, 1]: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
+    ``matrix`` is W (m, m), symmetric, with rows that sum to one, of a connected graph. ``delta`` in (0, 1] is
+    the compressor's quality: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
 
     Examples
     --------

@@ -35,44 +35,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Assumptions:
-    """The constants of Assumptions 1 to 4.
+    """The constants of Assumptions 1 to 4."""
 
-    Parameters
-    ----------
-    num_layers : int
-        Layers L, >= 1.
-    num_dense_layers : int
-        The leading layers that are trained densely, 0..L; with L this is FedAvg.
-    smoothness : float
-        L_s of the local losses, as functions of the weights and of the factors; > 0.
-    gradient_bound2 : float
-        G^2, of each layer's stochastic gradient, > 0.
-    noise2 : float
-        sigma^2, the stochastic gradient's variance, >= 0.
-    kappa_u2, kappa_v2 : float
-        Bounds on ||U||_F^2 and ||V||_F^2 at any time, > 0.
-    epsilon_u2, epsilon_v2 : float
-        Bounds on the same right after a reset, >= 0. MUD has epsilon_v2 = 0.
-    psi2 : float
-        psi_uv^2 > 0, below the sum of the factors' least squared singular values.
-    local_iters : int
-        Iterations E between two aggregations, >= 1.
-    num_clients : int
-        N, >= 1.
-    """
-
-    num_layers: int
-    num_dense_layers: int
-    smoothness: float
-    gradient_bound2: float
-    noise2: float
+    num_layers: int  # L >= 1.
+    num_dense_layers: int  # The leading layers that are trained densely, 0..L; with L this is FedAvg.
+    smoothness: float  # L_s of the local losses, as functions of the weights and of the factors; > 0.
+    gradient_bound2: float  # G^2, of each layer's stochastic gradient, > 0.
+    noise2: float  # sigma^2, the stochastic gradient's variance, >= 0.
+    # Bounds on ||U||_F^2 and ||V||_F^2 at any time, > 0.
     kappa_u2: float
     kappa_v2: float
+    # Bounds on the same right after a reset, >= 0. MUD has epsilon_v2 = 0.
     epsilon_u2: float
     epsilon_v2: float
-    psi2: float
-    local_iters: int
-    num_clients: int
+    psi2: float  # psi_uv^2 > 0, below the sum of the factors' least squared singular values.
+    local_iters: int  # Iterations E between two aggregations, >= 1.
+    num_clients: int  # N >= 1.
 
     def __post_init__(self) -> None:
         may_be_zero = {"num_dense_layers", "noise2", "epsilon_u2", "epsilon_v2"}
@@ -168,17 +146,9 @@ def theorem_bound(
 def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
     """Return gamma: the first SGD step after a reset moves the weights by -eta gamma G in expectation.
 
-    G is the gradient of the weights; the expectation is over the random factors. The gain of the matrix forms
-    grows with the rank, hence differs between layers; that of the Kronecker forms does not.
-
-    Parameters
-    ----------
-    variant : str
-        ``"mud"``, ``"mud+f"``, ``"mud+aad"``, ``"mud+bkd"``, ``"mud+bkd+f"`` or ``"mud+bkd+aad"``.
-    init_a : float
-        Half width a of the factors' uniform distribution, finite, > 0.
-    rank : int (default: 1)
-        r, or r_F of the freezing variant, >= 1; without effect on the Kronecker forms.
+    G is the gradient of the weights; the expectation is over the random factors, drawn from U(-a, a) with a =
+    ``init_a`` > 0. The gain of the matrix forms grows with the rank, r or r_F of the freezing variant, and
+    differs between layers; that of the Kronecker forms does not.
     """
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
     one_of("variant", variant, known)
@@ -193,14 +163,9 @@ def expected_missed_merges(
 ) -> float:
     """Return E[min(merges missed since a node last took part, at_most)].
 
-    Parameters
-    ----------
-    participation : float
-        Probability p of taking part in a round, independent of all others, in (0, 1].
-    reset_interval : int (default: 1)
-        Rounds s between merges, >= 1.
-    at_most : float (default: inf)
-        From here on the dense base costs no more than the merges: D / C, > 0.
+    ``participation`` is the probability p in (0, 1] of taking part in a round, independent of all others;
+    ``reset_interval`` is s >= 1, the rounds between merges. ``at_most`` is D / C, from which on the dense
+    base costs no more than the merges.
     """
     in_range("participation", participation, 0.0, 1.0, open_below=True)
     at_least(1, reset_interval=reset_interval)
@@ -224,12 +189,8 @@ def expected_downlink(
     These are the merges it missed, or the dense base if that is smaller; the current factors unless they are
     freshly drawn; and the uncompressed part.
 
-    Parameters
-    ----------
-    count, dense_count, uncompressed : int
-        C, D and E_unc of the factorisation; count and dense_count >= 1.
-    participation, reset_interval
-        As in ``expected_missed_merges``.
+    ``count``, ``dense_count`` and ``uncompressed`` are C, D and E_unc of the factorisation; the others are as
+    in ``expected_missed_merges``.
     """
     at_least(1, count=count, dense_count=dense_count)
     at_least(0, uncompressed=uncompressed)

@@ -5,7 +5,14 @@ Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13)
 Differs: the paper prints no latency formulas for the baselines; theirs follow from its rates. Downlinks
 and a cloud link shared by all senders are our own assumptions, off by default.
 
-A parameter out of range raises a ValueError that names it, its value and the valid range.
+Recurring parameters; a value out of range raises a ValueError that names it, its value and the valid range:
+
+- ``scheme``: a ``SystemName`` or its value;
+- ``tau1``, ``tau2`` >= 1: aggregation periods; FEEL's rounds have tau1 iterations;
+- ``alpha`` >= 0: gossip steps. They are sequential: each costs one transfer, whatever the number of
+  neighbours;
+- ``K`` >= 0: local iterations;
+- ``zeta``: second largest eigenvalue modulus of the mixing matrix, in [0, 1).
 """
 
 import math
@@ -223,18 +230,8 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
     """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all their messages.
 
     SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the same with t_edge->cloud
-    in place of the gossip. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge.
-
-    Parameters
-    ----------
-    scheme : str
-        A ``SystemName`` or its value.
-    system : System
-        Sizes, compute and rates; a link without a rate is a ValueError.
-    tau1, tau2 : int
-        Aggregation periods, >= 1. FEEL's rounds have tau1 iterations.
-    alpha : int (default: 1)
-        Gossip steps, >= 0. They are sequential: each costs one transfer, whatever the number of neighbours.
+    in place of the gossip. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge. A
+    link without a rate is a ValueError.
     """
     at_least(1, tau1=tau1, tau2=tau2)
     at_least(0, alpha=alpha)
@@ -242,9 +239,20 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
 
 
 def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, alpha: int = 1) -> float:
-    """Return t_tot, the seconds of K (>= 0) local iterations; an incomplete block counts as complete.
+    """Return t_tot, the seconds of K local iterations; an incomplete block counts as complete.
 
-    Other parameters as in ``block_seconds``.
+    Parameters
+    ----------
+    scheme : str
+        ``"sd-feel"``, ``"fedavg"``, ``"feel"`` or ``"hierfavg"``.
+    system : System
+        Sizes, compute and rates; a link without a rate is a ValueError.
+    K : int
+        Local iterations, >= 0.
+    tau1, tau2 : int
+        Aggregation periods, >= 1. FEEL's rounds have tau1 iterations.
+    alpha : int (default: 1)
+        Gossip steps, >= 0.
     """
     at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
@@ -254,10 +262,7 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
 def iterations_within(
     scheme: str, system: System, seconds: float, *, tau1: int, tau2: int = 1, alpha: int = 1
 ) -> int:
-    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks.
-
-    Other parameters as in ``block_seconds``.
-    """
+    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks."""
     not_negative(seconds=seconds)
     blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return int(blocks) * _block_iterations(SystemName(scheme), tau1, tau2)
@@ -283,7 +288,7 @@ def traffic(
     Parameters
     ----------
     scheme : str
-        A ``SystemName`` or its value.
+        As in ``latency``.
     K : int
         Local iterations, >= 0, a multiple of the block (tau1 * tau2; FEEL: tau1).
     tau1, tau2 : int
@@ -317,27 +322,13 @@ def traffic(
 
 @dataclass(frozen=True)
 class ProblemConstants:
-    """The constants of Assumption 1. The paper does not give them; measured ones are lower estimates.
+    """The constants of Assumption 1. The paper does not give them; measured ones are lower estimates."""
 
-    Parameters
-    ----------
-    delta : float
-        F(w_0) - F*, >= 0.
-    smoothness : float
-        L > 0.
-    sigma2 : float
-        Bound on the variance of a mini-batch gradient, >= 0.
-    kappa2 : float
-        Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
-    sum_m2 : float
-        Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
-    """
-
-    delta: float
-    smoothness: float
-    sigma2: float
-    kappa2: float
-    sum_m2: float
+    delta: float  # F(w_0) - F*, >= 0.
+    smoothness: float  # L > 0.
+    sigma2: float  # Bound on the variance of a mini-batch gradient, >= 0.
+    kappa2: float  # Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
+    sum_m2: float  # Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
 
     def __post_init__(self) -> None:
         not_negative(delta=self.delta, sigma2=self.sigma2, kappa2=self.kappa2)
@@ -351,22 +342,11 @@ class BoundConstants:
 
     tau1 and tau2 enter only by their product, and the graph and alpha only by q = zeta^alpha, so the
     constants cannot show that intra-cluster averaging between inter-cluster rounds helps.
-
-    Parameters
-    ----------
-    q : float
-        zeta^alpha, in [0, 1).
-    kernel : float
-        Lambda.
-    V1_prime : float
-        V_1', the numerator of V_1.
-    V3 : float
-        V_3.
     """
 
-    q: float
-    kernel: float
-    V1_prime: float
+    q: float  # zeta^alpha, in [0, 1).
+    kernel: float  # Lambda.
+    V1_prime: float  # V_1', the numerator of V_1.
     V3: float
 
 
@@ -378,10 +358,7 @@ def _constants(tau: Number, q: Number) -> tuple[Number, Number, Number]:
 
 
 def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConstants:
-    """Return Lambda, V_1' and V_3 of Lemma 2, for periods and gossip steps >= 1.
-
-    ``zeta`` is the second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-    """
+    """Return Lambda, V_1' and V_3 of Lemma 2, for ``alpha`` >= 1."""
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
     in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     q = float(zeta) ** alpha
@@ -457,26 +434,12 @@ def plans(
     """Return every SD-FEEL schedule of a grid that brings the bound (15) down to a target, cheapest first.
 
     K is the fewest iterations, a multiple of tau1 * tau2, that reach the target; the cost is the latency.
-    Ties (to a nanosecond) prefer the smaller tau1 * tau2, then the smaller alpha.
+    Ties (to a nanosecond) prefer the smaller tau1 * tau2, then the smaller alpha. ``target`` > 0 is a mean
+    squared gradient norm, ``eta`` > 0 the step size, and the grid's entries are >= 1.
 
     Warning: the bound depends on tau1 and tau2 only by their product, while at a fixed product the latency
     falls with tau1. So tau2 = 1 always wins, unless the grid's tau1 ends too early to reach the best
     product. That is a property of the paper's formulas, not evidence about training.
-
-    Parameters
-    ----------
-    target : float
-        Mean squared gradient norm to reach, > 0.
-    problem : ProblemConstants
-        The constants of Assumption 1.
-    system : System
-        The system of the latency.
-    eta : float
-        Step size, > 0.
-    zeta : float
-        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-    tau1, tau2, alpha : Iterable[int]
-        The grid, all >= 1.
     """
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}

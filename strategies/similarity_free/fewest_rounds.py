@@ -4,6 +4,7 @@ Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Fede
 without Data Similarity": the inequality inside the proof of Theorem 2, before its relaxation.
 Its sums are sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k with P_k = prod_{l <= k} (1 + b1 gamma_l^2). For
 equal steps they are computed in closed form, for decreasing ones in short blocks, by each block's midpoint.
+Parameters are as in ``theory``, with V0 > 0 in the functions ``fewest_...``.
 """
 
 from __future__ import annotations
@@ -49,15 +50,6 @@ def fewest_fixed(
 
     With S = V0 / (gamma (b2 epsilon - b3 gamma)) it takes K = -ln(1 - b1 gamma^2 S) / ln(1 + b1 gamma^2)
     rounds, for gamma < b2 epsilon / (b3 + b1 V0).
-
-    Parameters
-    ----------
-    constants, V0
-        As in ``theory.bound_any``; V0 > 0.
-    epsilon : float
-        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
-    max_step : float
-        The largest admissible step, > 0.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     b1, b2, b3 = constants.b1, constants.b2, constants.b3
@@ -81,7 +73,7 @@ def fewest_diminishing(
 ) -> tuple[int | float, float]:
     """Return the fewest rounds of steps c / (k + 1)^nu to ``epsilon``, within 1 %, and c.
 
-    Parameters are as in ``fewest_fixed``, with nu in (1/2, 1); inf means more than 10^21 rounds.
+    nu is in (1/2, 1); inf means more than 10^21 rounds.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     blocks = int(math.log(_LAST / _FIRST) / math.log1p(_BLOCK))
@@ -108,7 +100,7 @@ def fewest_step_decay(
 ) -> tuple[int | float, float]:
     """Return the fewest rounds to ``epsilon`` with Theorem 3's stages, and the first step.
 
-    Parameters are as in ``fewest_fixed``, with ``decay_factor`` as in ``StepDecay``; inf means 2^60 or more.
+    ``decay_factor`` is as in ``StepDecay``; inf means 2^60 or more.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
 

@@ -73,27 +73,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ProblemEstimates:
-    """The constants that the theory needs, each with its source.
+    """The constants that the theory needs, each with its source."""
 
-    Parameters
-    ----------
-    L : Estimate
-        Smoothness of every f_i, > 0.
-    sigma2 : Estimate
-        Variance bound of a mini-batch gradient, >= 0; only its mean over nodes is used.
-    delta_inf : Estimate
-        Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
-    V0 : Estimate
-        f(x^0) - f^inf, > 0.
-    R : Estimate
-        Upper bound on every V_k, >= V0; only the step-decay bound needs it.
-    """
-
-    L: Estimate
-    sigma2: Estimate
-    delta_inf: Estimate
-    V0: Estimate
-    R: Estimate
+    L: Estimate  # Smoothness of every f_i, > 0.
+    sigma2: Estimate  # Variance bound of a mini-batch gradient, >= 0; only its mean over nodes is used.
+    delta_inf: Estimate  # Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
+    V0: Estimate  # f(x^0) - f^inf, > 0.
+    R: Estimate  # Upper bound on every V_k, >= V0; only the step-decay bound needs it.
 
     def __post_init__(self) -> None:
         positive(L=self.L.value, V0=self.V0.value)
@@ -117,16 +103,10 @@ def estimates(
     V0: float | None = None,
     R: float | None = None,
 ) -> ProblemEstimates:
-    """Return the given constants, and the missing ones as a non-negative loss bounds them.
+    """Return the given constants, and the missing (None) ones as a non-negative loss bounds them.
 
-    Parameters
-    ----------
-    L, sigma2 : float
-        As in ``ProblemEstimates``.
-    initial_loss : float
-        f(x^0), finite, > 0. For a non-negative loss it bounds V0 = f(x^0) - f^inf and Delta^inf <= f^inf.
-    delta_inf, V0, R : float | None (default: None)
-        As in ``ProblemEstimates``; None is assumed. R is then V0, which no theorem guarantees.
+    ``initial_loss`` is f(x^0) > 0: it bounds V0 = f(x^0) - f^inf and Delta^inf <= f^inf. R is assumed to be
+    V0, which no theorem guarantees. See ``ProblemEstimates`` for the others.
     """
     positive(initial_loss=initial_loss)
     gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
@@ -155,19 +135,12 @@ def estimates_from_rounds(
     V0: float | None = None,
     R: float | None = None,
 ) -> ProblemEstimates:
-    """Return the given constants, and the missing ones as measured in a run with probing.
+    """Return the given constants, and the missing (None) ones as measured in a run with probing.
 
     L is the largest ``curvature`` and sigma2 the largest ``gradient-variance`` of all rounds. Both are
-    estimates from below, valid where the run has been. Losses are those of the central evaluation.
-
-    Parameters
-    ----------
-    rounds : iterable of mapping
-        The run's rounds: ``round``, and the metrics ``train`` and ``central``, as in ``RoundEnd``. A
-        ValueError names all that they lack.
-    L, sigma2, delta_inf, V0, R : float | None (default: None)
-        As in ``ProblemEstimates``; None is measured, or bounded by measured losses: delta_inf by the
-        smallest, V0 by that of round 0, R by the largest.
+    estimates from below, valid where the run has been. The losses of the central evaluation bound the others:
+    delta_inf by the smallest, V0 by that of round 0, R by the largest. ``rounds`` are the run's: ``round``,
+    and the metrics ``train`` and ``central``, as in ``RoundEnd``; a ValueError names all that they lack.
     """
     rounds = list(rounds)
     curvatures = _recorded(rounds, "train", "curvature")
@@ -213,42 +186,18 @@ def _probed(what: str, values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantee for one algorithm and one schedule.
-
-    Parameters
-    ----------
-    algorithm : AlgorithmName
-        One of the four.
-    schedule : Schedule
-        The system's step: divide by T for the local step of the FedAvg family.
-    max_step, max_local_step : float
-        The largest admissible step of the system, and of a local iteration.
-    constants : Constants
-        Of recursion (1).
-    bound : float
-        ``bound_any`` after the planned rounds.
-    theorem : float
-        The bound of the schedule's own theorem.
-    rounds : int | float
-        Rounds to epsilon; inf if the formulas do not reach it.
-    first_step : float
-        The first step of these rounds, at most ``max_step``; of the system, as ``schedule``.
-    uplink_bits : int | float | None
-        Uplink of all nodes to epsilon; None if the bits per message are unknown.
-    estimates : ProblemEstimates
-        The inputs, each with its source.
-    """
+    """The guarantee for one algorithm and one schedule."""
 
     algorithm: AlgorithmName
-    schedule: Schedule
-    max_step: float
-    max_local_step: float
+    schedule: Schedule  # The system's step: divide by T for the local step of the FedAvg family.
+    max_step: float  # The largest admissible step of the system.
+    max_local_step: float  # The same for a local iteration.
     constants: Constants
-    bound: float
-    theorem: float
-    rounds: int | float
-    first_step: float
-    uplink_bits: int | float | None
+    bound: float  # ``bound_any`` after the planned rounds.
+    theorem: float  # The bound of the schedule's own theorem.
+    rounds: int | float  # Rounds to epsilon; inf if the formulas do not reach it.
+    first_step: float  # The first step of these rounds, of the system, at most ``max_step``.
+    uplink_bits: int | float | None  # Of all nodes, to epsilon; None if the bits per message are unknown.
     estimates: ProblemEstimates
 
 
@@ -276,29 +225,11 @@ def plan(
     ``bound_any`` guarantees, over all admissible first steps. With printed constants they are those of the
     theorems: of Theorem 1 with the best c for many rounds, of Theorem 2, and of ``rounds_step_decay``.
 
-    Parameters
-    ----------
-    known : ProblemEstimates
-        L, sigma2, Delta^inf, V0 and R.
-    num_rounds : int (default: 400)
-        K >= max(2, decay_factor^2), so that step-decay has a complete stage.
-    epsilon : float (default: 0.1)
-        Accuracy on min_k E||grad f(x^k)||^2, finite, > 0.
-    local_iters : int (default: 1)
-        T of the FedAvg family, >= 1.
-    contraction : float (default: 1.0)
-        alpha of the compressor of the error-feedback algorithms, in (0, 1].
-    nu, decay_factor : float (default: 0.75, 2.0)
-        Of the diminishing and of the step-decay schedule. With nu = 0.51 as in the paper's experiments
-        Theorem 2 is useless: e^{b1 s} is 10^9 for FedAvg.
-    num_nodes : int (default: 10)
-        n >= 1.
-    num_params : int | None (default: None)
-        Trainable parameters, >= 1; an uncompressed message takes 32 bits for each.
-    message_bits : int | None (default: None)
-        Bits per compressed message, >= 1.
-    mode : str (default: "corrected")
-        A ``Mode`` or its value: of the constants and of Theorem 3.
+    ``local_iters`` is T of the FedAvg family, and ``contraction`` is for the error-feedback algorithms; both,
+    ``num_rounds`` K, ``epsilon`` and ``mode`` are as in ``theory``. K must be at least max(2,
+    decay_factor^2), so that step-decay has a complete stage. With nu = 0.51 as in the paper's experiments
+    Theorem 2 is useless: e^{b1 s} is 10^9 for FedAvg. ``num_params`` are the trainable parameters, 32 bits
+    each in an uncompressed message; ``message_bits`` is the size of a compressed one.
     """
     at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
     require("num_rounds", num_rounds, f"an integer up to {_MOST_ROUNDS}", num_rounds <= _MOST_ROUNDS)

@@ -8,7 +8,19 @@ loses an L^2, which admits too large steps if L > 1. The proof of Theorem 3 boun
 terms by the smallest, and its statement is false in general. With noisy gradients the bounds of the proximal
 algorithms are heuristic: the paper assumes unbiased gradients, and those at a proximal point are biased.
 
-A parameter out of range raises a ValueError that names it, its value and the valid range.
+Recurring parameters, finite unless stated otherwise; a value out of range raises a ValueError that names it:
+
+- ``algorithm``, ``mode``: an ``AlgorithmName`` and a ``Mode``, or their values;
+- ``L`` > 0: smoothness of every f_i;
+- ``contraction``: alpha in (0, 1], ||Q(v) - v||^2 <= (1 - alpha) ||v||^2; 1 is no compression;
+- ``sigma2`` >= 0: bound on the variance of a mini-batch gradient;
+- ``delta_inf`` >= 0: Delta^inf, the mean over nodes of f^inf - f_i^inf; 0 iff all share a minimiser;
+- ``local_iters``: T >= 1; 1 for the proximal algorithms;
+- ``V0`` >= 0: V_0, which is f(x^0) - f^inf, as all error memories start at zero;
+- ``R`` >= 0: upper bound on every V_k, unknown before a run;
+- ``num_rounds``: K >= 1;
+- ``max_step`` > 0: the largest admissible step, possibly infinite;
+- ``epsilon`` > 0: accuracy on min W_k, the squared norm of a gradient.
 """
 
 import math
@@ -85,28 +97,13 @@ class Mode(StrEnum):
 
 
 def omega(contraction: float) -> float:
-    """Return omega = (1 - alpha)(1 + 2 / alpha), the weight of an update's norm in the error memory.
-
-    ``contraction`` is alpha of ||Q(v) - v||^2 <= (1 - alpha) ||v||^2, in (0, 1]; 1 is no compression.
-    """
+    """Return omega = (1 - alpha)(1 + 2 / alpha), the weight of an update's norm in the error memory."""
     _contraction(contraction)
     return (1 - contraction) * (1 + 2 / contraction)
 
 
 def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = "corrected") -> float:
-    """Return the largest step of recursion (1): alpha^k = T gamma^k of FedAvg, gamma^k of FedProx.
-
-    Parameters
-    ----------
-    algorithm : str
-        An ``AlgorithmName`` or its value.
-    L : float
-        Smoothness of every f_i, finite, > 0.
-    contraction : float (default: 1.0)
-        alpha of the compressor, in (0, 1]; used with error feedback only.
-    mode : str (default: "corrected")
-        A ``Mode`` or its value.
-    """
+    """Return the largest step of recursion (1): alpha^k = T gamma^k of FedAvg, gamma^k of FedProx."""
     algorithm, mode = _algorithm(algorithm), _mode(mode)
     positive(L=L)
     w = omega(contraction)
@@ -126,20 +123,13 @@ class Constants:
     W_k is E||grad f(x^k)||^2. V_k is E[f(z^k)] - f^inf + error_weight gamma_k (1/n) sum_i E||e_i^k||^2,
     where z^k is x^k plus the mean of the error memories e_i^k.
 
-    Parameters
-    ----------
-    b1, b3 : float
-        Finite, >= 0; in units of curvature^2 and loss curvature^2.
-    b2 : float
-        Finite, > 0.
-    error_weight : float (default: 0.0)
-        Finite, >= 0; 0 without error feedback.
+    All are finite and >= 0, b2 > 0; b1 is in units of curvature^2 and b3 of loss curvature^2.
     """
 
     b1: float
     b2: float
     b3: float
-    error_weight: float = 0.0
+    error_weight: float = 0.0  # 0 without error feedback.
 
     def __post_init__(self) -> None:
         positive(b2=self.b2)
@@ -158,16 +148,7 @@ def system_constants(
 ) -> Constants:
     """Return the constants of Propositions 1-4, valid for steps up to ``max_step``.
 
-    Parameters
-    ----------
-    algorithm, L, contraction, mode
-        As in ``max_step``.
-    sigma2 : float
-        Bound on the variance of a mini-batch gradient, finite, >= 0.
-    delta_inf : float
-        Delta^inf, the mean over nodes of f^inf - f_i^inf, finite, >= 0; 0 iff all share a minimiser.
-    local_iters : int (default: 1)
-        T >= 1; 1 for the proximal algorithms. Only FedAvg's printed constants depend on it.
+    Only FedAvg's printed constants depend on ``local_iters``.
     """
     algorithm, mode = _algorithm(algorithm), _mode(mode)
     not_negative(sigma2=sigma2, delta_inf=delta_inf)
@@ -189,8 +170,7 @@ def system_constants(
 def sgd_constants(L: float, A: float, C: float) -> Constants:
     """Return the constants of plain SGD, Appendix E.
 
-    A and C, finite, >= 0, are those of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C, and L > 0 is the
-    smoothness; steps are at most 1 / (L B).
+    A and C, >= 0, are those of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C; steps are at most 1 / (L B).
     """
     return robust_sgd_constants(L, A, C, angle=0.0)
 
@@ -215,16 +195,8 @@ def bound_any(constants: Constants, V0: float, steps: ArrayLike) -> float:
 
     With P_k = prod_{l <= k} (1 + b1 gamma_l^2) it is
     (V0 + b3 sum_k gamma_k^2 / P_k) / (b2 sum_k gamma_k / P_k). It never exceeds Theorems 1 and 2, a constant
-    W_k attains it, and it needs no bound on later V_k.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1).
-    V0 : float
-        V_0, finite, >= 0; f(x^0) - f^inf, as all error memories start at zero.
-    steps : array_like
-        gamma_0, ..., gamma_{K-1} of the system, (rounds,), finite, > 0; ``schedule.values(K)``.
+    W_k attains it, and it needs no bound on later V_k. ``steps`` are gamma_0, ..., gamma_{K-1} of the system,
+    (rounds,), > 0: ``schedule.values(K)``.
     """
     not_negative(V0=V0)
     first, second = _discounted_sums(constants, steps)
@@ -246,7 +218,7 @@ def _discounted_sums(
 def bound_fixed(constants: Constants, V0: float, schedule: Fixed) -> float:
     """Return the bound of Theorem 1: (e^{b1 c^2} V0 / (b2 c) + b3 c / b2) / sqrt(K).
 
-    ``constants`` and ``V0`` are as in ``bound_any``; the schedule is admissible if c <= ``max_step`` sqrt(K).
+    The schedule is admissible if c <= ``max_step`` sqrt(K).
     """
     return _fixed_numerator(constants, V0, schedule.c) / math.sqrt(schedule.num_rounds)
 
@@ -267,8 +239,7 @@ def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
 def bound_diminishing(constants: Constants, V0: float, schedule: Diminishing, num_rounds: int) -> float:
     """Return the bound of Theorem 2: (V0 + b3 s) e^{b1 s} / (b2 c K^{1 - nu}), s of ``square_sum_bound``.
 
-    ``constants`` and ``V0`` are as in ``bound_any``, ``num_rounds`` is K >= 1; the schedule is admissible if
-    c <= ``max_step``.
+    The schedule is admissible if c <= ``max_step``.
     """
     at_least(1, num_rounds=num_rounds)
     return _diminishing_numerator(constants, V0, schedule) / _power(num_rounds, 1 - schedule.nu)
@@ -285,21 +256,9 @@ def bound_step_decay(
 ) -> float:
     """Return the bound for step-decay: the best complete stage, or Theorem 3 as the paper prints it.
 
-    Theorem 3 is false in general; it follows from the corrected bound if decay_factor <= 2 or
-    K >= 2^decay_factor.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1).
-    R : float
-        Upper bound on every V_k, finite, >= 0. Unknown before a run; ``bound_any`` needs V_0 only.
-    schedule : StepDecay
-        Admissible if gamma0 <= ``max_step``.
-    num_rounds : int
-        K >= stage_len.
-    printed : bool (default: False)
-        Return Theorem 3; stage_len must then be ``theory_stage_len``.
+    Theorem 3, ``printed``, is false in general; it follows from the corrected bound if decay_factor <= 2 or
+    K >= 2^decay_factor. Its stage_len must be ``theory_stage_len``. K must be at least stage_len, and the
+    schedule is admissible if gamma0 <= ``max_step``.
     """
     if not printed:
         return float(step_decay_stage_bounds(constants, R, schedule, num_rounds).min())
@@ -338,18 +297,8 @@ def best_c_fixed(
 ) -> float:
     """Return the c that minimises Theorem 1's bound, clipped to ``max_step`` sqrt(K).
 
-    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1); b1 or b3 must be > 0 if ``max_step`` is infinite.
-    V0 : float
-        Finite, > 0.
-    max_step : float (default: inf)
-        The largest admissible step, > 0; the default does not clip.
-    num_rounds : int (default: 1)
-        K >= 1; used for clipping only.
+    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2, for V0 > 0. If
+    ``max_step`` is infinite, b1 or b3 must be > 0.
     """
     positive(V0=V0)
     at_least(1, num_rounds=num_rounds)
@@ -387,19 +336,7 @@ def _stationary_c(constants: Constants, V0: float) -> float:
 def rounds_fixed(
     constants: Constants, V0: float, *, c: float, epsilon: float, max_step: float = math.inf
 ) -> int | float:
-    """Return the smallest K with Theorem 1's bound <= epsilon and c / sqrt(K) admissible; inf beyond float64.
-
-    Parameters
-    ----------
-    constants, V0
-        As in ``bound_any``.
-    c : float
-        Finite, > 0; the plan is for steps c / sqrt(K).
-    epsilon : float
-        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
-    max_step : float (default: inf)
-        The largest admissible step, > 0.
-    """
+    """Return the smallest K with Theorem 1's bound <= epsilon and c / sqrt(K) admissible; inf at overflow."""
     positive(c=c, epsilon=epsilon)
     require("max_step", max_step, "a number > 0", max_step > 0)
     return _round_up(
@@ -410,10 +347,7 @@ def rounds_fixed(
 def rounds_diminishing(
     constants: Constants, V0: float, schedule: Diminishing, *, epsilon: float, max_step: float = math.inf
 ) -> int | float:
-    """Return the smallest K with Theorem 2's bound at most epsilon.
-
-    Parameters as in ``rounds_fixed``; ``schedule.c`` > ``max_step`` is a ValueError too.
-    """
+    """Return the smallest K with Theorem 2's bound at most epsilon, for ``schedule.c`` <= ``max_step``."""
     positive(epsilon=epsilon)
     require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
     numerator = _diminishing_numerator(constants, V0, schedule)
@@ -431,16 +365,8 @@ def rounds_step_decay(
 ) -> int | float:
     """Return a K at which the corrected step-decay bound, with theory's stage length, is at most epsilon.
 
-    The paper gives the order only. K is found by doubling and bisection; inf means 2^60 or more.
-
-    Parameters
-    ----------
-    constants, R
-        As in ``bound_step_decay``.
-    gamma0, decay_factor : float
-        As in ``StepDecay``; the stage length is ``theory_stage_len(K, decay_factor)``.
-    epsilon, max_step
-        As in ``rounds_fixed``; gamma0 > ``max_step`` is a ValueError.
+    The paper gives the order only. K is found by doubling and bisection; inf means 2^60 or more. gamma0 must
+    not exceed ``max_step``.
     """
     positive(epsilon=epsilon)
     require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
@@ -466,8 +392,7 @@ def rounds_any(
 ) -> int | float:
     """Return the first number of rounds at which ``bound_any`` is <= epsilon; inf beyond ``limit`` (>= 1).
 
-    ``constants``, ``V0`` and ``epsilon`` are as in ``rounds_fixed``. The schedule's steps are used as they
-    are, whatever K a ``Fixed`` was made for.
+    The schedule's steps are used as they are, whatever K a ``Fixed`` was made for.
     """
     positive(epsilon=epsilon)
     not_negative(V0=V0)
@@ -499,18 +424,7 @@ def client_drift_bound(
 ) -> float:
     """Return Lemma 3's bound on sum_{l < T} E||x^k - x_i^{k,l}||^2.
 
-    It is 6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2).
-
-    Parameters
-    ----------
-    local_step : float
-        gamma^k, in (0, 1 / (sqrt(6) T L)].
-    local_iters : int
-        T >= 1.
-    L : float
-        Smoothness, finite, > 0.
-    grad_norm2, sigma2 : float
-        ||grad f_i(x^k)||^2 and the variance bound, finite, >= 0.
+    It is 6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2), for gamma^k in (0, 1 / (sqrt(6) T L)].
     """
     at_least(1, local_iters=local_iters)
     positive(local_step=local_step, L=L)
@@ -524,7 +438,7 @@ def client_drift_bound(
 def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2: float = 0.0) -> float:
     """Return the bound of Lemma 4 on E||x^k - p_i^k||^2: 6 gamma^2 (||grad f_i(x^k)||^2 + sigma^2).
 
-    Parameters as in ``client_drift_bound`` with T = 1; ``step`` is the proximal parameter.
+    ``step`` is the proximal parameter, in (0, 1 / (sqrt(6) L)].
     """
     return client_drift_bound(step, 1, L=L, grad_norm2=grad_norm2, sigma2=sigma2)
 
@@ -532,7 +446,7 @@ def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2:
 def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
     """Return 2 L (f(x) - f^inf) + 2 L Delta^inf, a bound on the mean of ||grad f_i(x)||^2 over nodes.
 
-    L > 0 is the smoothness, ``gap`` is f(x) - f^inf >= 0, and ``delta_inf`` is Delta^inf >= 0.
+    ``gap`` is f(x) - f^inf >= 0.
     """
     positive(L=L)
     not_negative(gap=gap, delta_inf=delta_inf)
@@ -540,10 +454,7 @@ def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
 
 
 def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: float) -> float:
-    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2.
-
-    ``contraction`` is alpha in (0, 1]; the two squared norms are finite, >= 0.
-    """
+    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2."""
     not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
     return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
 
@@ -551,7 +462,7 @@ def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: 
 def error_memory_radius(contraction: float, drift_norm: float) -> float:
     """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G, which bounds the norm of every error memory.
 
-    ``contraction`` is alpha in (0, 1]; ``drift_norm`` is G >= 0, a bound on every ||x_i^k - x^k||.
+    ``drift_norm`` is G >= 0, a bound on every ||x_i^k - x^k||.
     """
     _contraction(contraction)
     not_negative(drift_norm=drift_norm)
