@@ -43,7 +43,7 @@ class Bases:
     """The bases of the nodes in one batched call; equal bases are computed and stored once."""
 
     def __init__(self) -> None:
-        # Values by key, with the objects whose ids are in the key: kept alive, so that no id is reused.
+        # Values by key, with the objects that the key identifies by id: kept alive, so that no id is reused.
         self._made: dict[Hashable, tuple[Any, object]] = {}
 
     def _once(self, key: Hashable, make: Callable[[], Made], alive: object = None) -> Made:

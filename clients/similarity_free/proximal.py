@@ -79,7 +79,7 @@ class ProximalWork:
         at_least(1, steps=self.steps)
         in_range("tol", self.tol, 0.0, 1.0, open_above=True)
         if len(self.batches) not in (1, self.steps):
-            raise ValueError(f"batches must be 1 or one a step, {self.steps}, got {len(self.batches)}")
+            raise ValueError(f"batches must be 1, or one per step, {self.steps}, got {len(self.batches)}")
 
     @property
     def shares_a_batch(self) -> bool:

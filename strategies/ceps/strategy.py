@@ -8,13 +8,7 @@ from typing import Literal, Unpack, get_args
 
 from flwr.common import log
 
-from hedgerow.strategies.ceps.algorithm import (
-    Algorithm1,
-    OneBitCode,
-    Topology,
-    neighbourhood_graph,
-    participants,
-)
+from hedgerow.strategies.ceps.algorithm import Algorithm1, OneBitCode, Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
@@ -22,15 +16,7 @@ from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
 
-__all__ = [
-    "CEPS",
-    "NEIGHBOURHOOD_RULES",
-    "OneBitCode",
-    "Topology",
-    "neighbourhood_graph",
-    "neighbourhood_rule",
-    "participants",
-]
+__all__ = ["CEPS", "NEIGHBOURHOOD_RULES", "OneBitCode", "neighbourhood_graph", "neighbourhood_rule"]
 
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]

@@ -35,12 +35,22 @@ from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
 from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
+__all__ = [
+    "BASELINE_RATE",
+    "DOWN",
+    "UP",
+    "CompressedLayers",
+    "Compression",
+    "TrainingOptions",
+    "WithoutFactors",
+]
 
 DOWN, UP = "server->client", "client->server"
 S = TypeVar("S")
 Scalar = str | int | float | bool
 Weighting = Literal["num-examples", "num-batches", "uniform"]
+# Step size of FedHM, FedBAT and EF21-P. Not published for this set-up; chosen as in ``strategy.py``.
+BASELINE_RATE = 0.03
 # Metrics about a node's base, which must not be averaged.
 _BOOKKEEPING = ("base-version", "need-base")
 # The config keys that a ClientApp must follow.
@@ -433,9 +443,13 @@ class CompressedLayers(Method[S]):
 
 
 class WithoutFactors(CompressedLayers[S]):
-    """Methods without factors: their budget is the bits of the coded layers."""
+    """Methods without factors: their budget is the bits of the coded layers, ``ratio`` in (0, 1]."""
 
     updates = "updates"
+
+    def __init__(self, ratio: float, budget: str, **options: Unpack[TrainingOptions]) -> None:
+        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
+        super().__init__(Compression("dense", ratio, budget), BASELINE_RATE, **options)
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return the layers between the skipped ones; ValueError if there are none."""

@@ -19,20 +19,16 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
-from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
+from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.run import Run
-from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, most_entries
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import Layout, PayloadError
 
 __all__ = ["EF21P"]
-
-# Not published for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +71,8 @@ class EF21P(WithoutFactors[State]):
         scale: bool = True,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
         self.scale = scale
-        super().__init__(Compression("dense", ratio, budget), _RATE, **options)
+        super().__init__(ratio, budget, **options)
         # Both sides draw a node's entries by its place.
         self.federation.admits = placed
 

@@ -17,19 +17,15 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
-from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
+from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.run import Run
-from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.sign_shares import SignUpdates, signed
 
 __all__ = ["FedBAT", "binarised"]
-
-# Not published for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
 
 
 def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -75,8 +71,7 @@ class FedBAT(WithoutFactors[State]):
     def __init__(
         self, *, ratio: float = 1 / 32, budget: str = "model", **options: Unpack[TrainingOptions]
     ) -> None:
-        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
-        super().__init__(Compression("dense", ratio, budget), _RATE, **options)
+        super().__init__(ratio, budget, **options)
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         self.coded = super()._coded(layers)

@@ -16,16 +16,18 @@ from torch import Tensor
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded, Factors
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, Compression, TrainingOptions
+from hedgerow.strategies.fedmud.compressed_layers import (
+    BASELINE_RATE,
+    CompressedLayers,
+    Compression,
+    TrainingOptions,
+)
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.extras import needed
 from hedgerow.wire.records import to_record
 
 __all__ = ["FedHM", "truncated"]
-
-# Not published for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ class FedHM(CompressedLayers[State]):
         view: str = "buffer",
         **options: Unpack[TrainingOptions],
     ) -> None:
-        super().__init__(Compression("lmt", ratio, budget, view=view), _RATE, **options)
+        super().__init__(Compression("lmt", ratio, budget, view=view), BASELINE_RATE, **options)
 
     def begin(self, model: Vector) -> State:
         """Return theta^0, W^0 and its truncation."""

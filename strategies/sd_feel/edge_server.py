@@ -22,7 +22,6 @@ from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
-from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
@@ -122,13 +121,11 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._reached = 0
         self._goes_on = False
         if partitions is not None:
-            self.federation.admits = self._admits
+            self.federation.admits = lambda node: (
+                None if node.partition_id in partitions else "another server's"
+            )
         # Report invalid channel settings now: the channel is built and thrown away.
         self._channel("", 1)
-
-    def _admits(self, node: Node) -> str | None:
-        own = self._partitions is None or node.partition_id in self._partitions
-        return None if own else "another server's"
 
     def _channel(self, layout: str, largest: int) -> PeerChannel:
         def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SD-FEEL: edge clusters whose edge servers gossip.
+"""SD-FEEL: clusters of clients with edge servers that gossip.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5).

@@ -482,22 +482,11 @@ def fedprox_similarity_margin(
 ) -> float:
     """Return rho of the similarity-based condition rho > 0 that the paper argues against.
 
-    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice.
-
-    Parameters
-    ----------
-    mu, mu_bar : float
-        Proximal weight, and strong convexity of the proximal objective, finite, > 0.
-    inexactness : float
-        gamma of the local solve, in [0, 1].
-    num_sampled : int
-        K, devices per round, >= 1.
-    L : float
-        Smoothness, finite, > 0.
-    dissimilarity : float
-        B of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2, finite, >= 0.
-    form : str (default: "as-quoted")
-        ``"as-quoted"`` in the paper, or ``"original"``: Theorem 4 of the cited work by Li et al.
+    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice. ``mu`` is the
+    proximal weight, ``mu_bar`` the strong convexity of the proximal objective, both > 0; ``inexactness`` is
+    gamma of the local solve, in [0, 1]; ``num_sampled`` is K, devices per round; ``dissimilarity`` is B >= 0
+    of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2. ``form`` is ``"as-quoted"`` in the paper, or ``"original"``:
+    Theorem 4 of the cited work by Li et al.
     """
     one_of("form", form, ("as-quoted", "original"))
     positive(mu=mu, mu_bar=mu_bar, L=L)
