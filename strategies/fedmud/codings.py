@@ -133,20 +133,12 @@ class Reconstructing:
     updates are a linear space. It contains every valid reply and every mean of replies, and its nearest point
     is no further from any of them than the rule's own result. So the rule's guarantee still holds, merges
     stay as small as before, and the result for a mean is the mean of the factors.
-
-    Parameters
-    ----------
-    aggregator : Aggregator
-        Of rows: of factors, or of updates.
-    of_updates : bool
-        Aggregate updates, which are linear in the factors.
-    measures : bool
-        Report ``aggregation-bias`` each round, the largest entry of W* - W: the error of eq. (7), the mean of
-        factors, against eq. (6), the mean of updates.
     """
 
-    aggregator: Aggregator
-    of_updates: bool
+    aggregator: Aggregator  # Of rows: of factors, or of updates.
+    of_updates: bool  # Aggregate updates, which are linear in the factors.
+    # Report ``aggregation-bias`` each round, the largest entry of W* - W: the error of eq. (7), the mean of
+    # factors, against eq. (6), the mean of updates.
     measures: bool
 
     def weight(self, run: Run, node: int, claimed: float) -> float:

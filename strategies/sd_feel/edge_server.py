@@ -119,7 +119,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._gossip: DirectGossip | None = None
         # The last round that the other servers completed, if this one has not.
         self._reached = 0
-        self._goes_on = False
+        self._resumes = False
         if partitions is not None:
             self.federation.admits = lambda node: (
                 None if node.partition_id in partitions else "another server's"
@@ -187,7 +187,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
                 max_update_norm_ratio=self.settings.max_update_norm_ratio,
             )
             # Zero unless the run resumes: ``start`` then begins with the first round.
-            completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
+            completed, self._resumes = self.completed_rounds if self._resumes else 0, False
             self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
             return super().start(
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
@@ -203,7 +203,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` resumes after its round, or where the other servers are."""
         super().load_state_dict(state)
-        self._goes_on = True
+        self._resumes = True
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Skip the rounds that the other servers have completed."""
