@@ -1,4 +1,4 @@
-"""The node's side of the methods that CEPS is compared with, on the same messages.
+"""The node's side of CEPS's baselines, on the same messages.
 
 Papers: D-PSGD (X. Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?"), DFedAvgM
 (T. Sun, D. Li, B. Wang, "Decentralized Federated Averaging"), DFedSAM (Y. Shi et al., "Improving the Model
@@ -10,13 +10,14 @@ Rate for Decentralized Nonconvex Optimization with Communication Compression", A
 A. Olshevsky, "Stochastic Gradient-Push for Strongly Convex Functions on Time-Varying Directed Graphs";
 M. Assran, N. Loizou, N. Ballas, M. Rabbat, "Stochastic Gradient Push for Distributed Deep Learning",
 Algorithm 1) and DP-DSGT, gradient tracking with noise. Ours: full local gradients, since the problems are
-small; noise of eq. (13) of Sha et al. on every gradient, where it is asked for; a neighbour that does not
-answer leaves its weight to the node itself, but in SGP, where it never was the node's; and several local
-steps in DCD-PSGD, CHOCO-SGD and SGP.
+small; optional noise of eq. (13) of Sha et al. on every gradient; several local steps in DCD-PSGD, CHOCO-SGD
+and SGP; and the weight of a neighbour that does not answer goes to the node itself, except in SGP, where it
+never was the node's.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -47,9 +48,8 @@ def mix(
 ) -> Vector:
     """Return sum_j W_ij x_j, in the order of the ids.
 
-    - ``received``: x_j of the neighbours that answered.
-    - ``mixing``: Row i of W, with i; a neighbour that did not answer leaves its weight to i. None: equal
-      weights of all that are there.
+    ``received`` are x_j of the neighbours that answered. ``mixing`` is row i of W, with i; the weight of a
+    neighbour that did not answer goes to i. None gives all models present equal weights.
     """
     if mixing is None:
         return neighbour_mean(own, vector, received)
@@ -60,7 +60,7 @@ def mix(
 
 
 class _Call:
-    """One call at one node: what it keeps and has heard, its step size, and its noisy gradients."""
+    """One call at one node: its memory and received models, its step size, and its noisy gradients."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class _Call:
         self.gradients = memory.count("gradients")
 
     def gradient(self, x: Vector) -> Vector:
-        """Return g_i(x), with noise that no other gradient has."""
+        """Return g_i(x), with noise of its own."""
         gradient = self.node.problem.gradient(x, self.node.privacy.clip)
         noisy = self.node.noised(gradient, self.gradients)
         self.gradients += 1
         return noisy
 
     def descend(self, x: Vector, steps: int) -> Vector:
-        """Return x after so many steps x <- x - eta g_i(x)."""
+        """Return x after some steps x <- x - eta g_i(x)."""
         for _ in range(steps):
             x = x - self.eta * self.gradient(x)
         return x
@@ -93,15 +93,15 @@ class _Call:
 
 
 class _Baseline(GossipNodeMethod):
-    """What the methods share: all begin at 0, and count gradients and the communications that they missed.
+    """The common part: all methods start at 0, and count gradients and missed communications.
 
-    A method says what a node does up to a communication (``prepared``) and in it (``communicated``): each
-    returns the arrays that the node then keeps.
+    A method defines a node's work up to a communication (``prepared``) and in it (``communicated``): each
+    returns the arrays that the node stores.
     """
 
-    # The array that is there only between ``prepared`` and ``communicated``; None if there is no such array.
+    # The array that exists only between ``prepared`` and ``communicated``; None if there is none.
     ready: str | None = None
-    # Read what the method needs of a config beside ``eta``, and raise ValueError if it is not valid.
+    # Readers of the method's config keys beside ``eta``; they raise ValueError if a value is invalid.
     reads: Reads = ()
 
     def begin(self, node: GossipNode) -> Memory:
@@ -123,7 +123,7 @@ class _Baseline(GossipNodeMethod):
             return memory
         call, kappa = _Call(node, memory), node.place.kappa
         arrays = self.prepared(call, k)
-        # Communications in between, and one not finished, are missed.
+        # Communications in between, and an unfinished one, are missed.
         lost = max(k - 1, 0) // kappa - max(memory.iteration - 1, 0) // kappa
         counts = {"gradients": call.gradients, "missed": memory.count("missed") + lost}
         return Memory(arrays, k, {**memory.counts, **counts})
@@ -147,7 +147,7 @@ class _Baseline(GossipNodeMethod):
         return memory, memory.arrays["x"]
 
     def names(self, node: GossipNode) -> list[str]:
-        """Return the names of the arrays that a node begins with."""
+        """Return the names of a node's initial arrays."""
         return ["x"]
 
     @abstractmethod
@@ -158,8 +158,12 @@ class _Baseline(GossipNodeMethod):
     def communicated(self, call: _Call) -> Arrays:
         """Return the arrays after a communication."""
 
+    def sent(self, call: _Call) -> Vector:
+        """Return this node's own message as others decode it."""
+        return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
+
     def metrics(self, arrays: Arrays) -> Metrics:
-        """Return what a communication tells."""
+        """Return the metrics of a communication."""
         return {}
 
 
@@ -169,27 +173,20 @@ def _finite(x: Vector) -> Vector:
     return x
 
 
-# What methods read of a config.
+# Readers of config keys.
 
 
 def _kept(config: ConfigRecord) -> int | None:
     return whole(config, "s", 1) if flag(config, "threshold", default=False) else None
 
 
-def _steps(config: ConfigRecord) -> int:
-    return local_steps(config, "local-steps")
+_steps = partial(local_steps, key="local-steps")
+_theta = partial(nonnegative, key="theta", below=1.0)
+_rho = partial(nonnegative, key="rho-sam")
 
 
 def _steps_or_one(config: ConfigRecord) -> int:
     return _steps(config) if "local-steps" in config else 1
-
-
-def _theta(config: ConfigRecord) -> float:
-    return nonnegative(config, "theta", below=1.0)
-
-
-def _rho(config: ConfigRecord) -> float:
-    return nonnegative(config, "rho-sam")
 
 
 def _gamma(config: ConfigRecord) -> float:
@@ -224,9 +221,9 @@ class _DPSGD(_Baseline):
 
 
 class _AdaptThenCombine(_Baseline):
-    """z_i = K local steps from x_i; x_i <- sum_j W_ij z_j, at every communication. This one is MATCHA.
+    """z_i = K local steps from x_i; x_i <- sum_j W_ij z_j, at every communication. This class is MATCHA.
 
-    With a quantising codec q_i = Q(z_i - x_i) travels instead, and x_i <- x_i + sum_j W_ij q_j.
+    With a quantising codec q_i = Q(z_i - x_i) is sent instead, and x_i <- x_i + sum_j W_ij q_j.
 
     Read: ``eta`` > 0 and ``local-steps`` K >= 1.
     """
@@ -241,8 +238,8 @@ class _AdaptThenCombine(_Baseline):
     def prepared(self, call: _Call, k: int) -> Arrays:
         x = call.arrays["x"]
         if "z" in call.arrays:
-            # The communication was lost: the node learnt, and nobody mixed.
-            x = x + self._own(call) if _quantised(call.node) else call.arrays["z"]
+            # The communication was lost: the node keeps its local steps, unmixed.
+            x = x + self.sent(call) if _quantised(call.node) else call.arrays["z"]
         return {"x": x, "z": _finite(self.local(call, x, _steps(call.node.config)))}
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
@@ -251,20 +248,16 @@ class _AdaptThenCombine(_Baseline):
 
     def communicated(self, call: _Call) -> Arrays:
         if _quantised(call.node):
-            return {"x": call.arrays["x"] + call.mix(self._own(call), call.received)}
+            return {"x": call.arrays["x"] + call.mix(self.sent(call), call.received)}
         return {"x": call.mix(call.arrays["z"], call.received)}
-
-    def _own(self, call: _Call) -> Vector:
-        """Return what others decode of this node's own message."""
-        return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
 
 
 class _SGP(_AdaptThenCombine):
     """y <- y - eta g_i(y / w_i), K times from x_i; x_i <- sum_j P_ij y_j and w_i <- sum_j P_ij w_j.
 
-    A message holds y_i and w_i, n + 1 numbers. The model, at which gradients are taken and which is looked
-    at, is x_i / w_i; w_i begins as 1. Read besides: ``weights``, the parts P_ij that this node takes of what
-    the others and itself have. P's columns sum to one, its rows need not. What was lost is added nowhere.
+    A message holds y_i and w_i, n + 1 numbers. The model, used for gradients and monitoring, is x_i / w_i;
+    w_i is initially 1. Also read: ``weights``, the parts P_ij that this node takes of the others' models and
+    its own. P's columns sum to one, its rows need not. A lost part is added nowhere.
     """
 
     reads = (_steps, _weights)
@@ -279,8 +272,8 @@ class _SGP(_AdaptThenCombine):
         return np.append(memory.arrays["z"], _push_weight(memory))
 
     def norm(self, node: GossipNode, vector: Vector) -> float:
-        # Of the model, for honest x differ as the weights do. All weights of a run sum to m where nothing is
-        # lost; nodes that begin anew bring some.
+        # Of the model: honest x differ as their weights do. A run's weights sum to m if nothing is lost;
+        # nodes that restart add some.
         w = float(vector[-1])
         if not 0 < w <= 2 * node.place.num_nodes:
             return np.inf
@@ -312,14 +305,14 @@ class _SGP(_AdaptThenCombine):
 
 def _push_weight(memory: Memory) -> float:
     w = float(memory.counts.get("push-weight", 1.0))
-    # A node that heard nobody for a thousand communications has given all away.
+    # A node that heard no other for a thousand communications has given all away.
     if not 0 < w < np.inf:
         raise ValueError(f"push-weight must be a finite number > 0, got {w!r} in the state")
     return w
 
 
 class _DFedAvgM(_AdaptThenCombine):
-    """Local steps with momentum. Read besides: ``theta`` in [0, 1)."""
+    """Local steps with momentum. Also read: ``theta`` in [0, 1)."""
 
     reads = (_steps, _theta)
 
@@ -333,7 +326,7 @@ class _DFedAvgM(_AdaptThenCombine):
 
 
 class _DFedSAM(_AdaptThenCombine):
-    """Local steps by the gradient where the loss is worst nearby. Read besides: ``rho-sam`` >= 0."""
+    """Local steps with the gradient at the worst nearby point. Also read: ``rho-sam`` >= 0."""
 
     reads = (_steps, _rho)
 
@@ -352,13 +345,13 @@ def _quantised(node: GossipNode) -> bool:
 
 
 class _Replicating(_Baseline):
-    """Methods of which a node keeps copies of what its neighbours have, moved by what they tell.
+    """Methods with replicas of the neighbours' arrays at each node, updated by their messages.
 
-    A copy of which a move was lost is no longer its owner's, and is given up: its weight goes to the node
-    itself. A communication that was lost has moved what is the node's own, and no copy.
+    A replica with a lost update differs from its original and is dropped: its weight goes to the node itself.
+    A lost communication updates the node's own arrays, and no replica.
     """
 
-    # The arrays that a node begins with, and of those, which there are copies of.
+    # A node's initial arrays, and those of them with replicas.
     own: tuple[str, ...]
     copied: tuple[str, ...]
 
@@ -366,12 +359,8 @@ class _Replicating(_Baseline):
         return [*self.own, *(f"{name}-{j}" for name in self.copied for j in node.place.neighbours)]
 
     def before(self, call: _Call) -> Arrays:
-        """Return the arrays before an iteration, the lost communication's moves among them."""
+        """Return the arrays before an iteration, updated for a lost communication."""
         return self.communicated(call) if self.ready in call.arrays else call.arrays
-
-    def told(self, call: _Call) -> Vector:
-        """Return what others decode of this node's message."""
-        return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
 
     def metrics(self, arrays: Arrays) -> Metrics:
         return {"replicas": len(_copies(arrays, self.copied[0]))}
@@ -383,20 +372,20 @@ def _copies(arrays: Arrays, name: str) -> dict[int, Vector]:
 
 
 def _moved(arrays: Arrays, name: str, q_of: Mapping[int, Vector]) -> dict[str, Vector]:
-    """Return the copies moved by what came in; one whose q was lost is given up."""
+    """Return the updated replicas, without those that lost an update."""
     known = _copies(arrays, name)
     return {f"{name}-{j}": known[j] + q_of[j] for j in known if j in q_of}
 
 
 def _pull(call: _Call, arrays: Arrays, name: str) -> Vector:
-    """Return gamma sum_j W_ij (x^_j - x^_i), x^ being the estimates of that name."""
+    """Return gamma sum_j W_ij (x^_j - x^_i) for the estimates x^ of that name."""
     own = arrays[name]
     mixed = mix(call.node.place.own, own, _copies(arrays, name), call.node.mixing)
     return _gamma(call.node.config) * (mixed - own)
 
 
 def _room(codec: Codec, vector: Vector, vectors: int = 1) -> Vector:
-    """Return what a message has room for: with a sparse codec the largest entries, else all of them."""
+    """Return the entries that fit into a message: the largest with a sparse codec, else all."""
     return project(vector, codec.s // vectors) if isinstance(codec, Sparse) else vector
 
 
@@ -422,7 +411,7 @@ class _DCD(_Replicating):
         return memory.arrays["plus"] - memory.arrays["x"]
 
     def communicated(self, call: _Call) -> Arrays:
-        return {"x": call.arrays["x"] + self.told(call), **_moved(call.arrays, "replica", call.received)}
+        return {"x": call.arrays["x"] + self.sent(call), **_moved(call.arrays, "replica", call.received)}
 
 
 class _CHOCO(_Replicating):
@@ -446,7 +435,7 @@ class _CHOCO(_Replicating):
         return _room(node.place.codec, memory.arrays["half"] - memory.arrays["hat"])
 
     def communicated(self, call: _Call) -> Arrays:
-        after = {"hat": call.arrays["hat"] + self.told(call), **_moved(call.arrays, "hat", call.received)}
+        after = {"hat": call.arrays["hat"] + self.sent(call), **_moved(call.arrays, "hat", call.received)}
         return {"x": call.arrays["half"] + _pull(call, after, "hat"), **after}
 
 
@@ -481,7 +470,7 @@ class _BEER(_Replicating):
         arrays = call.arrays
         halves = {j: np.split(message, 2) for j, message in call.received.items()}
         after = {key: arrays[f"{key}-next"] for key in ("x", "v", "g")}
-        for place, (name, q) in enumerate(zip(self.copied, np.split(self.told(call), 2), strict=True)):
+        for place, (name, q) in enumerate(zip(self.copied, np.split(self.sent(call), 2), strict=True)):
             after[name] = arrays[name] + q
             after |= _moved(arrays, name, {j: half[place] for j, half in halves.items()})
         return after
@@ -514,8 +503,8 @@ class _DSGT(_Baseline):
         return {"x": x, "y": y, "g": new}
 
 
-# Which row of W a node uses comes with the messages: fixed, another one each time (d-psgd-dn, matcha), or
-# none, which is equal weights of the node and those neighbours that it drew (d-psgd-pc).
+# A node's row of W comes with the messages: fixed, another one each time (d-psgd-dn, matcha), or none, which
+# gives equal weights to the node and the neighbours that it drew (d-psgd-pc).
 BASELINES: Mapping[str, GossipNodeMethod] = {
     "d-psgd": _DPSGD(),
     "d-psgd-dn": _DPSGD(),
@@ -533,16 +522,16 @@ BASELINES: Mapping[str, GossipNodeMethod] = {
 
 
 def decentralised_client(problem: ProblemFn) -> BatchClientApp:
-    """Return the ClientApp of the methods that CEPS is compared with, ``BASELINES``.
+    """Return the ClientApp of CEPS's baselines, ``BASELINES``.
 
     It answers the messages of ``ceps_client``. The config of ``query.hello`` holds
 
     - ``method``, ``run-seed``, ``num-nodes``, ``neighbours``, ``codec``, ``r`` and ``privacy`` as there;
-    - ``local-steps``, which is kappa unless ``kappa-low`` and ``kappa-high``, equal, are there;
+    - ``local-steps``, which is kappa unless ``kappa-low`` and ``kappa-high``, equal, are given;
     - ``weights`` (absent: equal weights of the node and those it drew): this node's row of the mixing
-      matrix, a number for each of ``neighbours`` and the node's own at the end; ``sgp`` needs it, and there
-      ``neighbours`` are those that send to the node. The config of ``train.update`` may have both anew, for
-      a communication on another graph, or one in which what the node published was not handed to all;
+      matrix, a number for each of ``neighbours`` and the node's own at the end; required by ``sgp``, where
+      ``neighbours`` are the senders. The config of ``train.update`` may replace both, for a
+      communication on another graph, or one in which not all receivers get the node's payload;
     - ``eta`` > 0; ``theta`` in [0, 1) for ``dfedavgm``; ``rho-sam`` >= 0 for ``dfedsam``; ``threshold``
       (absent: false) with ``s`` for ``d-psgd``, which then keeps s entries of each mixed model;
       ``step-gamma`` in (0, 1] for ``choco-sgd`` and ``beer``.
@@ -550,6 +539,6 @@ def decentralised_client(problem: ProblemFn) -> BatchClientApp:
     Parameters
     ----------
     problem : Callable[[Context], Problem]
-        Finds a node's objective. It is asked in each call: keep what is dear to make.
+        Finds a node's objective. It is called for each message: cache what is expensive.
     """
     return gossip_app(problem, BASELINES)

@@ -1,4 +1,4 @@
-"""The client of CEPS and of the methods it is compared with.
+"""The client of CEPS and its baselines.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithms 1 and 2 at
 one node. ``step.py`` has the iteration, ``gossip.py`` the messages.
@@ -39,27 +39,27 @@ def ceps_client(
     node's own config has ``monitor`` = false, ``query.monitor``. The config of ``query.hello`` holds
 
     - ``method``: ``ceps`` or one of ``BASELINES``; ``run-seed``; ``num-nodes``; ``neighbours``, a list;
-    - ``codec``, and what it needs: ``s``, ``d``, ``gamma``, ``expand``, ``compand``, ``decoder``,
+    - ``codec`` and its settings: ``s``, ``d``, ``gamma``, ``expand``, ``compand``, ``decoder``,
       ``phi-density``; ``phi-owner`` (absent: ``sender``);
-    - ``kappa-low`` and ``kappa-high``, between which the node draws its kappa; ``r`` in (0, 1];
-    - ``privacy`` and what ``gradient_noise.privacy_of`` and ``noise_root`` read;
+    - ``kappa-low`` and ``kappa-high``, the bounds of the kappa that the node draws; ``r`` in (0, 1];
+    - ``privacy`` and the keys of ``gradient_noise.privacy_of`` and ``noise_root``;
     - for ``ceps``: ``s``, ``mu``, ``sigma-rule``: ``paper`` with ``sigma-d``, ``samples`` (absent) or
       ``bits`` (then ``d``), or ``fixed_c`` with ``c``, the only one in the mode ``sound``; ``aggregation``
-      (absent: ``mean``) and its ``aggregation-number``, which ``neighbourhood_of`` reads;
-    - for the others, what ``decentralised_client`` says.
+      (absent: ``mean``) and its ``aggregation-number``, read by ``neighbourhood_of``;
+    - for the others, the keys of ``decentralised_client``.
 
-    A second ``query.hello`` of the same run and config changes nothing; it answers where the node is. The
-    state lives in ``context.state``; a node that lost it refuses all but ``query.hello``, and then begins
-    anew at iteration 0, from where the next message takes it to its own.
+    A second ``query.hello`` of the same run and config changes nothing, and returns the node's iteration.
+    The state is in ``context.state``. A node that lost it refuses all messages but ``query.hello``, which
+    restarts it at iteration 0; the next message then advances it to the message's iteration.
 
     Parameters
     ----------
     problem : Callable[[Context], Problem]
-        Finds a node's objective. It is asked in each call: keep what is dear to make.
+        Finds a node's objective. It is called for each message: cache what is expensive.
     more : Mapping[str, BatchHandler] or None (default: None)
-        Other handlers by message type; they go before those above.
+        Other handlers by message type; they take precedence over those above.
     mods : Sequence[Mod] (default: none)
-        As ``gossip_app`` takes them.
+        As in ``gossip_app``.
     """
     return gossip_app(problem, {"ceps": _CEPS(), **BASELINES}, more, mods)
 
@@ -114,7 +114,7 @@ class _CEPS(GossipNodeMethod):
         )
 
     def _sigma(self, node: GossipNode) -> float:
-        """Return sigma_i, or c where that is fixed. lambda_max is dear: this is done once a run."""
+        """Return sigma_i, or the fixed c. lambda_max is expensive: this is called once per run."""
         config, place, problem = node.config, node.place, node.problem
         if _is_c_fixed(config):
             return positive(config, "c")

@@ -1,10 +1,10 @@
-"""How a node of CEPS combines its own and its neighbours' models: by their mean, or a Byzantine-robust rule.
+"""The mean or Byzantine-robust rule by which a CEPS node combines its own and its neighbours' models.
 
 Papers: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", (3), the mean; L. He,
-S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via ClippedGossip", 2022, where a
-neighbour moves the mean by tau over the number of models at most; D. Yin et al., "Byzantine-Robust
+S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via ClippedGossip", 2022, in which a
+neighbour moves the mean by at most tau over the number of models; D. Yin et al., "Byzantine-Robust
 Distributed Learning: Towards Optimal Statistical Rates", 2018 (median, trimmed mean), here over the node
-itself and those that it heard.
+itself and the neighbours that it heard.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ Vector = NDArray[np.float64]
 
 
 def neighbour_mean(own: int, w: Vector, received: Mapping[int, Vector]) -> Vector:
-    """Return the mean of a node's model and those it received, summed in the order of their ids."""
+    """Return the mean of a node's and the received models, summed in the order of their ids."""
     total = np.zeros_like(w)
     for j in sorted({own, *received}):
         total += w if j == own else received[j]
@@ -30,10 +30,9 @@ def neighbour_mean(own: int, w: Vector, received: Mapping[int, Vector]) -> Vecto
 
 
 def neighbourhood_of(config: ConfigRecord) -> Aggregation:
-    """Read ``aggregation`` (absent: the mean) and its ``aggregation-number``; ValueError if one is not valid.
+    """Read ``aggregation`` (absent: the mean) and its ``aggregation-number``; ValueError if one is invalid.
 
-    The rules are the mean; the median or ``trimmed-mean``, entry by entry, whose number b in [0, 0.5) is the
-    share that is cut off at each end; and ``clipped``, with tau > 0, of ``combined``.
+    The number is b of ``trimmed-mean`` in [0, 0.5), the share cut off at each end, or tau > 0 of ``clipped``.
     """
     if "aggregation" not in config:
         return Aggregation("mean")
@@ -46,10 +45,9 @@ def neighbourhood_of(config: ConfigRecord) -> Aggregation:
 
 
 def combined(rule: Aggregation, own: int, w: Vector, received: Mapping[int, Vector]) -> Vector:
-    """Return what becomes of a node's model (n,) and those that it received, by sender.
+    """Return the combination of a node's model (n,) and the received ones, by sender.
 
-    ``clipped`` is the mean of its own model and of the neighbours' ones drawn near: each differs from its own
-    by a norm of tau at most.
+    ``clipped`` is the mean of its own model and the neighbours', each moved to within tau of its own in norm.
     """
     if rule.name == "clipped":
         received = {j: w + cut(z - w, *rule.arguments) for j, z in received.items()}

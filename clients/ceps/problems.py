@@ -1,8 +1,8 @@
-"""Smooth objectives f_i of one node over one vector: linear and logistic regression, and any PyTorch model.
+"""Smooth objectives f_i of one node: linear and logistic regression, and any PyTorch model.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Section V, Examples 1
-and 2. Ours: gradients clipped record by record, for which the paper's Assumption 5 only hopes; and neural
-networks, whose parameters are flattened to the vector.
+and 2. Ours: gradients clipped record by record, which the paper's Assumption 5 presupposes; and neural
+networks, with their parameters flattened to a vector.
 """
 
 from functools import cached_property
@@ -22,14 +22,14 @@ __all__ = ["LinearRegression", "LogisticRegression", "TorchProblem"]
 
 Vector = NDArray[np.float64]
 
-# Floats of per-record gradients that a TorchProblem holds at once.
+# Maximum number of floats in the per-record gradients of a TorchProblem.
 _CHUNK = 1 << 24
-# A number whose square is 0 in float64 is smaller.
+# A number with a square of 0 in float64 is smaller.
 _UNDERFLOW = 2.0**-537
 
 
 class _LinearModel:
-    """An objective that sees w as A w alone, A (records, n) being the records' matrix, dense or sparse."""
+    """An objective of A w, A (records, n) being the records' matrix, dense or sparse."""
 
     def __init__(self, A: Any, targets: Vector, name: str) -> None:
         self._sparse = hasattr(A, "tocsr")
@@ -47,7 +47,7 @@ class _LinearModel:
     @cached_property
     def largest_eigenvalue(self) -> float:
         """lambda_max(A^T A); no n x n matrix is made."""
-        # A device starts a process for every message, most of which do without it.
+        # Imported late: a device starts a process per message, and most messages do not need it.
         svds = needed("scipy.sparse.linalg", "math").svds
 
         smaller = min(self._A.shape)
@@ -64,7 +64,7 @@ class _LinearModel:
     def _mean_gradient(self, residuals: Vector, clip: float) -> Vector:
         """Return the mean of a_t r_t, each clipped to the norm ``clip``."""
         if clip < inf:
-            # No square that underflows, and no product that overflows, makes a record's share larger.
+            # Underflowing squares and overflowing products must not make a record's share larger.
             norms = (self._row_norms + _UNDERFLOW * sqrt(self.n)) * np.abs(residuals)
             share = residuals * np.minimum(1.0, clip / np.maximum(norms, clip))
             residuals = np.where(np.isfinite(norms), share, 0.0)
@@ -82,14 +82,9 @@ class LinearRegression(_LinearModel):
     Parameters
     ----------
     A : ndarray or scipy.sparse matrix (m, n)
-        The records.
+        The records, finite.
     b : ndarray (m,)
-        The targets.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not fit or a number is not finite.
+        The targets, finite.
     """
 
     def __init__(self, A: Any, b: Vector) -> None:
@@ -116,14 +111,9 @@ class LogisticRegression(_LinearModel):
     Parameters
     ----------
     A, y : ndarray or scipy.sparse matrix (m, n), ndarray (m,)
-        The records, and their labels, 0 or 1.
+        The records, finite, and their labels, 0 or 1.
     lam : float (default: 0.001)
         Weight of the regulariser, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a shape does not fit, a number is not finite, or a label is neither 0 nor 1.
     """
 
     def __init__(self, A: Any, y: Vector, lam: float = 0.001) -> None:
@@ -157,16 +147,11 @@ class TorchProblem:
     Parameters
     ----------
     model : nn.Module
-        Used in evaluation mode, with the buffers it has; its own parameters stay as they are.
+        Used in evaluation mode, with its buffers; its own parameters do not change.
     x, y : Tensor (records, ...), (records,)
-        The data, on the model's device.
+        The data, on the model's device, at least one record.
     loss : Loss (default: cross_entropy)
-        ``(predictions, targets) -> losses``, one a record.
-
-    Raises
-    ------
-    ValueError
-        If there are no records, or not as many targets, or nothing to train.
+        ``(predictions, targets) -> losses``, one per record.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, loss: Loss = cross_entropy) -> None:
@@ -184,7 +169,7 @@ class TorchProblem:
 
     @property
     def largest_eigenvalue(self) -> float:
-        """The curvature times the number of records: what A^T A is for a linear model."""
+        """The curvature times the number of records, as A^T A in a linear model."""
         return self.curvature * self.num_examples
 
     @cached_property
@@ -215,7 +200,7 @@ class TorchProblem:
         of_records = torch.func.vmap(torch.func.grad(self._record_loss), in_dims=(None, 0, 0))
         rows = max(1, _CHUNK // self.n)
         for x, y in zip(torch.split(self._x, rows), torch.split(self._y, rows), strict=True):
-            # In float64: rounding must stay far below what one record is allowed.
+            # In float64: rounding must stay far below one record's share.
             gradients = of_records(parameters, x, y).double()  # (records, n)
             gradients[~gradients.isfinite().all(dim=1)] = 0.0
             total += (clip / gradients.norm(dim=1).clamp(min=clip)) @ gradients

@@ -1,9 +1,9 @@
-"""One node of CEPS: state in, state out.
+"""The iteration of one CEPS node, as functions from state to state.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, (3)
-and (4). Ours: in the mode ``sound`` the noise stays in u, where the paper's is in one model and gone after a
-few local steps; a node that wanted neighbours and got none keeps still, where (3) would take a huge step from
-itself alone; and ties of the projection go to the smallest index.
+and (4). Ours: in the mode ``sound`` the noise stays in u, while the paper's is in one model and gone after a
+few local steps. A node that received none of its neighbours' models only takes a local step, where (3) would
+take a huge step from its own model alone. Ties of the projection go to the smallest index.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ __all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "loc
 Vector = NDArray[np.float64]
 Noised = Callable[[Vector], Vector]
 
-_PRIVATE_IN_NOTHING = GradientPrivacy()
+_NOT_PRIVATE = GradientPrivacy()
 _MEAN = Aggregation("mean")
 
 
@@ -35,13 +35,13 @@ class Rules:
     s: int  # Nonzeros of a model, >= 1.
     mu: float  # Proximal weight of the local steps, > 0.
     kappa: int  # Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
-    # sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
+    # sigma_i > 0; with ``fixed_c`` it is c, and sigma_i = c / m_i^k at each communication.
     sigma: float
     neighbours: int  # |N_i| without the node itself, >= 0.
-    # Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
+    # Whether c_i is independent of the number of participants, as in the paper's analysis.
     fixed_c: bool = False
-    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING  # What happens to gradients.
-    neighbourhood: Aggregation = _MEAN  # What is taken of the own and the neighbours' models.
+    privacy: GradientPrivacy = _NOT_PRIVATE
+    neighbourhood: Aggregation = _MEAN  # Combines the node's and the received models.
 
     def __post_init__(self) -> None:
         at_least(1, s=self.s, kappa=self.kappa)
@@ -56,19 +56,19 @@ class Rules:
 class NodeState:
     """A node at the start of an iteration. The arrays are never changed in place."""
 
-    # (n,): The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
+    # (n,): the model and the frozen drift. u reveals as much as a gradient: it must not leave the node.
     w: Vector
     u: Vector
     iteration: int  # k, >= 0.
-    participants: int  # m_i of the last communication, with the node itself.
-    gradients: int = 1  # How often the data were read, which is the number of releases.
-    missed: int = 0  # Communications that did not take place.
+    participants: int  # m_i of the last communication, the node included.
+    gradients: int = 1  # Accesses to the data, which is the number of releases.
+    missed: int = 0  # Missed communications.
 
 
 def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
     """Return the state at k = 0, Algorithm 1, initialisation.
 
-    - ``noised``: Returns a vector (n,) with noise, which only the mode ``sound`` puts on u^{-1}.
+    ``noised`` adds noise to a vector (n,); it is applied to u^{-1} in the mode ``sound`` only.
     """
     w = np.zeros(problem.n)
     u = -problem.gradient(w, rules.privacy.clip)
@@ -78,25 +78,14 @@ def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
 
 
 def communicate(
-    state: NodeState,
-    own: int,
-    received: Mapping[int, Vector],
-    problem: Problem,
-    rules: Rules,
-    noised: Noised,
+    state: NodeState, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, noised: Noised
 ) -> NodeState:
-    """Return the state after a communication step, (3).
+    """Return the state after a communication step, (3); ValueError if it is not finite.
 
-    - ``received``: z_j (n,) of the participants other than i. None of them is one's own; if there are none,
-      though the node has neighbours, this is a local step, counted as missed.
-    - ``noised``: Returns a vector (n,) with the noise of this communication: of the gradient, of which
-      nothing else is then used, in the mode ``sound``; of the update in ``paper``. Not called where no data
-      are read.
-
-    Raises
-    ------
-    ValueError
-        If the update is not finite.
+    ``received`` are z_j (n,) of the other participants. If there are none, though the node has neighbours,
+    this is a local step, counted as missed. ``noised`` adds this communication's noise to a vector (n,): in
+    the mode ``sound`` to the gradient, of which nothing else is then used; in ``paper`` to the update. It is
+    not called if no data are read.
     """
     if not received and rules.neighbours:
         return replace(local_step(state, rules), missed=state.missed + 1)
@@ -120,14 +109,9 @@ def local_step(state: NodeState, rules: Rules) -> NodeState:
 
 
 def advance(state: NodeState, k: int, rules: Rules) -> NodeState:
-    """Return the state at iteration k: local steps only, bit for bit those of ``local_step``.
+    """Return the state at iteration k >= ``state.iteration`` by local steps, bit for bit as ``local_step``.
 
-    A communication that lies between is lost: it was a local step, and is counted as missed.
-
-    Raises
-    ------
-    ValueError
-        If k is past.
+    Communications in between were local steps, and are counted as missed.
     """
     if k < state.iteration:
         raise ValueError(f"iteration must be at least {state.iteration}, where the node is, got {k}")
@@ -141,7 +125,7 @@ def _communications_before(k: int, rules: Rules) -> int:
 
 
 def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
-    """Return the model after so many local steps (4)."""
+    """Return the model after some local steps (4)."""
     w, u, mu, divisor = state.w, state.u, rules.mu, rules.c(state.participants) + rules.mu
     while steps > 0:
         v = (u + mu * w) / divisor
@@ -150,8 +134,8 @@ def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
         outside[kept] = 0.0
         bar, own, values = outside.max(initial=0.0), u[kept], v[kept]
         steps -= 1
-        # Off the support w is 0 and nothing moves: as long as the support holds, (4) is about s numbers,
-        # and these soon stand still.
+        # Off the support w is 0 and stays so: while the support is the same, (4) changes s numbers only,
+        # which soon converge.
         while steps > 0:
             moved = (own + mu * values) / divisor
             if not np.abs(moved).min() > bar:

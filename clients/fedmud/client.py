@@ -1,9 +1,9 @@
-"""The client of FedMUD and the methods that it is compared with: some layers compressed, the rest FedAvg's.
+"""The client of FedMUD and its baselines: some layers compressed, the rest as in FedAvg.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning", eqs. (3) to (9) and the set-up of Section 5: local SGD, without momentum, on the factors of the
+Learning", eqs. (3) to (9) and the set-up of Section 5: local SGD without momentum on the factors of the
 compressed layers and on all that is not compressed. Differs: the server merges, and the node replays its
-merges (``frozen_base.py``); in the authors' code nodes merge, and are sent the dense model all the same.
+merges (``frozen_base.py``); in the authors' code nodes merge, yet receive the dense model.
 """
 
 import math
@@ -47,44 +47,42 @@ def fedmud_client(
 
     It answers ``train``, ``query.merge``, ``evaluate`` and ``query.whoami``. A ``train`` message holds
 
-    - ``arrays``: parameters and buffers that are not compressed, under their plain keys;
+    - ``arrays``: uncompressed parameters and buffers, under their plain keys;
     - ``factors`` for the method ``factored``, under ``"<layer key>:<name>"``; absent right after a reset of
-      an update, when the node draws them;
+      an update, as the node then draws them;
     - ``base``, or ``merges`` (``factored``) or ``updates`` (``ef21p``, ``fedbat``) from ``from-version``
-      on, or neither where the node holds the current version;
+      on, or neither if the node holds the current version;
     - ``config``: ``method`` is ``factored``, ``dense``, ``ef21p`` or ``fedbat``; ``variant``, ``ratio``,
       ``budget``, ``init-a``, ``layout``, ``tight``, ``skip-front``, ``skip-back`` and ``view`` (absent:
-      ``buffer``) plan the factors, whose ``fingerprint`` must come out the same; ``version``,
-      ``from-version``, ``keep-base`` and, where nodes draw version 0 themselves, its ``base-checksum`` are
-      about the base; ``run-seed`` draws the factors, ``seed`` and ``server-round`` all else;
-      ``learning-rate``, ``local-epochs``, ``batch-size``; for ``ef21p`` ``keep``, the K of Rand-K; for
-      ``fedbat`` ``signs``, how many signs travel.
+      ``buffer``) plan the factors, which must have the same ``fingerprint``; ``version``, ``from-version``,
+      ``keep-base`` and, if nodes draw version 0 themselves, its ``base-checksum`` describe the base;
+      ``run-seed`` draws the factors, ``seed`` and ``server-round`` all else; ``learning-rate``,
+      ``local-epochs``, ``batch-size``; ``keep`` for ``ef21p``, the K of Rand-K; ``signs`` for ``fedbat``,
+      the number of signs sent.
 
-    The reply's ``arrays`` are what was trained: the factors, ``values`` (``ef21p``), or ``"<key>:bits"`` and
-    ``"<key>:alpha"`` (``fedbat``), and all that is not compressed. Neither base nor frozen factors are ever
-    sent. Its ``metrics`` are ``num-examples``, ``num-batches`` (of one epoch), ``train-loss``,
-    ``base-version`` and ``need-base``: 1, with no arrays and no examples, where the node cannot come by the
-    base. An instruction of a secure sum is answered with a masked update of factors and of all that is not
-    compressed, see ``masked_sum_handlers``. ``query.merge`` takes updates and config alone, and gives metrics
-    alone.
+    The reply's ``arrays`` are the trained ones: the factors, ``values`` (``ef21p``), or ``"<key>:bits"`` and
+    ``"<key>:alpha"`` (``fedbat``), and the uncompressed ones. Base and frozen factors are never sent. Its
+    ``metrics`` are ``num-examples``, ``num-batches`` (of one epoch), ``train-loss``, ``base-version`` and
+    ``need-base``: 1, with no arrays and no examples, if the node cannot construct the base. A secure sum's
+    instruction is answered with a masked update of the factors and the uncompressed arrays, see
+    ``masked_sum_handlers``. ``query.merge`` takes only updates and config, and returns only metrics.
 
     Parameters
     ----------
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is what the run config says, see ``LocalTraining.of``. ``fedbat`` always trains
-        node by node.
+        How nodes train; None follows the run config, see ``LocalTraining.of``. ``fedbat`` always trains node
+        by node.
     loss : Loss (default: cross_entropy)
-        Loss of each sample in training; ``evaluate`` reports cross-entropy and accuracy.
+        Loss per sample in training; ``evaluate`` reports cross-entropy and accuracy.
     train : TrainingLoop or None (default: None)
-        A training loop of one's own in place of local SGD (docs/how-to/own-training.md); nodes then train one
-        after the other. Its model's trainable parameters are the factors, for ``factored``, and all that is
-        not compressed: what it does to others is not sent. ``fedbat``, whose training is the method, is
-        refused.
+        Your own training loop in place of local SGD (docs/how-to/own-training.md); nodes then train one after
+        the other. Its model's trainable parameters are the factors (``factored``) and the uncompressed ones;
+        changes to others are not sent. ``fedbat``, which is a training method, is refused.
     mods : Sequence[UpdateMod or Mod] (default: none)
-        As ``BatchClientApp`` takes them; mods of updates for methods whose nodes send factors or models, not
-        for ``ef21p`` and ``fedbat``.
+        As in ``BatchClientApp``. Mods of updates need a method that sends factors or models, not ``ef21p`` or
+        ``fedbat``.
     """
 
     def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
@@ -111,12 +109,12 @@ def fedmud_client(
 
 
 def _part(call: Call, task: LocalTask) -> SumPart:
-    """Return what a node's part in a sum is of: the base that it holds, however it came by it."""
+    """Return the instruction and arrays of a node's masked update, with its base, however received."""
     instruction = Instruction.of(call, task)
     method = instruction.method()
     (name,) = call.content.config_records
-    told = {key: value for key, value in instruction.config.items() if key != "from-version"}
-    common: dict[str, ArrayRecord | ConfigRecord] = {name: ConfigRecord(told)}
+    config = {key: value for key, value in instruction.config.items() if key != "from-version"}
+    common: dict[str, ArrayRecord | ConfigRecord] = {name: ConfigRecord(config)}
     for key in ("arrays", "factors"):
         if key in call.content.array_records:
             common[key] = call.content.array_records[key]
@@ -128,7 +126,7 @@ def _part(call: Call, task: LocalTask) -> SumPart:
 
 @dataclass(frozen=True)
 class _Round:
-    """What one node does in one round, read and checked before anything is computed."""
+    """One node's work in a round, read and checked before any computation."""
 
     instruction: Instruction
     method: NodeMethod
@@ -146,7 +144,7 @@ class _Round:
         return cls(instruction, method, base, work)
 
     def learnt(self, outcome: Trained | Exception) -> Learnt:
-        """Return what is sent; raises what is wrong with it: a model that is not finite is no answer."""
+        """Return the update to send; raises the outcome's error, or ValueError if it is not finite."""
         if isinstance(outcome, Exception):
             raise outcome
         arrays = self.method.sent(outcome.state, self.base)
@@ -156,15 +154,15 @@ class _Round:
         samples = len(self.instruction.task.part)
         batches = math.ceil(samples / self.instruction.batch_size)
         learnt = {"num-batches": batches, **outcome.metrics}
-        told = _told(self.instruction.version, samples, learnt)
+        metrics = _metrics(self.instruction.version, samples, learnt)
         start = None
         if self.method.sends_state and isinstance(self.work, LocalWork):
             start = self.method.sent(self.work.start, self.base)
-        return Learnt(arrays, told, start)
+        return Learnt(arrays, metrics, start)
 
 
 def _base(instruction: Instruction, method: NodeMethod, bases: Bases) -> State | None:
-    """Return the node's base, {} for a method without one, or None if it cannot be had."""
+    """Return the node's base, {} for a method without one, or None if it must be sent."""
     if method.evolution is None:
         return {}
     initial = instruction.task.initial
@@ -173,7 +171,7 @@ def _base(instruction: Instruction, method: NodeMethod, bases: Bases) -> State |
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
-    """Train every node, those of one model together."""
+    """Train every node; nodes with the same model train together."""
     groups: dict[nn.Module, list[int]] = {}
     for position, one in rounds.items():
         groups.setdefault(one.method.model, []).append(position)
@@ -182,7 +180,7 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
         works = [rounds[position].work for position in positions]
         try:
             return dict(zip(positions, _trained(model, works, how), strict=True))
-        except Exception as error:  # A batch that a model does not take: its other nodes may have none.
+        except Exception as error:  # One node's data may not fit the model: try each node on its own.
             if len(positions) == 1:
                 return {positions[0]: error}
             return {key: found for p in positions for key, found in train(model, [p]).items()}
@@ -192,7 +190,7 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
 
 
 def _trained(model: nn.Module, works: Sequence[Work], how: Training) -> list[Trained | Exception]:
-    """Return what nodes of one model learnt."""
+    """Train nodes with the same model."""
     trained = iter(how.sgd(model, [work for work in works if isinstance(work, LocalWork)]))
     return [
         _binarised(model, work, how) if isinstance(work, BinarisedWork) else next(trained) for work in works
@@ -209,23 +207,23 @@ def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained 
 
 
 def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:
-    """Bring the base up to date without training."""
+    """Update the base without training."""
     instruction = Instruction.of(call, task)
     lost = _base(instruction, instruction.method(), bases) is None
     samples = 0 if lost else len(task.part)
-    return RecordDict({"metrics": MetricRecord({**_told(instruction.version, samples, lost=lost)})})
+    return RecordDict({"metrics": MetricRecord({**_metrics(instruction.version, samples, lost=lost)})})
 
 
 def _needs_base(call: Call) -> RecordDict:
-    """Return the answer of a node that cannot train: it has no base, and asks for it."""
+    """Return the reply of a node that cannot train: it requests the base."""
     nothing = {"num-batches": 0, "train-loss": 0.0}
-    told = _told(whole(only_config(call), "version", 0), 0, nothing, lost=True)
-    return RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({**told})})
+    metrics = _metrics(whole(only_config(call), "version", 0), 0, nothing, lost=True)
+    return RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({**metrics})})
 
 
-def _told(
+def _metrics(
     version: int, samples: int, learnt: Mapping[str, float] | None = None, *, lost: bool = False
 ) -> dict[str, int | float]:
-    """Return a reply's metrics; ``lost`` where the node has no base."""
+    """Return a reply's metrics; ``lost`` if the node has no base."""
     about = {"base-version": version, "need-base": int(lost)}
     return {"num-examples": samples, **(learnt or {}), **about}

@@ -1,9 +1,9 @@
-"""Any model of linear and convolutional layers, trained through the factors of their weights.
+"""Models of linear and convolutional layers, trained through the factors of their weights.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Section 3: a compressed layer computes with W + Delta, W frozen and Delta made of
-factors (FedLMT, FedPara: with what the factors make, no W). The model's own code is not touched: all updates
-are reconstructed at once, and its forward pass runs with the sums in place of its weights.
+factors (FedLMT, FedPara: with the factors' product alone). The model's own code does not change: all updates
+are reconstructed at once, and its forward pass uses the sums in place of its weights.
 """
 
 import copy
@@ -24,12 +24,12 @@ __all__ = ["FactoredModel", "plan_for", "wrap"]
 
 State = dict[str, Tensor]
 
-# The parts of a wrapped model's state dict, as the prefixes of its keys.
+# The key prefixes of a wrapped model's state dict.
 _PLAIN, _FACTORS, _FROZEN = "plain.", "factors.", "frozen."
 
 
 def plan_for(model: nn.Module, **arguments: Any) -> Factorisation:
-    """Return ``Factorisation.plan`` of a model's layers; the arguments are those of the plan."""
+    """Return ``Factorisation.plan`` of a model's layers with the given arguments."""
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return Factorisation.plan(layers_of(model), num_parameters=trainable, **arguments)
 
@@ -37,23 +37,18 @@ def plan_for(model: nn.Module, **arguments: Any) -> Factorisation:
 def wrap(
     model: nn.Module, plan: Factorisation | None = None, *, run_seed: int = 0, **arguments: Any
 ) -> "FactoredModel":
-    """Return a model that trains in factors, and computes at first what the given one does if W stays.
+    """Return a copy of a model that trains in factors; with a base its first outputs are the same.
 
     Parameters
     ----------
     model : nn.Module
-        Any model with ``Linear`` or ``Conv2d`` layers. It is copied, and not changed.
+        Any model with ``Linear`` or ``Conv2d`` layers.
     plan : Factorisation or None (default: None)
         The factors; None plans them from ``arguments``: ``wrap(model, variant="mud+aad", ratio=1 / 8)``.
     run_seed : int (default: 0)
-        What the factors are drawn from, >= 0.
+        The seed of the factors, >= 0.
     **arguments
-        As ``Factorisation.plan`` takes them.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or the model has other layers than the plan.
+        As in ``Factorisation.plan``.
     """
     wrapped = FactoredModel(model, plan_for(model, **arguments) if plan is None else plan)
     wrapped.reset(run_seed, 0)
@@ -61,23 +56,18 @@ def wrap(
 
 
 class FactoredModel(Reparametrised):
-    """A copy of a model whose compressed weights are W + Delta.
+    """A copy of a model that computes with W + Delta in its compressed layers.
 
-    Its trainable parameters are the factors and whatever of the model is not compressed. W and the frozen
-    factors are parameters without gradient. In evaluation mode, where nothing is differentiated, the
-    weights are reconstructed once for as long as nothing changes.
+    Its trainable parameters are the factors and the uncompressed part of the model. W and the frozen factors
+    are parameters without gradient. In evaluation mode without gradients, reconstructed weights are cached
+    until a parameter changes.
 
     Parameters
     ----------
     model : nn.Module
-        The model; copied.
+        The model; copied. A ValueError if it lacks a layer of the plan, or shares a layer's weight.
     plan : Factorisation
-        The factors, which are zero until ``reset``. Without a base, W is left out.
-
-    Raises
-    ------
-    ValueError
-        If a layer of the plan is none of the model's.
+        The factors, which are zero until ``reset``. Without a base, W is omitted.
     """
 
     def __init__(self, model: nn.Module, plan: Factorisation) -> None:
@@ -104,14 +94,14 @@ class FactoredModel(Reparametrised):
                     value = torch.zeros(shape, device=weight.device)
                     trained = tree is self.factors
                     _plant(tree, f"{layer.key}:{role}", nn.Parameter(value, requires_grad=trained))
-        self._memory: _Memory | None = None
+        self._cache: _Cache | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return what the model computes with W + Delta."""
+        """Return the model's output with W + Delta."""
         return functional_call(self.plain, self._weights(), inputs, named)
 
     def reset(self, run_seed: int, reset_index: int) -> None:
-        """Draw new factors: with a base, Delta is zero."""
+        """Draw new factors; with a base, Delta is then zero."""
         with torch.no_grad():
             for tree, drawn in (
                 (self.factors, self.plan.init(run_seed, reset_index)),
@@ -121,20 +111,20 @@ class FactoredModel(Reparametrised):
                     tree.get_parameter(key).copy_(value)
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode, and forget the reconstructed weights."""
-        self._memory = None
+        """Set training or evaluation mode, and clear the cached weights."""
+        self._cache = None
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy's parameters count their changes anew: what is remembered of these says nothing of them.
-        return {**self.__dict__, "_memory": None}
+        # The cache is valid for these parameters' version counters only, and a copy's start anew.
+        return {**self.__dict__, "_cache": None}
 
-    # Its state dict, as a federation sends it: under the plain model's keys, and the factors' own.
+    # The state dict as a federation sends it: under the plain model's keys, and the factors' own.
 
     def state_from(
         self, rest: Mapping[str, Tensor], factors: State, frozen: State, base: Mapping[str, Tensor]
     ) -> State:
-        """Return the state dict of these parts; ``base`` is not read where there is none."""
+        """Return the state dict of these parts; ``base`` is unused if the plan has none."""
         empty = {layer.key: torch.empty(0) for layer in self.plan.layers}
         plain = {**rest, **(base if self.plan.has_base else empty)}
         parts = {_PLAIN: plain, _FACTORS: factors, _FROZEN: frozen}
@@ -145,12 +135,12 @@ class FactoredModel(Reparametrised):
         return self._part(_FACTORS, state)
 
     def rest_of(self, state: Mapping[str, Tensor] | None = None) -> State:
-        """Return what is not compressed, parameters and buffers, under the plain model's keys."""
+        """Return the uncompressed parameters and buffers, under the plain model's keys."""
         compressed = {layer.key for layer in self.plan.layers}
         return {key: value for key, value in self._part(_PLAIN, state).items() if key not in compressed}
 
     def dense_of(self, state: Mapping[str, Tensor] | None = None) -> State:
-        """Return the plain model's state dict with the updates merged, to the bit as a server merges them."""
+        """Return the plain model's state dict with the updates merged, bit for bit as on the server."""
         plain = self._part(_PLAIN, state)
         merged = self.plan.merge(plain, self.factors_of(state), self._part(_FROZEN, state))
         return plain | {key: value.to(plain[key]) for key, value in merged.items()}
@@ -159,23 +149,21 @@ class FactoredModel(Reparametrised):
         values = self.state_dict() if state is None else state
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
-    # Reconstruction.
-
     def plain_values(self, own: Mapping[str, Tensor]) -> State:
         """Return the plain model's parameters and buffers, its compressed weights reconstructed."""
         plain = {k.removeprefix(_PLAIN): value for k, value in own.items() if k.startswith(_PLAIN)}
         return plain | self._reconstructed(own)
 
     def _weights(self) -> State:
-        """Return the compressed layers' weights; in evaluation from memory, if nothing has changed."""
+        """Return the compressed layers' weights; in evaluation from the cache, if nothing has changed."""
         own = dict(self.named_parameters())
         inputs = list(own.values())
-        # Values that a caller put in place of the model's own are no parameters, and are not remembered.
+        # Values that replace the model's own (functional_call) are no parameters, and are not cached.
         if self.training or torch.is_grad_enabled() or not all(type(v) is nn.Parameter for v in inputs):
             return self._reconstructed(own)
-        if self._memory is None or not self._memory.holds(inputs):
-            self._memory = _Memory.of(inputs, self._reconstructed(own))
-        return self._memory.weights
+        if self._cache is None or not self._cache.holds(inputs):
+            self._cache = _Cache.of(inputs, self._reconstructed(own))
+        return self._cache.weights
 
     def _reconstructed(self, own: Mapping[str, Tensor]) -> State:
         trainable = {key: own[_FACTORS + key] for key in self.plan.shapes}
@@ -191,15 +179,15 @@ class FactoredModel(Reparametrised):
 
 
 @dataclass(frozen=True)
-class _Memory:
-    """Reconstructed weights, and the parameters that they were made of with the count of their changes."""
+class _Cache:
+    """Reconstructed weights, with the parameters that gave them and their version counters."""
 
     inputs: Sequence[Tensor]
     states: list[tuple[int, int]]
     weights: State
 
     @classmethod
-    def of(cls, inputs: Sequence[Tensor], weights: State) -> "_Memory":
+    def of(cls, inputs: Sequence[Tensor], weights: State) -> "_Cache":
         return cls(inputs, _states(inputs), weights)
 
     def holds(self, inputs: Sequence[Tensor]) -> bool:
@@ -212,13 +200,13 @@ def _states(values: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a parameter, and the parameter's name there."""
+    """Return the module that holds a parameter, and the parameter's name in it."""
     path, _, name = key.rpartition(".")
     return model.get_submodule(path), name
 
 
 def _plant(tree: nn.Module, key: str, parameter: nn.Parameter) -> None:
-    """Register a parameter under a key with dots: a module for each part of its path."""
+    """Register a parameter under a dotted key, with a module for each part of its path."""
     path, _, name = key.rpartition(".")
     for part in filter(None, path.split(".")):
         if part not in tree._modules:

@@ -1,10 +1,10 @@
-"""FedBAT at a node: the second half of local training learns what one bit a weight can tell.
+"""FedBAT at a node: the second half of local training learns the best one-bit code of the update.
 
 Paper: S. Li et al., "FedBAT: Communication-Efficient Federated Learning via Learnable Binarization", 2024:
-the update M of frozen weights w is trained as it is at first, then through the stochastic binariser S(M,
-alpha), whose step size alpha of each layer is learnt too. As in the experiments of S. Li et al. (FedMUD), the
-server's own update comes back as one bit a weight. Ours: draws come from a stream of the node's own; where
-fewer signs travel than there are weights, the others' M is 0 from the end of the warm-up on.
+the update M of frozen weights w is trained first as it is, then through the stochastic binariser S(M, alpha)
+with a learnt step size alpha per layer. As in the experiments of S. Li et al. (FedMUD), the server's own
+update is also sent as one bit per weight. Ours: draws come from a stream of the node's own; with fewer signs
+than weights, M is 0 for the other weights from the end of the warm-up on.
 """
 
 import math
@@ -33,31 +33,24 @@ _LEAST, _MOST = 5e-4, 5e-2
 class BinarisedWork:
     """One node's local training."""
 
-    # Start, data, batches and step size; the first half of the batches, rounded down, is warm-up, as in the
-    # authors' code. Of one batch M is 0 before it, and alpha at its lower bound.
+    # Start, data, batches and step size. The first half of the batches, rounded down, is warm-up, as in the
+    # authors' code; with one batch there is none, so that M starts at 0 and alpha at its lower bound.
     sgd: LocalWork
-    base: Mapping[str, Tensor]  # w, the weights whose update is binarised; ``sgd.start`` holds the same.
-    stream: torch.Generator  # What the binariser draws from, on the CPU.
-    # The indices of each layer's weights whose signs travel; None, or no entry, where all do.
+    base: Mapping[str, Tensor]  # w, the weights with a binarised update; ``sgd.start`` holds the same.
+    stream: torch.Generator  # Of the binariser, on the CPU.
+    # The indices of each layer's weights with a sign; None, or no entry, for all.
     kept: Mapping[str, NDArray[np.int64] | None] = field(default_factory=dict)
 
 
 def train_binarised(
-    model: nn.Module,
-    work: BinarisedWork,
-    loss: Loss = cross_entropy,
-    arithmetic: Arithmetic = FLOAT32,
+    model: nn.Module, work: BinarisedWork, loss: Loss = cross_entropy, arithmetic: Arithmetic = FLOAT32
 ) -> Trained:
     """Train one node.
 
-    - ``model``: The architecture, on the training device; scratch space.
-    - ``arithmetic``: How forward passes are made; those through the binariser are not compiled.
-
-    Returns
-    -------
-    Trained
-        Its state holds the model without the base's keys, and for each of these ``"<key>:bits"``, uint8
-        (ceil(n / 8),) of its n signs, a set bit for +alpha, and ``"<key>:alpha"``, float32 (1,).
+    ``model`` is the architecture, on the training device; scratch space. Forward passes through the binariser
+    are not compiled, whatever ``arithmetic`` says. The resulting state holds the model without the base's
+    keys and, for each of these, ``"<key>:bits"``, uint8 (ceil(n / 8),) of its n signs, a set bit for +alpha,
+    and ``"<key>:alpha"``, float32 (1,).
     """
     sgd = work.sgd
     warm_up = len(sgd.batches) // 2
@@ -105,11 +98,9 @@ def step_size(start: Tensor, theta: Tensor) -> Tensor:
 def binarise(x: Tensor, alpha: Tensor, uniform: Tensor) -> Tensor:
     """Return S(x, alpha): +alpha with probability clip((x / alpha + 1) / 2, 0, 1), else -alpha.
 
-    The mean is x within [-alpha, alpha]. The gradient of x is passed on there and is zero beyond; that of
-    alpha is 2 b - (x / alpha + 1) there, with b 1 for +alpha and 0 for -alpha, and the sign of x beyond.
-
-    - ``alpha``: The step size, a scalar > 0.
-    - ``uniform``: Draws from [0, 1), of the shape of x.
+    ``alpha`` is a scalar > 0, and ``uniform`` holds draws from [0, 1) of the shape of x. The mean is x within
+    [-alpha, alpha]. The gradient of x is passed on there and is zero beyond; that of alpha is
+    2 b - (x / alpha + 1) there, with b 1 for +alpha and 0 for -alpha, and the sign of x beyond.
     """
     return cast(Tensor, _Binarise.apply(x, alpha, uniform))  # type: ignore[no-untyped-call]
 
@@ -132,7 +123,7 @@ class _Binarise(torch.autograd.Function):
 
 
 def _mask(kept: NDArray[np.int64] | None, like: Tensor) -> Tensor:
-    """Return 1 where a sign travels, 0 elsewhere, of a weight's shape."""
+    """Return a mask of the weights with a sign, of a weight's shape."""
     if kept is None:
         return torch.ones_like(like)
     mask = torch.zeros(like.numel(), dtype=like.dtype)

@@ -1,10 +1,10 @@
-"""The base that a node keeps between rounds, and how it follows the server's: update by update, in order.
+"""The base that a node stores between rounds; it follows the server's base update by update, in order.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), eq. (5): the base is a sum of merged updates. The paper has every node hear every update;
-here a node that was away is sent those that it missed, and says so if it has nothing to add them to; one that
-comes for the first time may draw the initial base itself. Adding their sum at once would round otherwise than
-the server did.
+Learning" (FedMUD), eq. (5): the base is a sum of merged updates. In the paper every node receives every
+update. Here a node that was away is sent those it missed, and requests the base if it has none to add them
+to; a new node may draw the initial base itself. Updates are added one by one, because adding their sum would
+round differently from the server.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -30,20 +30,20 @@ _RECORD = "base"  # in context.state
 
 @dataclass(frozen=True)
 class Evolution:
-    """How a method's base moves on."""
+    """How a method updates its base."""
 
     shapes: Mapping[str, tuple[int, ...]]  # The shapes of the base's weights, by key.
-    updates: str  # The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
-    # From a base, its version and that version's update to the next base: new tensors, float32 on the CPU, of
-    # the server's bits.
+    updates: str  # The ArrayRecord of a message's updates, with keys ``"<version>/<key>"``.
+    # (base, version, that version's update) -> next base: new float32 tensors on the CPU, equal to the
+    # server's bit for bit.
     step: Callable[[State, int, Mapping[str, Tensor]], State]
 
 
 class Bases:
-    """The bases of the nodes of one batched call: what several of them hold is computed and stored once."""
+    """The bases of the nodes in one batched call; equal bases are computed and stored once."""
 
     def __init__(self) -> None:
-        # By what it is of, with the objects whose ids are in the key: they must not make room for others.
+        # Values by key, with the objects that the key identifies by id: kept alive, so that no id is reused.
         self._made: dict[Hashable, tuple[Any, object]] = {}
 
     def _once(self, key: Hashable, make: Callable[[], Made], alive: object = None) -> Made:
@@ -59,26 +59,13 @@ class Bases:
         evolution: Evolution,
         initial: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> State | None:
-        """Return the base of the message's ``version``, or None if the node must be sent it whole.
+        """Return the base of the message's ``version``, or None if the whole base must be sent.
 
-        A base in the message is taken as it is; else the node's own is moved on by the updates that it lacks:
-        those that it has already are skipped. A node without one draws version 0, where the message has its
-        ``base-checksum`` and all updates since. With ``keep-base`` it is kept in the node's context.
-
-        - ``config``: The message's: ``version``, ``from-version`` (where its updates start) and
-          ``keep-base``.
-        - ``initial``: Draws the run's initial model, as a state dict; None where nobody can.
-
-        Returns
-        -------
-        dict of str to Tensor, or None
-            Float32 on the CPU, shared between nodes: read it, never change it.
-
-        Raises
-        ------
-        ValueError
-            If a key of the config is missing or out of range, or base or updates are not the method's, or
-            not finite.
+        A base in the message is used as it is; else the node's own base is updated, skipping the updates that
+        it has already. A node without one draws version 0 with ``initial`` (None if it cannot), if the
+        message has its ``base-checksum`` and all updates since. With ``keep-base`` in the config the base is
+        stored in the node's context. The result is float32 on the CPU and shared between nodes: never change
+        it. A config, base or update that is missing or invalid is a ValueError.
         """
         version, first = whole(config, "version", 0), whole(config, "from-version", 0)
         keeps = flag(config, "keep-base")
@@ -110,14 +97,11 @@ class Bases:
         return self._once(("sent", id(record)), read, record)
 
     def _drawn(
-        self,
-        config: ConfigRecord,
-        evolution: Evolution,
-        initial: Callable[[], Mapping[str, Tensor]] | None,
+        self, config: ConfigRecord, evolution: Evolution, initial: Callable[[], Mapping[str, Tensor]] | None
     ) -> "_Held | None":
-        """Return the initial base, or None unless it is drawn here as the server has it."""
-        told = string(config, "base-checksum") if "base-checksum" in config else ""
-        if not told or initial is None:
+        """Return the initial base if it can be drawn here with the server's checksum, else None."""
+        expected = string(config, "base-checksum") if "base-checksum" in config else ""
+        if not expected or initial is None:
             return None
 
         def draw() -> _Held | None:
@@ -126,9 +110,9 @@ class Bases:
             if shapes != dict(evolution.shapes):
                 return None
             record = to_record({key: state[key].detach().to("cpu", torch.float32) for key in shapes})
-            return _Held(record, 0, told, drawn=True) if checksum(record) == told else None
+            return _Held(record, 0, expected, drawn=True) if checksum(record) == expected else None
 
-        return self._once(("initial", told), draw)
+        return self._once(("initial", expected), draw)
 
     def _shared(self, held: "_Held") -> State:
         return self._once(("stored", held.checksum), lambda: to_state_dict(held.record))
@@ -146,14 +130,14 @@ class Bases:
 
 
 def held_base(call: Call) -> ArrayRecord:
-    """Return the base from which a node has just trained: the message's, or what its context holds."""
+    """Return the base of a node's last training: the message's, or the one in its context."""
     sent = call.content.array_records.get("base")
     return call.context.state.array_records[_RECORD] if sent is None else sent
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a node's context holds, and is still what was put there; or what it has drawn."""
+    """An intact base from a node's context, or one that it drew."""
 
     record: ArrayRecord
     version: int
@@ -173,13 +157,7 @@ class _Held:
 
 
 def _update(record: ArrayRecord, name: str, version: int) -> State:
-    """Return one version's update.
-
-    Raises
-    ------
-    ValueError
-        If the record holds none, or one that is not finite.
-    """
+    """Return one version's update; ValueError if it is missing or not finite."""
     prefix = f"{version}/"
     update = ArrayRecord()
     for key, array in record.items():

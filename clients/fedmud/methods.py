@@ -1,7 +1,7 @@
-"""What the methods of the FedMUD family train at a node, and what they send of it.
+"""What the methods of the FedMUD family train at a node, and what they send.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared with, its Section 5.
+Learning" (FedMUD), eqs. (3) to (9) and, for the baselines, its Section 5.
 """
 
 import math
@@ -38,11 +38,11 @@ Work = LocalWork | BinarisedWork
 
 @dataclass(frozen=True)
 class Instruction:
-    """A message to one node, and the task that it is about."""
+    """A message to one node, and the node's task."""
 
-    call: Call  # The message and the node's context.
-    config: ConfigRecord  # The message's one.
-    task: LocalTask  # The node's.
+    call: Call
+    config: ConfigRecord
+    task: LocalTask
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "Instruction":
@@ -50,7 +50,7 @@ class Instruction:
         return cls(call, only_config(call), task)
 
     def method(self) -> "NodeMethod":
-        """Return the method that is asked for; ValueError if its keys are not in order."""
+        """Return the requested method; ValueError if its keys are invalid."""
         return METHODS[choice(self.config, "method", tuple(METHODS))](self)
 
     @property
@@ -60,7 +60,7 @@ class Instruction:
 
     @property
     def batch_size(self) -> int:
-        """B."""
+        """The mini-batch size B."""
         return whole(self.config, "batch-size", 1)
 
     @property
@@ -70,7 +70,7 @@ class Instruction:
 
     @property
     def stream(self) -> dict[str, int]:
-        """What all draws of this node in this round come from."""
+        """The seed of all draws of this node in this round."""
         return {
             "seed": whole(self.config, "seed", 0),
             "round": whole(self.config, "server-round", 0),
@@ -78,13 +78,7 @@ class Instruction:
         }
 
     def plan(self) -> Factorisation:
-        """Return the factors that the message names, of this node's model.
-
-        Raises
-        ------
-        ValueError
-            If a key is missing or out of range, or the server has planned other factors.
-        """
+        """Return the message's factors for this node's model; ValueError if the server's differ."""
         config = self.config
         plan = _plan(
             self.task.model,
@@ -110,12 +104,9 @@ class Instruction:
         return {layer.key: layer.shape for layer in layers}
 
     def rest(self, compressed: Collection[str]) -> State:
-        """Return what is sent as it is: copied, on the task's device, of the model's dtypes.
+        """Return the uncompressed arrays: copied, on the task's device, of the model's dtypes.
 
-        Raises
-        ------
-        ValueError
-            If keys or shapes are not those of the model without what is compressed, or a value is not finite.
+        A ValueError if keys or shapes do not match the model, or a value is not finite.
         """
         own = {k: v for k, v in self.task.model.state_dict().items() if k not in compressed}
         shapes = {key: tuple(value.shape) for key, value in own.items()}
@@ -123,13 +114,7 @@ class Instruction:
         return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
     def factors(self, plan: Factorisation) -> State:
-        """Return the factors to start from: the message's, or freshly drawn ones.
-
-        Raises
-        ------
-        ValueError
-            If they are not the plan's, not finite, or missing where nodes cannot draw them.
-        """
+        """Return the factors to start from: the message's, or freshly drawn ones; ValueError if invalid."""
         if plan.has_base and "factors" not in self.call.content.array_records:
             return plan.init(whole(self.config, "run-seed", 0), self.version)
         factors = {key: torch.tensor(values) for key, values in finite_views(self._record("factors")).items()}
@@ -156,16 +141,16 @@ class Instruction:
 
 
 class NodeMethod:
-    """A method at one node in one round: as it stands the dense one, FedAvg, and the base of all others.
+    """A method at one node in one round. This class is the dense one, FedAvg, and the base of the others.
 
-    Made of an instruction; ValueError if keys of its config are missing or out of range. ``model`` is what is
-    trained, on the training device, as scratch space; ``compressed`` has the shapes of the weights that do
-    not travel as they are, and ``evolution`` says how their base moves, None where there is none.
+    ``model`` is the trained one, on the training device, as scratch space. ``compressed`` has the shapes of
+    the coded weights, and ``evolution`` describes how their base is updated; None without a base. Missing or
+    invalid keys of the instruction are ValueErrors.
     """
 
     model: nn.Module
     evolution: Evolution | None = None
-    # Whether what travels is a part of the trained state, and no code of its change.
+    # Whether a part of the trained state is sent, not a code of its change.
     sends_state = True
 
     def __init__(self, instruction: Instruction) -> None:
@@ -174,23 +159,23 @@ class NodeMethod:
         self.compressed: Mapping[str, tuple[int, ...]] = {}
 
     def work(self, rest: State, base: State) -> Work:
-        """Return the local training, from what travels as it is and the base."""
+        """Return the local training, from the uncompressed arrays and the base."""
         return self.instruction.local_work(rest | base)
 
     def sent(self, state: Mapping[str, Tensor], base: State) -> State:
-        """Return what travels of the trained state."""
+        """Return the part of the trained state that is sent."""
         return dict(state)
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return what that is a change of, in the order of the keys, where replies are added up.
+        """Return the arrays whose changes a secure sum adds up, in the order of the keys.
 
-        ``rest`` is what came as it is. ValueError for a method whose replies cannot be.
+        ``rest`` are the uncompressed arrays. ValueError if the method's replies cannot be summed.
         """
         return dict(sorted(rest.items()))
 
 
 class _Factored(NodeMethod):
-    """Factors, of updates of the base or of the weights themselves."""
+    """Factors of updates of the base, or of the weights themselves."""
 
     model: FactoredModel
 
@@ -219,7 +204,7 @@ class _Factored(NodeMethod):
 
 
 class _MovingWeights(NodeMethod):
-    """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
+    """Weights that server and nodes update in the same way; a method sets the code of a node's change."""
 
     sends_state = False
 
@@ -230,7 +215,7 @@ class _MovingWeights(NodeMethod):
 
     @abstractmethod
     def moved(self, base: State, version: int, update: Mapping[str, Tensor]) -> State:
-        """Return the weights moved by the server's update; ValueError if it is none of them."""
+        """Return the weights after the server's update; ValueError if it is invalid."""
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         raise ValueError(
@@ -239,11 +224,11 @@ class _MovingWeights(NodeMethod):
 
 
 class _EF21P(_MovingWeights):
-    """EF21-P (K. Gruntkowska et al., 2023): K entries of the weights' change travel.
+    """EF21-P (K. Gruntkowska et al., 2023): K entries of the weights' change are sent.
 
-    Nodes hold w, which moves by the server's Top-K of x - w. As in the experiments of S. Li et al. (FedMUD),
-    what is compressed is the change of several local epochs. The indices of Rand-K come from the seed, so
-    that values alone travel; the server scales them by D / K where they shall be unbiased.
+    Nodes hold w, which the server moves by Top-K of x - w. As in the experiments of S. Li et al. (FedMUD),
+    the compressed change is that of several local epochs. The indices of Rand-K come from the seed, so only
+    values are sent; the server may scale them by D / K, which makes them unbiased.
     """
 
     def __init__(self, instruction: Instruction) -> None:
@@ -264,7 +249,7 @@ class _EF21P(_MovingWeights):
 
 
 class _FedBAT(_MovingWeights):
-    """Weights, a learnt bit of each one's change of which travels, or of those that are drawn."""
+    """FedBAT: a learnt bit per weight's change is sent, for all weights or those drawn."""
 
     def __init__(self, instruction: Instruction) -> None:
         super().__init__(instruction)
@@ -291,6 +276,6 @@ METHODS: Mapping[str, type[NodeMethod]] = {
 }
 
 
-# A model's plans and wrapped copies are made once a process, not once a node and round.
+# A model's plans and wrapped copies are made once per process, not per node and round.
 _plan = lru_cache(maxsize=16)(plan_for)
 _wrapped = lru_cache(maxsize=4)(FactoredModel)

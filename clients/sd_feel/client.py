@@ -1,9 +1,8 @@
 """The client of SD-FEEL and its baselines: tau1 iterations of mini-batch SGD, eq. (2).
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data", Algorithm 1. A client keeps nothing between rounds: the mini-batch of
-iteration k is a function of (seed, client, k) alone, so that runs with other periods, graphs or baselines
-see the same batches.
+Convergence on Non-IID Data", Algorithm 1. A client is stateless between rounds: the mini-batch of iteration k
+depends only on (seed, client, k), so that runs with other periods, graphs or baselines use the same batches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,7 @@ from torch import Tensor, nn
 from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
-from hedgerow.clients.instructions import (
-    local_steps,
-    only_config,
-    positive,
-    sent_state,
-    whole,
-)
+from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
@@ -51,27 +44,26 @@ def sd_feel_client(
 ) -> BatchClientApp:
     """Return the ClientApp of SD-FEEL, HierFAVG, FEEL and FedAvg.
 
-    It answers ``train`` (the config names ``first-step``, ``local-steps``, ``learning-rate``,
-    ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``; and ``train.gradient`` (``server-round``,
-    ``batch-size`` and ``seed``) with its gradient, ``curvature`` and ``gradient-variance`` at the model that
-    is sent. A node that is an edge server (see ``edge_server.node_role``) has no data and answers
-    ``train.intra`` and ``train.gossip``.
+    It answers ``train`` (config: ``first-step``, ``local-steps``, ``learning-rate``, ``batch-size`` and
+    ``seed``), ``evaluate``, ``query.whoami`` and ``train.gradient`` (config: ``server-round``, ``batch-size``
+    and ``seed``), with its gradient, ``curvature`` and ``gradient-variance`` at the model sent. An edge
+    server (see ``edge_server.node_role``) has no data and answers ``train.intra`` and ``train.gossip``.
 
     Parameters
     ----------
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is what the run config says, see ``LocalTraining.of``.
+        How nodes train; None follows the run config, see ``LocalTraining.of``.
     train : TrainingLoop or None (default: None)
-        A training loop of one's own in place of mini-batch SGD (docs/how-to/own-training.md); nodes then
-        train one after the other.
+        Your own training loop in place of mini-batch SGD (docs/how-to/own-training.md); nodes then train one
+        after the other.
     mods : Sequence[UpdateMod or Mod] (default: none)
-        As ``BatchClientApp`` takes them.
+        As in ``BatchClientApp``.
     """
 
     def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
-        # Nodes that were sent the same share what is read of it.
+        # Nodes with the same message share what is read from it.
         asked: dict[tuple[int, nn.Module], _Asked] = {}
 
         def read(call: Call) -> _Round:
@@ -79,9 +71,9 @@ def sd_feel_client(
             key = id(call.content), own.model
             if key not in asked:
                 asked[key] = _Asked.of(call, own)
-            told = asked[key]
-            steps = local_steps(told.config, "local-steps", min(told.batch_size, len(own.part)))
-            return _Round(told, call.partition_id, own, steps)
+            message = asked[key]
+            steps = local_steps(message.config, "local-steps", min(message.batch_size, len(own.part)))
+            return _Round(message, call.partition_id, own, steps)
 
         how = training_of(calls[0].context, training_mode, train=train)
         return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
@@ -107,7 +99,7 @@ def sd_feel_client(
 
 
 def _gradient(call: Call, task: LocalTask) -> RecordDict:
-    """Return the gradient of all of a node's samples at the model that was sent, and the estimates there."""
+    """Return the gradient over all of a node's samples at the model sent, and the estimates there."""
     found = probe_as_told(call, task, "server-round")
     return RecordDict(
         {
@@ -119,7 +111,7 @@ def _gradient(call: Call, task: LocalTask) -> RecordDict:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What nodes are asked in one round."""
+    """A round's instruction."""
 
     config: ConfigRecord
     start: Mapping[str, Tensor]
@@ -145,7 +137,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Round:
-    """What one node does in one round."""
+    """One node's work in a round."""
 
     asked: _Asked
     partition_id: int
@@ -153,15 +145,15 @@ class _Round:
     steps: int
 
     def work(self, batches: list[NDArray[np.int64]]) -> LocalWork:
-        told, task = self.asked, self.task
-        about = Asked(task.part, told.batch_size, told.seed, told.round, self.partition_id)
-        return LocalWork(told.start, task.x, task.y, batches, told.lr, about)
+        asked, task = self.asked, self.task
+        about = Asked(task.part, asked.batch_size, asked.seed, asked.round, self.partition_id)
+        return LocalWork(asked.start, task.x, task.y, batches, asked.lr, about)
 
     def learnt(self, outcome: Trained | ValueError) -> Learnt | ValueError:
         if isinstance(outcome, ValueError):
             return outcome
-        told = {"num-examples": len(self.task.part), "num-steps": self.steps}
-        return Learnt(outcome.state, {**told, **outcome.metrics}, self.asked.start)
+        metrics = {"num-examples": len(self.task.part), "num-steps": self.steps, **outcome.metrics}
+        return Learnt(outcome.state, metrics, self.asked.start)
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
@@ -171,7 +163,7 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
 
 
 def _works(rounds: Sequence[_Round]) -> list[LocalWork]:
-    """Return the nodes' work, with mini-batches that are drawn at once for those that were asked the same."""
+    """Return the nodes' work; mini-batches are drawn together for nodes with the same instruction."""
     works: dict[int, LocalWork] = {}
     alike: dict[tuple[int, int, int], list[int]] = {}
     for at, one in enumerate(rounds):

@@ -1,9 +1,9 @@
 """An edge server that is a node: the mean of its clients' models, eq. (3), and gossip steps, eq. (5).
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data", Algorithm 1. Differs: in Flower nodes talk to the server only, so what clients
-and neighbours tell an edge server is relayed. Between two messages it keeps its model, in ``context.state``.
-In place of both sums it may use a Byzantine-robust rule, of its clients' models and of its neighbours'.
+Convergence on Non-IID Data", Algorithm 1. Differs: Flower's nodes exchange messages with the server only,
+which relays the models of clients and neighbours. Between two messages the edge server keeps its model in
+``context.state``. A Byzantine-robust rule may replace both sums.
 """
 
 import math
@@ -37,7 +37,7 @@ from hedgerow.wire.robust_means import Aggregation, neighbourhood_rule
 
 __all__ = ["edge_server_handlers", "node_role"]
 
-# In ``context.state``: the model, and which run it is of and which instruction it came of.
+# In ``context.state``: the model, and its run and the token of the instruction that produced it.
 _STATE_MODEL, _STATE_NOTE = "edge-model", "edge"
 _DTYPES = ("float32", "float64")
 
@@ -47,18 +47,13 @@ Vector = NDArray[np.floating]
 def node_role(context: Context) -> str:
     """Return whether a node is a ``"client"`` or an ``"edge"`` server.
 
-    The node config's ``role`` says so; where it does not, partitions 0 to ``num-clients`` - 1 of the run
-    config are clients and those above are edge servers.
-
-    Raises
-    ------
-    ValueError
-        If the node config has another role.
+    That is the node config's ``role``; a ValueError if it is another one. Without it, partitions 0 to
+    ``num-clients`` - 1 of the run config are clients and those above are edge servers.
     """
     role = context.node_config.get("role")
     if role is None:
         clients = context.run_config.get("num-clients")
-        # One that leaves its place to the server is a client.
+        # A node without a partition id of its own is a client.
         partition = int(context.node_config.get("partition-id", 0))
         return EDGE if clients is not None and partition >= int(clients) else CLIENT
     if role not in (CLIENT, EDGE):
@@ -78,25 +73,21 @@ def edge_server_handlers() -> dict[str, BatchHandler]:
     ==============  ======================================  =============================================
 
     - Models are vectors (M,) of float32 or float64, under the sender's number.
-    - The reply is the new model (M,), as ``model`` of the one ArrayRecord. It is kept as that of ``token``.
-    - A gossip step starts from the model that came of the instruction ``builds-on``. An edge server that has
-      another one, or none, replies with ``lacks`` in a ConfigRecord, and is sent ``own`` with the next try.
-    - ``aggregation`` in the config (absent: the mean) is the rule that it takes of its clients' updates, and
-      of its model and its neighbours': ``median``, ``trimmed-mean(b)`` or ``clipped(tau)``. Then
-      ``train.intra`` has ``builds-on`` or ``own`` too, for the model that its clients were sent, and weights
-      |S_i| do not count.
-    - ``columns`` are starts and ends of what is mixed, [start, end, start, end, …]; the rest (running
-      statistics) stays. ``dtype`` is that of the result: between two steps it is float64.
+    - The reply is the new model (M,), as ``model`` of the one ArrayRecord; it is stored under ``token``.
+    - A gossip step starts from the model produced by the instruction ``builds-on``. An edge server without it
+      replies with ``lacks`` in a ConfigRecord, and receives ``own`` with the retry.
+    - ``aggregation`` in the config (absent: the mean) is the rule for its clients' updates, and for its model
+      and its neighbours': ``median``, ``trimmed-mean(b)`` or ``clipped(tau)``. Then ``train.intra`` also has
+      ``builds-on`` or ``own``, the model that its clients were sent, and the weights |S_i| are ignored.
+    - ``columns`` are the mixed ranges, [start, end, start, end, …]; the rest (running statistics) stays.
+      ``dtype`` is that of the result: float64 between two steps.
     """
-    # An edge server has no records: what it answers is made of what it was sent.
-    return {
-        INTRA: reveals(Reveals.NOTHING, each(_intra)),
-        GOSSIP: reveals(Reveals.NOTHING, each(_gossip)),
-    }
+    # An edge server has no data: its answers are computed from its messages alone.
+    return {INTRA: reveals(Reveals.NOTHING, each(_intra)), GOSSIP: reveals(Reveals.NOTHING, each(_gossip))}
 
 
 def _intra(call: Call) -> RecordDict:
-    models, weights = _told(call)
+    models, weights = _inputs(call)
     if models.keys() != weights.keys() or min(weights.values(), default=0.0) <= 0:
         raise ValueError(f"weights must be a number > 0 for each of {sorted(models)}, got {weights}")
     rule = _rule(call)
@@ -113,7 +104,7 @@ def _intra(call: Call) -> RecordDict:
 
 def _gossip(call: Call) -> RecordDict:
     config = only_config(call)
-    models, weights = _told(call)
+    models, weights = _inputs(call)
     server, dtype = whole(config, "server", 0), choice(config, "dtype", _DTYPES)
     own = _own(call)
     if own is None:
@@ -140,7 +131,7 @@ def _robustly_mixed(
     slices: Sequence[slice],
     rule: Aggregation,
 ) -> NDArray[np.float64]:
-    """Return the server's model after a step of a rule on what is mixed; a norm is of all of that."""
+    """Return the server's model after a robust step on the mixed entries; norms are over all of these."""
     result = models[server].astype(np.float64)
     parts = {
         sender: np.concatenate([np.zeros(0), *(models[sender][here].astype(np.float64) for here in slices)])
@@ -169,7 +160,7 @@ def _check_sizes(models: Mapping[int, Vector]) -> None:
         raise ValueError(f"models must have one size, got {sizes}")
 
 
-def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
+def _inputs(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
     """Return the models and weights of a message by sender, ascending: the order of every sum."""
     if node_role(call.context) != EDGE:
         raise ValueError(
@@ -200,7 +191,7 @@ def _vectors(record: ArrayRecord) -> dict[str, Vector]:
 
 
 def _own(call: Call) -> Vector | None:
-    """Return the model to start from: the message's, else the one that is kept, if it is the right one."""
+    """Return the model to start from: the message's, or the stored one if it is that of ``builds-on``."""
     records, state = call.content.array_records, call.context.state
     if OWN in records:
         return _vectors(records[OWN])[MODEL]
@@ -212,7 +203,7 @@ def _own(call: Call) -> Vector | None:
 
 
 def _keep(call: Call, model: Vector) -> RecordDict:
-    """Keep a new model as that of the message's token, and return the reply that tells it."""
+    """Store a new model under the message's token, and return the reply with it."""
     if not np.isfinite(model).all():
         raise ValueError("the new model has NaN or infinity: models and weights must have a finite sum")
     record = ArrayRecord()

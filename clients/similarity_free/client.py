@@ -1,9 +1,9 @@
 """The client of FedAvg, FedProx and their error-feedback forms: one local operator, then the uplink.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity", the worker's lines of Algorithms 1 to 4. The proximal point, which the paper takes
-as given, is approximated by ``proximal.py``; the error memory is kept by ``mods/compress.py``. A
-mini-batch is a function of (seed, client, step of the whole run) alone.
+without Data Similarity", the worker's lines of Algorithms 1 to 4. ``proximal.py`` approximates the proximal
+point, which the paper takes as given; ``mods/compress.py`` keeps the error memory. A mini-batch depends only
+on (seed, client, step of the whole run).
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,34 +61,34 @@ def similarity_free_client(
 ) -> BatchClientApp:
     """Return the ClientApp of FedAvg, FedProx, EF-FedAvg, EF-FedProx and FedPAQ.
 
-    It answers ``train``, ``evaluate``, ``query.whoami`` and ``query.probe``. The config of ``train`` names
+    It answers ``train``, ``evaluate``, ``query.whoami`` and ``query.probe``. The config of ``train`` has
 
     - ``operator``: ``gradient`` (``local-iters`` steps of SGD) or ``prox`` (``local-iters`` is 1);
-    - ``local-step``: gamma^k, what multiplies a gradient, or the proximal parameter;
+    - ``local-step``: gamma^k, the factor of a gradient, or the proximal parameter;
     - ``round-index`` k, ``local-iters`` T, ``batch-size`` and ``seed``;
     - for ``prox``: ``inner-lr``, ``inner-steps``, ``inner-tol`` and ``inner-batch``: ``fixed`` is one
-      mini-batch a round, as in the paper, ``fresh`` one an inner step, which never stops early and whose
-      residual is that of the last batch;
+      mini-batch per round, as in the paper; ``fresh`` is one per inner step, which never stops early and
+      reports the residual of the last batch;
     - ``compressor``, ``error-feedback`` and ``acknowledged``: as ``mods/compress.py`` reads them;
     - ``probe`` (absent: false): also estimate ``curvature`` and ``gradient-variance`` at x^k.
 
     The reply holds the model as ``arrays``, or its compressed change as ``update``, and ``metrics``.
-    An instruction of a secure sum is answered with a masked update, see ``masked_sum_handlers``.
-    ``query.probe`` takes a model and ``round-index``, ``batch-size`` and ``seed``, and gives the estimates.
+    A secure sum's instruction is answered with a masked update, see ``masked_sum_handlers``.
+    ``query.probe`` takes a model, ``round-index``, ``batch-size`` and ``seed``, and returns the estimates.
 
     Parameters
     ----------
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is what the run config says, see ``LocalTraining.of``.
+        How nodes train; None follows the run config, see ``LocalTraining.of``.
     loss : Loss (default: cross_entropy)
-        Loss of each sample in training and probes; ``evaluate`` reports cross-entropy and accuracy.
+        Loss per sample in training and probes; ``evaluate`` reports cross-entropy and accuracy.
     train : TrainingLoop or None (default: None)
-        A training loop of one's own in place of the operator ``gradient`` (docs/how-to/own-training.md);
-        nodes then train one after the other, and ``prox`` is refused.
+        Your own training loop in place of the operator ``gradient`` (docs/how-to/own-training.md); nodes then
+        train one after the other, and ``prox`` is refused.
     mods : Sequence[UpdateMod or Mod] (default: none)
-        As ``BatchClientApp`` takes them.
+        As in ``BatchClientApp``.
     """
 
     def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
@@ -114,18 +114,18 @@ def similarity_free_client(
 
 
 def _part(call: Call) -> SumPart:
-    """Return what a worker's part in a sum is of: all but which of its updates the server absorbed last."""
+    """Return the instruction and arrays of a worker's masked update, without the acknowledgement."""
     (name,) = call.content.config_records
     config = only_config(call)
-    told = ConfigRecord({key: value for key, value in config.items() if key != "acknowledged"})
+    shared = ConfigRecord({key: value for key, value in config.items() if key != "acknowledged"})
     sent = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
     start = summed_arrays(parse_compressor(string(config, "compressor")), sent)
-    return SumPart(RecordDict({**call.content, name: told}), start)
+    return SumPart(RecordDict({**call.content, name: shared}), start)
 
 
 @dataclass(frozen=True)
 class _Round:
-    """What one node does in one round, read and checked before anything is computed."""
+    """One node's work in a round, read and checked before any computation."""
 
     task: LocalTask
     work: Work
@@ -148,13 +148,7 @@ class _Round:
         return cls(task, work, estimates)
 
     def learnt(self, outcome: Outcome) -> Learnt:
-        """Return x_i^k with what the reply tells of it.
-
-        Raises
-        ------
-        ValueError
-            If the local model is not finite.
-        """
+        """Return x_i^k and the reply's metrics; ValueError if the model is not finite."""
         if isinstance(outcome, ValueError):
             raise outcome
         drift = _distance(self.task.model, outcome.state, self.work.start)
@@ -174,7 +168,7 @@ class _Round:
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
-    """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
+    """Return x_i^k of every node; nodes with the same operator are computed together."""
     model = next(iter(rounds.values())).task.model
     works = {position: one.work for position, one in rounds.items()}
     gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
@@ -182,8 +176,8 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
     sgd = how.sgd(model, list(gradient.values()))
     points: Sequence[Outcome]
     if isinstance(how, OwnTraining):
-        said = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
-        points = [ValueError(f"{said} in the message's config") for _ in prox]
+        error = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
+        points = [ValueError(f"{error} in the message's config") for _ in prox]
     else:
         points = proximal_steps(model, list(prox.values()), how)
     outcomes = zip([*gradient, *prox], [*sgd, *points], strict=True)
@@ -221,7 +215,7 @@ def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> Proxima
 
 
 def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> list[NDArray[np.int64]]:
-    """Return the round's mini-batches, of the steps k T + 1, ..., (k + 1) T; the config's ``key`` has T."""
+    """Return the mini-batches of the steps k T + 1, ..., (k + 1) T; the config's ``key`` holds T."""
     seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
     count = local_steps(config, key, min(batch_size, len(task.part)))
     done = whole(config, "round-index", 0) * count

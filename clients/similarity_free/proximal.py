@@ -1,9 +1,9 @@
-"""The proximal step of many nodes at once, by gradient descent on the inner objective.
+"""Proximal steps of many nodes at once, by gradient descent on the inner objective.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the proximal operator of Algorithms 1 and 2 with T = 1:
-p = argmin_y F(y; xi) + ||y - x||^2 / (2 gamma). The paper names only the inner solver's learning rate, 0.1,
-which diverges once gamma < 0.05. The default here follows gamma: eta = gamma / 3 below a maximum.
+p = argmin_y F(y; xi) + ||y - x||^2 / (2 gamma). The paper gives only the inner solver's learning rate, 0.1,
+which diverges once gamma < 0.05. The default here is eta = gamma / 3, up to a maximum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_st
 
 @dataclass(frozen=True)
 class InnerLR:
-    """The inner solver's step size eta, which may follow the proximal parameter gamma."""
+    """The inner solver's step size eta, which may depend on the proximal parameter gamma."""
 
-    # {"auto", "fixed"}: ``auto`` is gamma / 3 and at most ``value``; ``fixed`` is ``value`` whatever gamma.
+    # ``auto`` is gamma / 3 and at most ``value``; ``fixed`` is ``value`` for any gamma.
     kind: Literal["auto", "fixed"]
     value: float  # A finite number > 0.
 
@@ -43,13 +43,7 @@ class InnerLR:
 
 
 def parse_inner_lr(text: str) -> InnerLR:
-    """Return the step size that a setting describes: ``auto:<max>`` or ``fixed:<value>``.
-
-    Raises
-    ------
-    ValueError
-        If it is neither, or its number is not finite and > 0.
-    """
+    """Return the step size of a setting: ``auto:<max>`` or ``fixed:<value>``, the number finite and > 0."""
     kind, _, number = text.partition(":")
     try:
         value = float(number)
@@ -64,28 +58,20 @@ def parse_inner_lr(text: str) -> InnerLR:
 
 @dataclass(frozen=True)
 class ProximalWork:
-    """One node's proximal step.
-
-    Raises
-    ------
-    ValueError
-        If a number is outside of its range, or ``batches`` are neither one nor ``steps``.
-    """
+    """One node's proximal step."""
 
     start: Mapping[str, Tensor]  # x^k, as a state dict. Not changed.
-    # The data that ``batches`` index, as in ``LocalWork``.
+    # The data indexed by ``batches``, as in ``LocalWork``.
     x: Tensor
     y: Tensor
-    # One mini-batch that all inner steps share (the proximal operator of the paper), or one for each of the
-    # ``steps``.
+    # One mini-batch for all inner steps (the paper's proximal operator), or one for each of the ``steps``.
     batches: Sequence[NDArray[np.int64]]
     gamma: float  # The proximal parameter gamma^k, > 0.
-    # eta, > 0. On a flat loss the iteration multiplies y - x^k by 1 - eta / gamma: it diverges for eta > 2
-    # gamma.
+    # eta > 0. On a flat loss a step multiplies y - x^k by 1 - eta / gamma: eta > 2 gamma diverges.
     inner_lr: float
-    steps: int  # The most inner steps S, >= 1.
-    # Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Without effect
-    # where every step has its own batch: there the residual is that of a batch, not of F.
+    steps: int  # Maximum number of inner steps S, >= 1.
+    # Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Unused with one
+    # batch per step, where the residual is that of a batch, not of F.
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -93,15 +79,15 @@ class ProximalWork:
         at_least(1, steps=self.steps)
         in_range("tol", self.tol, 0.0, 1.0, open_above=True)
         if len(self.batches) not in (1, self.steps):
-            raise ValueError(f"batches must be 1 or one a step, {self.steps}, got {len(self.batches)}")
+            raise ValueError(f"batches must be 1, or one per step, {self.steps}, got {len(self.batches)}")
 
     @property
     def shares_a_batch(self) -> bool:
-        """Whether all steps see the same mini-batch."""
+        """Whether all steps use the same mini-batch."""
         return len(self.batches) == 1
 
     def gradient_step(self, point: Mapping[str, Tensor], step: int) -> LocalWork:
-        """Return the work y - eta grad F(y; xi) on the batch of a step; past the last, on the last."""
+        """Return the work y - eta grad F(y; xi) on the batch of a step, or on the last batch beyond it."""
         batch = self.batches[min(step, len(self.batches) - 1)]
         return LocalWork(point, self.x, self.y, [batch], self.inner_lr)
 
@@ -111,37 +97,32 @@ class Proximal:
     """The approximate proximal point of one node."""
 
     state: Mapping[str, Tensor]  # p, as a state dict.
-    # ||grad F(p; xi) + (p - x^k) / gamma|| / ||grad F(x^k; xi)||, xi the batch of the last step; 0 is the
-    # exact proximal point of F(.; xi), 1 is x^k itself.
+    # ||grad F(p; xi) + (p - x^k) / gamma|| / ||grad F(x^k; xi)||, xi the batch of the last step: 0 at the
+    # exact proximal point of F(.; xi), 1 at x^k.
     relative_residual: float
     steps_taken: int  # Inner steps up to p, 0 (x^k is the proximal point) to ``steps``.
-    mean_loss: float  # Mean mini-batch loss over the steps taken, before each; the loss at x^k if none was.
+    mean_loss: float  # Mean mini-batch loss before each step taken; the loss at x^k without steps.
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What the node tells of it."""
+        """The node's metrics."""
         return {"train-loss": self.mean_loss}
 
 
 def proximal_steps(
     model: nn.Module, works: Sequence[ProximalWork], how: LocalTraining
 ) -> list[Proximal | ValueError]:
-    """Take every node's proximal step: S inner steps, or fewer where the residual is small before.
+    """Take every node's proximal step: S inner steps, or fewer if the residual becomes small.
 
     y_{s+1} = y_s - eta [grad F(y_s; xi) + (y_s - x^k) / gamma], y_0 = x^k, p = y_S.
 
     Each inner step is one call of ``local_sgd`` over the nodes that have not stopped. The residual at y_s is
-    ||y_{s+1} - y_s|| / eta, so that the reported one costs a gradient beyond the last step, and a first one
-    at x^k where batches are fresh. Loop and stack agree to float tolerance, except that a residual within
-    rounding of the tolerance may stop one of them a step earlier.
+    ||y_{s+1} - y_s|| / eta, so reporting it takes one gradient beyond the last step, and one at x^k if
+    batches are fresh. Loop and stack agree to float tolerance, except that a residual within rounding of the
+    tolerance may stop one of them a step earlier.
 
-    - ``model``: The architecture, on the training device. Its parameters serve as scratch space.
-
-    Returns
-    -------
-    list[Proximal | ValueError]
-        In the order of ``works``; an error in place of a node whose inner solver ended in values that are
-        not finite.
+    ``model`` is the architecture, on the training device; its parameters are scratch space. The results are
+    in the order of ``works``, with a ValueError for a node that ended in values that are not finite.
     """
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     solvers = [_Solver(work, trainable) for work in works]
@@ -160,7 +141,7 @@ def proximal_steps(
 
 
 class _Solver:
-    """One node's inner iteration: y_s, and what has been seen on the way."""
+    """One node's inner iteration."""
 
     def __init__(self, work: ProximalWork, trainable: Sequence[str]) -> None:
         self.work = work
@@ -172,13 +153,13 @@ class _Solver:
         self.outcome: Proximal | ValueError | None = None
 
     def refer_to(self, first: Trained) -> None:
-        """Take eta ||grad F(x^k; xi)|| as the unit of residuals; where xi is shared, it is also step 0."""
+        """Set the unit of residuals, eta ||grad F(x^k; xi)||; with a shared xi this is also step 0."""
         self.reference = self._distance(first.state)
         if self.work.shares_a_batch:
             self._decide(first.state, first.mean_loss, self.reference)
 
     def advance(self, trained: Trained) -> None:
-        """Complete the gradient step from y_s by the proximal term, and stop or go to y_{s+1}."""
+        """Add the proximal term to the gradient step from y_s, then stop or continue with y_{s+1}."""
         x, y, after = (self._values(state) for state in (self.work.start, self.y, trained.state))
         pulled = torch._foreach_add(
             after, torch._foreach_sub(y, x), alpha=-self.work.inner_lr / self.work.gamma

@@ -1,11 +1,11 @@
-"""CEPS, Algorithm 1, as the server sees it that carries its messages.
+"""CEPS, Algorithm 1, as seen by the server that relays its messages.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: who hears
-whom, when, and what a message takes. An event of iteration k is that of all methods on a graph
-(``gossip/algorithm.py``). Algorithm 2 and the steps (3) and (4) are the nodes' (``clients/ceps``): models,
-gradients and sensing matrices live there, and so does the mean of a neighbourhood.
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: which
+neighbours a node hears, when, and how large a message is. ``gossip/algorithm.py`` has the event of an
+iteration k, the same for all methods on a graph. Algorithm 2 and the steps (3) and (4) run at the nodes
+(``clients/ceps``), which hold the models, gradients and sensing matrices and average their neighbourhoods.
 Differs: the paper counts node i among its neighbours N_i, and among the t_i of them that are heard. Here N_i
-is without i, max(1, round(r |N_i|)) of it are heard, and the node's own model is used besides, which the
+excludes i, max(1, round(r |N_i|)) of it are heard, and the node's own model is used in addition, which the
 volumes of the paper's Table V support.
 """
 
@@ -33,7 +33,7 @@ _GAMMA_BYTES = 8
 
 
 def participants(participation: float, degree: int) -> int:
-    """Return how many neighbours a node hears, max(1, round(r degree)); 0 for a node without any."""
+    """Return how many neighbours a node hears, max(1, round(r degree)); 0 for a node without neighbours."""
     return min(degree, max(1, round(participation * degree)))
 
 
@@ -49,30 +49,25 @@ def neighbourhood_graph(topology: Topology, num_nodes: int, seed: int) -> nx.Gra
 
 @dataclass(frozen=True)
 class OneBitCode:
-    """How one-bit messages are made and read; see ``hedgerow.wire.onebit.OneBit``.
+    """The coding of one-bit messages; see ``hedgerow.wire.onebit.OneBit``.
 
     Parameters
     ----------
     expand : {"consistent", "literal"} (default: "consistent")
-        Whether the scale that Algorithm 2 divides out is recovered, or the algorithm taken literally.
+        Whether to recover the scale that Algorithm 2 divides out, or to follow the algorithm literally.
     compand : {"log", "none"} (default: "log")
-        What is measured: sign(w) log(1 + |w|), or w.
+        The measured vector: sign(w) log(1 + |w|), or w.
     gamma : float (default: 5.0)
         Base of the literal expansion, > 1.
     decoder : {"gpsp", "biht"} (default: "gpsp")
-        How problem (9) is solved.
+        The solver of problem (9).
     phi : {"gaussian", "srht"} (default: "gaussian")
-        The paper's Gaussian matrix, or a subsampled randomised Hadamard transform, for a dimension whose
-        matrix is too large.
+        The paper's Gaussian matrix, or a subsampled randomised Hadamard transform, for dimensions with too
+        large a matrix.
     phi_density : float (default: 1.0)
         Fraction of nonzeros of a Gaussian Phi, in [0.5, 1].
     phi_owner : {"sender", "receiver"} (default: "sender")
-        Whose Phi measures: the sender's, and it encodes once for all; or each receiver's.
-
-    Raises
-    ------
-    ValueError
-        If a value is not valid.
+        The owner of Phi: the sender, which encodes once for all receivers, or each receiver.
     """
 
     expand: str = "consistent"
@@ -104,7 +99,7 @@ class OneBitCode:
 
 @dataclass(frozen=True)
 class Algorithm1(GossipMethod):
-    """Who hears whom, when, and what a message takes."""
+    """Which neighbours a node hears, when, and how large a message is."""
 
     num_nodes: int
     dim: int
@@ -120,10 +115,10 @@ class Algorithm1(GossipMethod):
     rule: Aggregation
     name: str = "ceps"
 
-    # Initialisation: node i picks kappa_i, sigma_i and Phi_i, and tells its neighbours Phi_i and gamma_i.
+    # Initialisation: node i chooses kappa_i, sigma_i and Phi_i, and sends Phi_i and gamma_i to neighbours.
 
     def instructions(self, node: int) -> dict[str, Scalar]:
-        """Return what a node is told once."""
+        """Return a node's settings, sent once."""
         low, high = self.interval
         rule: dict[str, Scalar] = {}
         if not self.rule.is_mean:
@@ -146,22 +141,22 @@ class Algorithm1(GossipMethod):
 
     @property
     def set_up_bytes(self) -> int:
-        """A seed of Phi_i, and gamma_i where it is used, for each neighbour."""
+        """A seed of Phi_i, and gamma_i if it is used, for each neighbour."""
         literal = self.code.expand == "literal"
         return (_SEED_BYTES + literal * _GAMMA_BYTES) if self.coding.codec == "1bcs" else 0
 
     # Iteration k in K_i: the neighbours in N_i^k send z_j^k.
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
-        """Return N_i, where those count that reply first; None: the node draws N_i^k of it."""
+        """Return N_i if the first replies count; None if the node draws N_i^k from it."""
         return self.peers(node) if self.stragglers else None
 
     def first(self, node: int) -> int | None:
-        """Return t_i, where those count that reply first (section III-E)."""
+        """Return t_i if the first replies count (section III-E)."""
         return participants(self.participation, len(self.peers(node))) if self.stragglers else None
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
-        """Return a gradient at W^0, and one a communication, whatever iterations the node made in between."""
+        """Return one gradient at W^0 and one per communication, for any number of iterations in between."""
         return begun + updates
 
     def describe(self) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""The methods that CEPS is compared with: what each adds to ``Decentralised``, its name, keys and network.
+"""CEPS's baselines: what each adds to ``Decentralised``, i.e. its name, settings and network.
 
 Papers: D-PSGD (X. Lian et al., 2017), DCD-PSGD (H. Tang et al., 2018), DFedAvgM (T. Sun et al., 2022),
 DFedSAM (Y. Shi et al., 2023), MATCHA (J. Wang et al., 2019), CHOCO-SGD (A. Koloskova, S. Stich, M. Jaggi,
@@ -6,8 +6,8 @@ DFedSAM (Y. Shi et al., 2023), MATCHA (J. Wang et al., 2019), CHOCO-SGD (A. Kolo
 differentially private gradient tracking; in the settings of S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse
 Decentralized Federated Learning", section V, which adds D-PSGD over dynamic networks and with partial
 communication.
-Below, g_i is node i's gradient, W the mixing matrix and N the number of local steps. ``Decentralised`` says
-what differs from the papers, which options all of them take, and which errors they raise.
+Below, g_i is node i's gradient, W the mixing matrix and N the number of local steps. ``Decentralised``
+documents the differences from the papers, and the common options and errors.
 """
 
 from dataclasses import dataclass
@@ -46,15 +46,15 @@ class DPSGD(Decentralised):
     learning_rate : float (default: 0.1)
         eta > 0.
     local_steps : int (default: 10)
-        Iterations from one communication to the next, >= 1.
+        Iterations between communications, >= 1.
     dynamic : bool (default: False)
-        Whether every communication draws a new graph (D-PSGD-DN); then ``topology`` is a random one's name
-        or None.
+        Draw a new graph for every communication (D-PSGD-DN); ``topology`` must then name a random one, or be
+        None.
     participation : float (default: 1.0)
-        In (0, 1]; below 1, which a dynamic network does not go with, it is D-PSGD-PC.
+        In (0, 1]; below 1, which excludes ``dynamic``, this is D-PSGD-PC.
     sparsity : int or None (default: None)
-        Keep this many of the largest entries after each communication, >= 1; the comparison of CEPS leaves
-        its rivals dense. None keeps all.
+        Keep this many of the largest entries after each communication, >= 1; None keeps all, as in the
+        comparison of CEPS.
     **options
         See ``BaselineOptions``.
     """
@@ -90,13 +90,13 @@ class DFedAvgM(Decentralised):
     learning_rate : float (default: 0.02)
         eta > 0.
     momentum : float (default: 0.9)
-        theta in [0, 1); starts anew after each communication.
+        theta in [0, 1); restarts after each communication.
     local_steps : int (default: 10)
         N >= 1, the iterations between communications.
     participation : float (default: 1.0)
-        In (0, 1]. The comparison of CEPS takes CEPS's.
+        In (0, 1]. The comparison of CEPS uses that of CEPS.
     bits : int or None (default: None)
-        Bits of an entry of what is sent, the quantised change of a round, 2 to 16; None sends models.
+        Bits per entry of the quantised change of a round, 2 to 16; None sends models.
     **options
         See ``BaselineOptions``.
     """
@@ -119,7 +119,7 @@ class DFedAvgM(Decentralised):
 
 
 class DFedSAM(Decentralised):
-    """Decentralised sharpness-aware minimisation: gradients are taken where the loss is worst nearby.
+    """Decentralised sharpness-aware minimisation: gradients at the worst nearby point.
 
     y <- y - eta g_i(y + rho g_i(y) / ||g_i(y)||), N times from x_i; x_i <- sum_j W_ij y_j.
 
@@ -128,7 +128,7 @@ class DFedSAM(Decentralised):
     learning_rate : float (default: 0.1)
         eta > 0.
     rho : float (default: 0.05)
-        How far away, in [0, 10^6]; 0 is plain local SGD.
+        Distance of that point, in [0, 10^6]; 0 is plain local SGD.
     local_steps, participation
         As in ``DFedAvgM``.
     **options
@@ -150,19 +150,18 @@ class DFedSAM(Decentralised):
 
 
 class DCDPSGD(Decentralised):
-    """D-PSGD with difference compression: nodes hold replicas of their neighbours, moved by what is sent.
+    """D-PSGD with difference compression: nodes hold replicas of their neighbours' models.
 
-    q_i = C(sum_j W_ij x^_j - eta g_i(x_i) - x_i); x_i <- x_i + q_i, and every replica x^_i with it.
+    q_i = C(sum_j W_ij x^_j - eta g_i(x_i) - x_i); x_i <- x_i + q_i, and every replica x^_i likewise.
 
-    C quantises. Every replica of x_i is x_i itself as long as no message is lost; a lost one leaves the
-    replica behind for good.
+    C quantises. A replica of x_i equals x_i until a message is lost, and differs from then on.
 
     Parameters
     ----------
     learning_rate : float (default: 0.1)
         eta > 0.
     bits : int (default: 8)
-        Bits of an entry, 2 to 16. Too few let the method diverge.
+        Bits per entry, 2 to 16. With too few the method diverges.
     **options
         See ``BaselineOptions``.
     """
@@ -176,7 +175,7 @@ class DCDPSGD(Decentralised):
 
 @dataclass(frozen=True)
 class _Compressor:
-    """What CHOCO-SGD and BEER send of a vector of n entries: the largest ones, quantised ones, or all."""
+    """The compressor of CHOCO-SGD and BEER: the largest of n entries, quantised ones, or all."""
 
     bits: int | None
     top_k: int | None
@@ -200,14 +199,14 @@ class _Compressor:
 
     @property
     def quality(self) -> float:
-        """delta with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for all x; 0 or less where there is none."""
+        """delta with E||C(x) - x||^2 <= (1 - delta) ||x||^2 for all x; <= 0 if there is none."""
         if self.top_k is not None:
             return self.top_k / self.n
-        # Rounded at random an entry has a variance of step^2 / 4 at most; a step is ||x|| / levels at most.
+        # Random rounding gives a variance of at most step^2 / 4 per entry; a step is at most ||x|| / levels.
         return 1.0 if self.bits is None else 1 - self.n / (4 * (2 ** (self.bits - 1) - 1) ** 2)
 
     def step(self, gamma: float | None, delta: float | None, options: BaselineOptions) -> float:
-        """Return the consensus step: gamma, or the theory's for delta, or for what is guaranteed."""
+        """Return the consensus step: gamma, or the theory's for delta or for the guaranteed quality."""
         if delta is not None:
             in_range("delta", delta, 0.0, 1.0, open_below=True)
         if gamma is not None:
@@ -229,26 +228,26 @@ class ChocoSGD(Decentralised):
     x_i^1/2 = N gradient steps from x_i; q_i = C(x_i^1/2 - x^_i); x^_i <- x^_i + q_i, at the node and at its
     neighbours; x_i <- x_i^1/2 + gamma sum_j W_ij (x^_j - x^_i).
 
-    What C leaves out is not lost: it stays in x_i - x^_i, and is sent later. Without compression and with
-    gamma = 1 this is D-PSGD, each node stepping before it mixes. A neighbour whose message was lost is heard
-    no more, as in DCD-PSGD.
+    What C leaves out stays in x_i - x^_i, and is sent later. Without compression and with gamma = 1 this is
+    D-PSGD in which each node steps before it mixes. After a lost message a neighbour is no longer heard, as
+    in DCD-PSGD.
 
     Parameters
     ----------
     learning_rate : float (default: 0.1)
         eta > 0.
     bits : int or None (default: 8)
-        C quantises to so many bits an entry, 2 to 16; None with ``top_k`` None sends all.
+        C quantises to this many bits per entry, 2 to 16; None with ``top_k`` None sends all.
     top_k : int or None (default: None)
-        C keeps so many of the largest entries, 1 to ``dim``, as 32-bit values with indices; with ``bits``
+        C keeps this many of the largest entries, 1 to ``dim``, as 32-bit values with indices; with ``bits``
         None.
     step_gamma : float or None (default: None)
         gamma in (0, 1]. None is ``theory.choco_step``, which is small.
     delta : float or None (default: None)
-        In (0, 1], C's quality for that rule. None is what C guarantees for every vector: k / n, or
-        1 - n / (2 (2^(b - 1) - 1))^2.
+        In (0, 1], C's quality for that rule. None is the quality that C guarantees for every vector: k / n,
+        or 1 - n / (2 (2^(b - 1) - 1))^2.
     local_steps : int (default: 10)
-        N >= 1, the iterations between communications; the paper's is 1.
+        N >= 1, the iterations between communications; 1 in the paper.
     **options
         See ``BaselineOptions``.
     """
@@ -272,21 +271,21 @@ class ChocoSGD(Decentralised):
 
 
 class BEER(Decentralised):
-    """BEER: gradient tracking in which models and trackers are both sent as compressed changes.
+    """BEER: gradient tracking with models and trackers sent as compressed changes.
 
     x_i <- x_i + gamma sum_j W_ij (h_j - h_i) - eta v_i;
     v_i <- v_i + gamma sum_j W_ij (u_j - u_i) + g_i(new x_i) - g_i(old x_i);
     h_i <- h_i + C(x_i - h_i) and u_i <- u_i + C(v_i - u_i), at the node and at its neighbours.
 
     Each iteration sends two compressed vectors. Without compression and with gamma = 1 it is gradient
-    tracking. A neighbour whose message was lost is heard no more, as in DCD-PSGD.
+    tracking. After a lost message a neighbour is no longer heard, as in DCD-PSGD.
 
     Parameters
     ----------
     learning_rate : float (default: 0.1)
         eta > 0.
     bits, top_k, step_gamma, delta
-        As in ``ChocoSGD``, ``top_k`` of each of the two. BEER's paper leaves the constants of gamma open;
+        As in ``ChocoSGD``, with ``top_k`` for each vector. BEER's paper does not give the constants of gamma;
         None is the rule of CHOCO-Gossip here too.
     **options
         See ``BaselineOptions``.
@@ -310,38 +309,39 @@ class BEER(Decentralised):
 
 
 class SGP(Decentralised):
-    """Stochastic gradient push: D-PSGD on a directed graph, in which nodes do not hear those they send to.
+    """Stochastic gradient push: D-PSGD on a directed graph: nodes need not hear their receivers.
 
-    Node i keeps x_i and a weight w_i, at first 1, and its model is z_i = x_i / w_i. N times
+    Node i keeps x_i and a weight w_i, initially 1; its model is z_i = x_i / w_i. N times
     x_i <- x_i - eta g_i(x_i / w_i); then x_i <- sum_j P_ij x_j and w_i <- sum_j P_ij w_j, where j runs over i
-    itself and those that send to it.
+    itself and its senders.
 
-    Columns of P sum to one, as each node deals what it has to its receivers and itself, in equal parts: the
-    sums of x and of w are kept, and all z_i go to sum_j x_j / sum_j w_j, the plain mean, where a mean over
-    senders would weigh nodes by the graph. With one in-degree and out-degree for all nodes every w_i is 1.
-    Elsewhere a node's model moves by eta / w_i, so that eta must suit the least weight: w goes to m times the
-    vector that P keeps, and a graph on which few send to some node needs a small eta.
+    Columns of P sum to one: each node splits its x and w into equal parts for its receivers and itself. This
+    preserves the sums of x and of w, so that all z_i converge to sum_j x_j / sum_j w_j, the plain mean, while
+    a mean over senders would weigh nodes by the graph. If all nodes have the same in-degree and out-degree,
+    every w_i is 1. Otherwise a node's model moves by eta / w_i, so that eta must suit the smallest weight: w
+    converges to m times the vector that P preserves, and a graph with few senders to some node needs a small
+    eta.
 
-    What is lost scales x and w alike, so that z stays a mean of models. A node is told by how many it was
-    heard and keeps the parts of those that are away: the sums are kept. Lost for good are parts that a
-    receiver refused, or did not live to add, and a node that missed an update keeps what it also gave away:
-    then sum_j w_j is no longer m, and a step counts m / sum_j w_j times. ``push-weight`` in a round's record
-    is the mean of w by records. A node that hears nobody, because all that send to it are away, runs out of
-    weight: choose a graph that is strongly connected without any one.
+    A lost message scales x and w alike, so that z remains a mean of models. A node is told how many receivers
+    heard it and keeps the parts of those offline: the sums are preserved. Parts are lost for good if a
+    receiver refuses them, or fails before adding them; a node that misses an update keeps also what it gave
+    away. Then sum_j w_j is no longer m, and a step counts m / sum_j w_j times. ``push-weight`` in a round's
+    record is the mean of w by records. A node with all its senders offline runs out of weight: choose a graph
+    that is strongly connected without any one node.
 
     Parameters
     ----------
     learning_rate : float (default: 0.1)
         eta > 0.
     local_steps : int (default: 10)
-        N >= 1, the iterations between communications; the papers' is 1.
+        N >= 1, the iterations between communications; 1 in the papers.
     dynamic : bool (default: False)
-        Whether every communication draws a new graph (``sgp-dn``); then ``topology`` is a random one's name
-        or None.
+        Draw a new graph for every communication (``sgp-dn``); ``topology`` must then name a random one, or be
+        None.
     **options
-        See ``BaselineOptions``; of ``topology`` ``decentralised.push_network``: a name of
+        See ``BaselineOptions``; ``topology`` as in ``decentralised.push_network``: a name of
         ``DIRECTED_TOPOLOGIES`` or ``one-peer-exponential``, a ``networkx.DiGraph``, or an undirected graph,
-        whose edges lead both ways.
+        with edges in both directions.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class SGP(Decentralised):
 
 
 class DPDSGT(Decentralised):
-    """Differentially private gradient tracking: models and trackers of the mean gradient, both mixed.
+    """Differentially private gradient tracking: models and trackers of the mean gradient are both mixed.
 
     x_i <- sum_j W_ij (x_j - eta y_j); y_i <- sum_j W_ij y_j + g_i(new x_i) - g_i(old x_i).
 
@@ -369,7 +369,7 @@ class DPDSGT(Decentralised):
     Parameters
     ----------
     privacy : Privacy
-        Clipping and noise; ``Privacy.for_run`` finds the noise of a run.
+        Clipping and noise; ``Privacy.for_run`` finds the noise for a run.
     learning_rate : float (default: 0.1)
         eta > 0.
     **options
@@ -383,7 +383,7 @@ class DPDSGT(Decentralised):
 
 
 class Matcha(Decentralised):
-    """MATCHA: each iteration communicates over some matchings of the graph, drawn at random.
+    """MATCHA: each iteration communicates over randomly drawn matchings of the graph.
 
     x_i <- sum_j W_ij (x_j - eta g_j(x_j)).
 
@@ -399,7 +399,7 @@ class Matcha(Decentralised):
     Attributes
     ----------
     activation : Activation
-        The matchings, how often each communicates, and with what weight.
+        The matchings, their activation probabilities, and their weight.
     """
 
     activation: Activation

@@ -1,9 +1,9 @@
-"""What the methods that CEPS is compared with have in common: options, graphs, mixing weights, messages.
+"""The common part of CEPS's baselines: options, graphs, mixing weights, messages.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", section V, the settings
 of the comparison.
-Differs: mixing weights, which that comparison leaves open, are Metropolis's. All nodes communicate at the
-same iterations; one of which a payload is lost keeps that payload's weight itself.
+Differs: mixing weights, which the paper leaves open, are Metropolis weights. All nodes communicate at the
+same iterations. A node that misses a payload keeps that payload's weight itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,24 +49,24 @@ LARGEST_STEP = 1e6
 
 
 class NetworkOptions(GossipOptions, total=False):
-    """Options of every baseline but its privacy; see ``Decentralised``."""
+    """Keyword options of every baseline, except its privacy; see ``Decentralised``."""
 
     dim: Required[int]
     topology: Topology
 
 
 class BaselineOptions(NetworkOptions, total=False):
-    """Options of a baseline that may go without privacy, by keyword; see ``Decentralised``."""
+    """Keyword options of a baseline with optional privacy; see ``Decentralised``."""
 
     privacy: Privacy | None
 
 
 @dataclass(frozen=True)
 class Network:
-    """Who may hear whom at iteration k, and the mixing matrix W (m, m); whether they change with k.
+    """The graph at iteration k, its mixing matrix W (m, m), and whether they change with k.
 
-    Where nodes push, W's columns sum to one and its rows need not: what a node's receivers are not handed
-    stays with the node.
+    If nodes push, W's columns sum to one and its rows need not: what a node's receivers do not get stays with
+    the node.
     """
 
     graph: GraphAt
@@ -78,37 +78,37 @@ class Network:
     def weighted(
         cls, graph: GraphAt, weights: Callable[[Any], Matrix], *, changes: bool, pushes: bool = False
     ) -> Self:
-        """Return the network whose matrix at iteration k is that of its graph then."""
+        """Return the network with the weights of its graph at each iteration as matrix."""
         return cls(graph, lru_cache(maxsize=8)(lambda k: weights(graph(k))), changes, pushes)
 
 
 def fixed_network(topology: Topology, num_nodes: int, seed: int) -> Network:
-    """Return a graph with Metropolis's weights, the same for all iterations."""
+    """Return a graph with Metropolis weights, the same for all iterations."""
     graph = graph_at(neighbourhood_graph(topology, num_nodes, seed))
     return Network.weighted(graph, _metropolis, changes=False)
 
 
 def dynamic_network(topology: Topology, num_nodes: int, seed: int) -> Network:
-    """Return a new draw of a random graph, with Metropolis's weights, for every communication."""
+    """Return a random graph with Metropolis weights, drawn anew for every communication."""
     _check_drawn(topology)
 
     def draw(k: int) -> nx.Graph:
         return neighbourhood_graph(topology, num_nodes, _own_seed(seed, k))
 
     graph = graph_at(draw)
-    graph(0)  # A name without a graph is refused now.
+    graph(0)  # Report an invalid name now.
     return Network.weighted(graph, _metropolis, changes=True)
 
 
 def push_network(
     topology: Topology, num_nodes: int, seed: int, *, interval: int, dynamic: bool = False
 ) -> Network:
-    """Return a directed graph, strongly connected, with the weights of push-sum; ValueError if there is none.
+    """Return a strongly connected directed graph with the weights of push-sum; ValueError if there is none.
 
     The topology is as in ``topology.as_digraph``; ``one-peer-exponential``, another graph at each
-    communication; or None, the undirected random regular graph of the other baselines, whose edges lead both
-    ways. ``interval`` are the iterations between communications, >= 1; ``dynamic`` draws the graph anew for
-    each.
+    communication; or None, the undirected random regular graph of the other baselines, with edges in both
+    directions. ``interval`` is the number of iterations between communications, >= 1; ``dynamic`` draws the
+    graph anew for each.
     """
 
     def draw(own: int) -> nx.DiGraph:
@@ -127,7 +127,7 @@ def push_network(
         graph = graph_at(one_peer)
     else:
         graph = graph_at(draw(seed))
-    graph(0)  # A name without a graph is refused now.
+    graph(0)  # Report an invalid name now.
     return Network.weighted(graph, push_weights, changes=dynamic or changes, pushes=True)
 
 
@@ -139,7 +139,7 @@ def _check_drawn(topology: Topology) -> None:
 
 
 def _own_seed(seed: int, k: int) -> int:
-    """Return the seed of the graph that is drawn for iteration k."""
+    """Return the seed of the graph drawn for iteration k."""
     return int(generator(seed, round=k, purpose=Purpose.TOPOLOGY).integers(2**31))
 
 
@@ -148,31 +148,31 @@ def _metropolis(graph: nx.Graph) -> Matrix:
 
 
 class Decentralised(Gossip):
-    """A baseline: its name, what its nodes are told, and the size of its messages.
+    """A baseline: its name, its nodes' settings, and the size of its messages.
 
     **The ClientApp must be** ``hedgerow.clients.decentralised_client(problem)``, which has the arithmetic.
 
     Parameters
     ----------
     name : str
-        The method, as nodes know it.
+        The method's name in the nodes' settings.
     learning_rate : float
         eta in (0, 10^6].
     keys : Mapping[str, Scalar] (default: none)
-        What else nodes are told.
+        Further settings of the nodes.
     local_steps : int (default: 1)
         Iterations from one communication to the next, >= 1.
     participation : float (default: 1.0)
-        In (0, 1]. Below 1 a node hears that share of its neighbours, drawn by itself, and averages them and
-        itself with equal weights.
+        In (0, 1]. Below 1 a node draws that share of its neighbours, and averages their models and its own
+        with equal weights.
     codec, sparsity, vectors
         Of a message, as in ``PayloadCoding``.
     gradients : int (default: 1)
-        Gradients an iteration takes, each of which has noise of its own.
+        Gradients per iteration, each with noise of its own.
     scalars : int (default: 0)
-        Numbers that a message has beside its vectors, with a dense codec.
+        Numbers in a message beside its vectors, with a dense codec.
     network : Callable (default: fixed_network)
-        Makes the network of topology, number of nodes and seed.
+        Returns the network for a topology, number of nodes and seed.
     dim : int
         Model dimension n, >= 1.
     topology : str, networkx.Graph, edges or None (default: None)
@@ -181,11 +181,6 @@ class Decentralised(Gossip):
         The noise on each gradient; ``sound`` also clips.
     **options
         See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
-
-    Raises
-    ------
-    ValueError
-        As ``Gossip``.
     """
 
     def __init__(
@@ -214,10 +209,10 @@ class Decentralised(Gossip):
         int_at_least(0, seed=seed)
         int_at_least(1, dim=dim)
         coding = PayloadCoding(codec, dim + scalars, sparsity, vectors=vectors)
-        told: dict[str, Scalar] = {"codec": coding.told, "r": participation, "eta": learning_rate}
+        settings: dict[str, Scalar] = {"codec": coding.told, "r": participation, "eta": learning_rate}
         if sparsity is not None:
-            told["s"] = vectors * sparsity
-        told |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)
+            settings["s"] = vectors * sparsity
+        settings |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)
         joined = network(topology, num_nodes, seed)
         method = _Method(
             name,
@@ -226,7 +221,7 @@ class Decentralised(Gossip):
             joined,
             joined.graph,
             coding.sizes,
-            {**told, **(keys or {})},
+            {**settings, **(keys or {})},
             privacy or Privacy(),
             hears_all=participation == 1,
             gradients=gradients,
@@ -236,7 +231,7 @@ class Decentralised(Gossip):
 
 @dataclass(frozen=True)
 class _Method(GossipMethod):
-    """What the relay is told of a baseline."""
+    """A baseline as the relay sees it."""
 
     name: str
     num_nodes: int
@@ -265,7 +260,7 @@ class _Method(GossipMethod):
             return {}
         place = self._place(node, k)
         if len(heard_by) < len(receivers):
-            # What nobody was handed stays with the node: columns sum to one whoever is away.
+            # What is not delivered stays with the node: columns always sum to one.
             place["weights"][-1] = 1.0 - float(self.network.matrix(k)[heard_by, node].sum())
         return place
 
@@ -273,14 +268,14 @@ class _Method(GossipMethod):
         return senders(self.graph(k), node) if self.hears_all else None
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
-        # A node that joins late, or lost its state, takes the steps from W^0 on, with other noise.
+        # A node that joins late, or lost its state, repeats the steps from W^0 with new noise.
         return iterations * self.gradients
 
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self.keys.items())
 
     def _place(self, node: int, k: int) -> dict[str, Any]:
-        """Return a node's neighbours and, where it hears all of them, their weights and its own, the last."""
+        """Return a node's neighbours and, if it hears all of them, their weights with its own at the end."""
         place: dict[str, Any] = {"neighbours": senders(self.graph(k), node)}
         if self.hears_all:
             place["weights"] = self.network.matrix(k)[node, [*place["neighbours"], node]].tolist()

@@ -1,9 +1,9 @@
-"""MATCHA: which matchings of a graph communicate, how often, and with what weight.
+"""MATCHA: the matchings of a graph, their activation probabilities, and their mixing weight.
 
 Paper: J. Wang, A. K. Sahu, Z. Yang, G. Joshi, S. Kar, "MATCHA: Speeding Up Decentralized SGD via Matching
 Decomposition Sampling", 2019: matchings with Laplacians L_j, probabilities p_j that maximise
 lambda_2(sum_j p_j L_j) under a budget, and the weight alpha that mixes fastest in expectation.
-Differs: the concave maximisation is by projected supergradient ascent, whose best iterate is kept.
+Differs: the concave maximisation uses projected supergradient ascent and keeps the best iterate.
 """
 
 import math
@@ -30,9 +30,9 @@ _ASCENT_STEPS = 500
 
 
 def matchings(graph: nx.Graph) -> list[Matching]:
-    """Return the edges as disjoint matchings, one more than the largest degree at most.
+    """Return the edges as disjoint matchings, at most one more than the largest degree (Vizing's theorem).
 
-    Edges are coloured by Misra and Gries's fans, so that the bound of Vizing's theorem holds.
+    Edges are coloured by Misra and Gries's fans.
     """
     coloured = _EdgeColouring(graph)
     classes: dict[int, Matching] = {}
@@ -42,7 +42,7 @@ def matchings(graph: nx.Graph) -> list[Matching]:
 
 
 class _EdgeColouring:
-    """Colours edges so that no two at a node are alike; ``colour[i][j]`` is that of edge (i, j)."""
+    """Colours edges so that those at a node differ; ``colour[i][j]`` is the colour of edge (i, j)."""
 
     def __init__(self, graph: nx.Graph) -> None:
         self.colours = range(1 + max((degree for _, degree in graph.degree), default=0))
@@ -58,7 +58,7 @@ class _EdgeColouring:
         return colour not in self.colour[node].values()
 
     def _add(self, u: int, v: int) -> None:
-        """Colour the edge (u, v), recolouring a fan of u and a path of two colours where it must be."""
+        """Colour the edge (u, v); this may recolour a fan of u and a path of two colours."""
         fan = self._fan(u, v)
         c, d = self._free(u), self._free(fan[-1])
         self._swap_along(u, c, d)
@@ -70,7 +70,7 @@ class _EdgeColouring:
         self._set(u, fan[last], d)
 
     def _fan(self, u: int, v: int) -> list[int]:
-        """Return neighbours of u from v on, the colour of each edge being free at the one before."""
+        """Return a fan: neighbours of u from v on, the colour of each edge being free at the one before."""
         fan, rest = [v], sorted(self.colour[u])
         while (
             after := next((w for w in rest if self._is_free(fan[-1], self.colour[u][w])), None)
@@ -83,7 +83,7 @@ class _EdgeColouring:
         return all(self._is_free(w, self.colour[u][x]) for w, x in pairwise(fan))
 
     def _swap_along(self, u: int, c: int, d: int) -> None:
-        """Exchange the colours of the path from u whose edges are d, c, d, …: then d is free at u."""
+        """Exchange the colours of the path from u with edges d, c, d, …, so that d is free at u."""
         path, colour, node = [], d, u
         while (after := next((w for w, x in self.colour[node].items() if x == colour), None)) is not None:
             path.append((node, after, c if colour == d else d))
@@ -100,8 +100,8 @@ class _EdgeColouring:
 def activation_probabilities(laplacians: Array, budget: float) -> Array:
     """Return p (q,) that maximises lambda_2(sum_j p_j L_j) subject to sum_j p_j <= C_b q, 0 <= p_j <= 1.
 
-    The L_j are the matchings' Laplacians (q, m, m), and the budget C_b in (0, 1] is the share of the base
-    graph's communication.
+    The L_j are the matchings' Laplacians (q, m, m); the budget C_b in (0, 1] is the share of the base graph's
+    communication.
     """
     in_range("budget", budget, 0.0, 1.0, open_below=True)
     q = len(laplacians)
@@ -119,7 +119,7 @@ def activation_probabilities(laplacians: Array, budget: float) -> Array:
 
 
 def _onto_budget(p: Array, budget: float) -> Array:
-    """Return the nearest point of the box whose sum is at most the budget."""
+    """Return the nearest point of the box with a sum of at most the budget."""
     inside = np.clip(p, 0.0, 1.0)
     if inside.sum() <= budget * len(p):
         return inside
@@ -134,19 +134,9 @@ def _onto_budget(p: Array, budget: float) -> Array:
 class Activation:
     """Random mixing matrices W = I - alpha sum_j B_j L_j, B_j ~ Bernoulli(p_j).
 
-    Each is symmetric, and its rows and columns sum to one; entries of the diagonal can be negative.
-
-    Parameters
-    ----------
-    graph : networkx.Graph
-        The base graph, connected, on the nodes 0, ..., m - 1; m >= 2.
-    budget : float (default: 0.5)
-        C_b in (0, 1].
-
-    Raises
-    ------
-    ValueError
-        If the graph has a single node, or the budget is out of range.
+    They are symmetric, with rows and columns that sum to one; entries of the diagonal can be negative.
+    ``graph`` is the base graph, connected, on the nodes 0, ..., m - 1 with m >= 2, and ``budget`` is C_b in
+    (0, 1].
     """
 
     graph: nx.Graph
@@ -180,7 +170,7 @@ class Activation:
     @cached_property
     def alpha(self) -> float:
         """The weight that minimises ``second_moment``."""
-        # Convex in alpha; past 2 / lambda_2 of the mean Laplacian it only grows.
+        # Convex in alpha, and increasing beyond 2 / lambda_2 of the mean Laplacian.
         upper = 2 / np.linalg.eigvalsh(self._mean)[1]
         found = needed("scipy.optimize", "math").minimize_scalar(
             self.second_moment, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-10}
@@ -188,7 +178,7 @@ class Activation:
         return float(found.x)
 
     def second_moment(self, alpha: float) -> float:
-        """Return ||E[W^T W] - 1 1^T / m||, below 1 where gossip converges in expectation."""
+        """Return ||E[W^T W] - 1 1^T / m||; gossip converges in expectation if it is below 1."""
         m = len(self.graph)
         p = self.probabilities
         variance = np.tensordot(p * (1 - p), self.laplacians, axes=1)
@@ -202,9 +192,8 @@ class Activation:
 
     @property
     def messages(self) -> float:
-        """Expected directed messages an iteration, 2 sum_j p_j |M_j|."""
-        sizes = [len(matching) for matching in self.matchings]
-        return 2 * float(self.probabilities @ np.array(sizes))
+        """Expected directed messages per iteration, 2 sum_j p_j |M_j|."""
+        return 2 * float(self.probabilities @ np.array([len(matching) for matching in self.matchings]))
 
     def active(self, seed: int, k: int) -> nx.Graph:
         """Return the graph of iteration k: the edges of the matchings drawn for it."""

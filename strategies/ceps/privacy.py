@@ -1,16 +1,15 @@
-"""Differential privacy of CEPS's noisy gradients: what the paper claims for a run, and what accountants give.
+"""Differential privacy of CEPS's noisy gradients: the paper's claim for a run, and what accountants give.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13), Theorems 2
-and 3. Its algorithm keeps the noise-free gradient and sends what is computed of it again and again, so the
-theorems do not cover what it sends (mode ``paper``, no guarantee). Ours: the mode ``sound``, in which
-gradients are clipped and the noise stays in the state; then every message is post-processing of the noisy
-gradients, and a run is a composition of Gaussian mechanisms. Nodes draw discrete noise on a grid, wider by
-what rounding moves, so that the continuous mechanism's exact epsilon is an upper bound of theirs
+and 3. Its algorithm keeps the noise-free gradient and sends results computed from it again and again, which
+the theorems do not cover (mode ``paper``, no guarantee). Ours: the mode ``sound``, which clips gradients and
+keeps the noise in the state. Then every message is post-processing of the noisy gradients, and a run is a
+composition of Gaussian mechanisms. Nodes draw discrete noise on a grid, wider by the rounding error, so that
+the continuous mechanism's exact epsilon is an upper bound of theirs
 (``wire.discrete_gaussian.deviation_of``).
 Accountants: zero-concentrated DP (M. Bun, T. Steinke, 2016) and, exact, Gaussian DP (J. Dong, A. Roth,
 W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical composition: nothing is subsampled.
-Google's dp-accounting, where it is installed, says the same to nine digits by numerical composition, which
-takes seconds.
+Google's dp-accounting, if installed, gives the same to nine digits by numerical composition, in seconds.
 """
 
 import math
@@ -44,7 +43,7 @@ _REASONS = {
     LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
 }
 
-# Sensitivities over the noise of all releases together, up to which dp-accounting composes in seconds.
+# The largest sqrt(releases) / noise multiplier that dp-accounting composes in seconds.
 _LARGEST_COMPOSED = 10.0
 
 _COVERS = (
@@ -60,25 +59,20 @@ class Privacy:
     Parameters
     ----------
     mode : {"none", "paper", "sound"} (default: "none")
-        No noise; noise as Algorithm 1 has it, which guarantees nothing; or clipped gradients with noise
-        that stays in the state.
+        No noise; the noise of Algorithm 1, which guarantees nothing; or clipped gradients with noise that
+        stays in the state.
     epsilon, delta : float (default: 0.5, 1e-5)
-        Of one release: epsilon > 0, delta in (0, 1). They set the noise by eq. (13) and are no promise for
-        the run, which ``report`` accounts for. The paper takes delta = 0.5, at which nothing is promised.
+        Of one release: epsilon > 0, delta in (0, 1). They set the noise by eq. (13) and are no guarantee for
+        the run, which ``report`` accounts for. The paper uses delta = 0.5, which guarantees nothing.
     sensitivity : float (default: 0.1)
-        u_i of eq. (13) in mode ``paper``, > 0, which assumes gradients of norm u_i / 2 at most.
+        u_i of eq. (13) in mode ``paper``, > 0; assumes gradients of norm at most u_i / 2.
     clip : float (default: 1.0)
         C in mode ``sound``, > 0: the norm to which each record's gradient is clipped. Replacing one of n_i
-        records then moves their mean by 2 C / n_i at most, the sensitivity that eq. (13) takes there.
+        records then moves their mean by at most 2 C / n_i, the sensitivity in eq. (13).
     noise_source : {"entropy", "seed"} or None (default: None)
-        Where nodes draw noise: from the operating system, or from the run's seed, so that a simulation can
-        be repeated and whoever knows the seed can take the noise off. None is entropy in mode ``sound``,
-        else the seed.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+        The source of the nodes' noise: the operating system, or the run's seed, which makes a simulation
+        repeatable and lets anyone with the seed remove the noise. None is entropy in mode ``sound``, else the
+        seed.
     """
 
     mode: PrivacyMode = "none"
@@ -115,18 +109,12 @@ class Privacy:
 
     @classmethod
     def for_run(cls, epsilon: float, delta: float, count: int, clip: float = 1.0) -> Self:
-        """Return the sound mode with the least noise for ``count`` releases to be (epsilon, delta)-DP.
-
-        Raises
-        ------
-        ValueError
-            If a parameter is out of range.
-        """
+        """Return the sound mode with the least noise that makes ``count`` releases (epsilon, delta)-DP."""
         step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
         return cls("sound", epsilon=step, delta=delta, clip=clip)
 
     def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
-        """Return what a round's record says of ``count`` releases; nothing without noise."""
+        """Return the metrics of a round after ``count`` releases; none without noise."""
         return {} if self.mode == "none" else self.report(count, unprotected=unprotected).metrics()
 
     def report(
@@ -139,13 +127,9 @@ class Privacy:
     ) -> "GradientReport":
         """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
 
-        ``numerical`` asks dp-accounting too, which takes seconds where there are many releases.
-        ``unprotected`` are keys of ``GradientReport.reasons``, paths that the run has beside these settings'.
-
-        Raises
-        ------
-        ValueError
-            If the mode is ``none``, ``count`` < 1, or ``delta`` is no probability.
+        ``numerical`` also runs dp-accounting, which takes seconds for many releases. ``unprotected`` are keys
+        of ``GradientReport.reasons``: unprotected paths of the run beyond these settings. A ValueError if the
+        mode is ``none``.
         """
         if self.mode == "none":
             raise ValueError("mode must be 'paper' or 'sound', got 'none': there is no noise to account for")
@@ -180,37 +164,36 @@ class Privacy:
 
 @dataclass(frozen=True)
 class GradientReport(PrivacyReport):
-    """What a node's releases cost: epsilon is exact; all is infinite where nothing is guaranteed."""
+    """The privacy loss of a node's releases: epsilon is exact, and all is infinite without a guarantee."""
 
     reasons = _REASONS
 
     count: int  # Releases: noisy gradients, the first included.
-    # (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is not
-    # proved.
+    # (epsilon, delta) of one release as claimed by Theorem 2. Its calibration is not proved for epsilon > 1.
     step: tuple[float, float]
     step_epsilon: float  # Exact epsilon of one release at its delta.
-    # Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
+    # Of the run as claimed by Theorem 3; a delta >= 1 is vacuous.
     claimed_epsilon: float
     claimed_delta: float
     rho: float  # Zero-concentrated DP of the run.
     zcdp_epsilon: float  # Of the run at ``delta``, from rho: an upper bound.
-    # What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
-    # noise off; infinite in mode ``paper``.
+    # ``epsilon`` if the noisy gradients were the only release and their noise could not be removed; infinite
+    # in mode ``paper``.
     releases_epsilon: float
-    covers: str = _COVERS  # Whom it protects, against whom, and what it leaves out.
-    # The same by dp-accounting; None where it was not asked, is not installed, or would not end.
+    covers: str = _COVERS  # What is protected, against whom, and what is not.
+    # The same by dp-accounting; None if not requested, not installed, or too slow.
     numerical_epsilon: float | None = None
 
     @property
     def figures(self) -> dict[str, float]:
-        """How many releases, and what they cost alone."""
+        """The number of releases, and their privacy loss alone."""
         return {"releases": self.count, "releases-epsilon": self.releases_epsilon}
 
     def metrics(self) -> dict[str, float]:
-        """Return what a round's record says, the paper's claim and zCDP's bound among it."""
+        """Return a round's metrics, including the paper's claim and zCDP's bound."""
         claim = {"claimed-epsilon": self.claimed_epsilon, "claimed-delta": self.claimed_delta}
-        told = {"epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon}
-        return {**claim, **told, **super().metrics()}
+        spent = {"epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon}
+        return {**claim, **spent, **super().metrics()}
 
     def __str__(self) -> str:
         """Return the report in one line."""
@@ -259,7 +242,7 @@ def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, fl
 
 
 def _exact_epsilon(mu: float, delta: float) -> float:
-    """Return the exact epsilon; past what its formula can compute, in the hundreds, zCDP's upper bound."""
+    """Return the exact epsilon; beyond its formula's range, in the hundreds, zCDP's upper bound."""
     try:
         return gaussian_epsilon(mu, delta)
     except OverflowError:
@@ -269,8 +252,8 @@ def _exact_epsilon(mu: float, delta: float) -> float:
 def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:
     """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting.
 
-    None where that is not installed, or where sqrt(count) / multiplier is above 10: epsilon is then in the
-    hundreds, and the grid on which it composes takes minutes, or more memory than there is.
+    None if it is not installed, or if sqrt(count) / multiplier is above 10: epsilon is then in the hundreds,
+    and the composition takes minutes, or more memory than available.
     """
     if math.sqrt(count) / multiplier > _LARGEST_COMPOSED:
         return None
@@ -283,20 +266,7 @@ def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | No
 
 
 def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
-    """Return the least noise, in sensitivities, for ``count`` releases to be (epsilon, delta)-DP together.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        Of the whole run: epsilon > 0, delta in (0, 1).
-    count : int
-        Releases, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-    """
+    """Return the least noise, in sensitivities, for ``count`` releases to be (epsilon, delta)-DP together."""
     positive(epsilon=epsilon)
     probability(delta=delta)
     int_at_least(1, count=count)

@@ -1,4 +1,4 @@
-"""CEPS: sparse decentralised federated learning with one-bit messages: what a user sets.
+"""The settings of CEPS: sparse decentralised federated learning with one-bit messages.
 
 Algorithm 1 is in ``algorithm.py``.
 """
@@ -8,13 +8,7 @@ from typing import Literal, Unpack, get_args
 
 from flwr.common import log
 
-from hedgerow.strategies.ceps.algorithm import (
-    Algorithm1,
-    OneBitCode,
-    Topology,
-    neighbourhood_graph,
-    participants,
-)
+from hedgerow.strategies.ceps.algorithm import Algorithm1, OneBitCode, Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
@@ -22,15 +16,7 @@ from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
 
-__all__ = [
-    "CEPS",
-    "NEIGHBOURHOOD_RULES",
-    "OneBitCode",
-    "Topology",
-    "neighbourhood_graph",
-    "neighbourhood_rule",
-    "participants",
-]
+__all__ = ["CEPS", "NEIGHBOURHOOD_RULES", "OneBitCode", "neighbourhood_graph", "neighbourhood_rule"]
 
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]
@@ -39,9 +25,9 @@ SigmaDivisor = Literal["samples", "bits"]
 class CEPS(Gossip):
     """Communication-efficient, personalised and private: sparse models, exchanged as signs.
 
-    Node i averages what some neighbours sent, takes one hard-thresholded gradient step from the average,
-    and holds still until it communicates again, every kappa_i iterations. The nodes' models stay different:
-    what is solved is a penalised problem.
+    Node i averages some neighbours' models, takes one hard-thresholded gradient step from the average, and
+    computes no other gradient until its next communication, every kappa_i iterations. The nodes' models stay
+    different: the method solves a penalised problem.
 
     **The ClientApp must be** ``hedgerow.clients.ceps_client(problem)``.
 
@@ -50,46 +36,45 @@ class CEPS(Gossip):
     dim : int
         Model dimension n, >= 1.
     sparsity : int
-        s, how many entries of a model are not zero, 1 to n.
+        s, the number of nonzero entries of a model, 1 to n.
     measurements : int or None (default: None)
-        d, signs of a one-bit message, >= 1; None is n / 2. The support needs d >= 25 s.
+        d, signs per one-bit message, >= 1; None is n / 2. Recovering the support needs d >= 25 s.
     codec : str (default: "1bcs")
         ``1bcs``, or one that sends the model itself: ``sparse16``, ``sparse32``, ``sparse64``, ``dense32``
         or ``dense64``, the paper's "Perf".
     code : OneBitCode (default: OneBitCode())
-        How one-bit messages are made and read.
+        The coding of one-bit messages.
     topology : str, networkx.Graph, edges or None (default: None)
         The neighbourhoods, a connected graph; None is a random regular graph of degree m / 4.
     participation : float (default: 0.2)
         r in (0, 1]: the share of its neighbours that a node hears in a communication.
     interval : int or tuple[int, int] (default: (10, 15))
-        kappa_i >= 1, or the least and the largest of what each node draws.
+        kappa_i >= 1, or the smallest and the largest value that nodes draw.
     stragglers : bool (default: False)
-        Whether a node hears the neighbours that reply first instead of some that it draws.
+        Hear the neighbours that reply first, instead of drawn ones.
     mu : float (default: 0.1)
         Proximal weight of a local step, > 0.
     sigma_rule : {"paper", "fixed_c"} (default: "paper")
         sigma_i = lambda_max(A_i^T A_i) / (m (2 r + 0.1) d_i), or c / m_i^k at each communication.
     sigma_d : {"samples", "bits"} (default: "samples")
-        What d_i is in that formula: the node's records, or the signs of a message.
+        d_i in that formula: the node's records, or the signs of a message.
     c : float (default: 1.0)
         Inverse step size of ``fixed_c``, > 0. Stable above half the curvature along sparse directions; one
         to one and a half times the curvature is best.
     privacy : Privacy (default: Privacy())
         The noise on the gradients.
     aggregation : str (default: "mean")
-        What a node takes of its own model and those that it heard: ``mean``, as in (3), or what a minority of
-        liars among them cannot ruin: ``median``, ``trimmed-mean(b)``, with 0 <= b < 0.5, both entry by entry,
-        or ``clipped(tau)``, with tau > 0, to whose norm each difference from the own model is cut. All
-        of it happens at the nodes, on what they decoded.
+        How a node combines its own model and the received ones, decoded: ``mean``, as in (3), or a rule that
+        withstands a Byzantine minority: ``median`` or ``trimmed-mean(b)`` with 0 <= b < 0.5, both entry by
+        entry, or ``clipped(tau)``, which cuts each difference from the own model to the norm tau > 0.
     **options
         See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
 
     Raises
     ------
     ValueError
-        If a parameter is out of range, naming it, its value and what is valid; or with mode ``sound`` and
-        the paper's sigma_i, which is computed from the data and would have to be accounted for.
+        Also with mode ``sound`` and the paper's sigma_i, which is computed from the data and would have to be
+        accounted for.
     """
 
     def __init__(

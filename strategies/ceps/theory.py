@@ -1,10 +1,11 @@
-"""What the theory of CEPS says in numbers: how slowly gossip mixes, the least c, the bound of Theorem 1.
+"""The theory of CEPS in numbers: the gap of gossip's mixing, the least c, the bound of Theorem 1.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (12), Theorem 1,
 Assumption 4 and the lemmas behind them. Settings there: W^0 = 0, one interval k_0, equal degrees, and
-sigma_i = c / t_i, so that every node has the same c.
-Differs: numbers only; and the step of CHOCO-Gossip beside them, from its own paper. At the sizes of the
-paper's experiments the least c exceeds 10^100, hence logarithms.
+sigma_i = c / t_i, so that every node has the same c. Also the step of CHOCO-Gossip, from its own paper.
+At the sizes of the paper's experiments the least c exceeds 10^100, hence logarithms.
+
+A parameter out of range raises a ValueError that names it, its value and the valid range.
 """
 
 import math
@@ -31,14 +32,10 @@ __all__ = [
 
 
 def mixing_gap(num_nodes: int, window: int) -> float:
-    """Return 1 - tau = 1 - (1 - m^(-m B))^(1/B), eq. (12); 0 where it underflows.
+    """Return 1 - tau = 1 - (1 - m^(-m B))^(1/B), eq. (12), for m >= 2; 0 if it underflows.
 
-    Parameters
-    ----------
-    num_nodes : int
-        m >= 2.
-    window : int
-        B >= 1 of Assumption 4: the edges used in any B + 1 communications in a row connect all nodes.
+    ``window`` is B >= 1 of Assumption 4: the edges used in any B + 1 consecutive communications connect all
+    nodes.
 
     Examples
     --------
@@ -49,13 +46,7 @@ def mixing_gap(num_nodes: int, window: int) -> float:
 
 
 def log10_mixing_gap(num_nodes: int, window: int) -> float:
-    """Return log10(1 - tau); parameters as in ``mixing_gap``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-    """
+    """Return log10(1 - tau); parameters as in ``mixing_gap``."""
     int_at_least(2, num_nodes=num_nodes)
     int_at_least(1, window=window)
     exponent = -num_nodes * window * math.log(num_nodes)
@@ -66,14 +57,9 @@ def log10_mixing_gap(num_nodes: int, window: int) -> float:
 
 
 def least_c(num_nodes: int, window: int, lipschitz: float) -> float:
-    """Return c_0 = (80 m sqrt(l) / (1 - tau))^2, eq. (12): Theorem 1 wants c >= c_0; inf where it overflows.
+    """Return c_0 = (80 m sqrt(l) / (1 - tau))^2, eq. (12), the least c of Theorem 1; inf if it overflows.
 
-    Parameters
-    ----------
-    num_nodes, window
-        As in ``mixing_gap``.
-    lipschitz : float
-        l > 0, the largest Lipschitz constant of the nodes' gradients.
+    ``lipschitz`` is l > 0, the largest Lipschitz constant of the nodes' gradients.
     """
     exponent = log10_least_c(num_nodes, window, lipschitz)
     return float(10.0**exponent) if exponent < 308 else math.inf
@@ -112,29 +98,12 @@ def theorem_1(
     residual: float,
     c: float | None = None,
 ) -> Bound:
-    """Return 8 m c (f(0) - f*) / T + m^2 c_0 zeta^2 / c + 16 m k_0 e_inf.
+    """Return 8 m c (f(0) - f*) / T + m^2 c_0 zeta^2 / c + 16 m k_0 e_inf, for c >= c_0; c None is c_0.
 
-    Parameters
-    ----------
-    num_nodes, window, lipschitz
-        m, B and l, as in ``least_c``.
-    gap : float
-        f(0) - f* >= 0, f being the sum of the nodes' objectives.
-    periods : int
-        T >= 1 communications.
-    dissimilarity : float
-        zeta^2 >= 0 of Assumption 2.
-    interval : int
-        k_0 >= 1 iterations between communications.
-    residual : float
-        e_inf >= 0, the largest squared projection residual. With noise it is finite over a finite run only.
-    c : float or None (default: None)
-        >= c_0; None is c_0.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+    ``num_nodes``, ``window`` and ``lipschitz`` are m, B and l of ``least_c``; ``gap`` is f(0) - f* >= 0, f
+    being the sum of the nodes' objectives; ``periods`` is T >= 1 communications, every ``interval`` = k_0 >=
+    1 iterations; ``dissimilarity`` is zeta^2 of Assumption 2; ``residual`` is e_inf >= 0, the largest squared
+    projection residual, which with noise is finite over a finite run only.
     """
     int_at_least(1, periods=periods, interval=interval)
     not_negative(gap=gap, dissimilarity=dissimilarity, residual=residual)
@@ -152,7 +121,7 @@ def theorem_1(
 def contraction(num_nodes: int, window: int, steps: int) -> float:
     """Return 64 m tau^(2 (steps - 1)), which bounds ||A^(i -> a) (1/m - e_j)||^2 for a - i = ``steps`` >= 1.
 
-    A^(i -> a) is the product of the participation matrices of so many communications.
+    A^(i -> a) is the product of the participation matrices of these communications.
     """
     int_at_least(1, steps=steps)
     gap = mixing_gap(num_nodes, window)
@@ -162,17 +131,7 @@ def contraction(num_nodes: int, window: int, steps: int) -> float:
 def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) -> NDArray[np.float64]:
     """Return A^k (m, m), A_ji = 1 / m_i^k for j in N_i^k: the means are W A, and columns sum to one.
 
-    Parameters
-    ----------
-    chosen : Mapping[int, Sequence[int]]
-        N_i^k of every node i, in which i itself must be.
-    num_nodes : int
-        m >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a node is missing, or does not use its own model.
+    ``chosen`` has N_i^k of every node i, which must include i itself.
     """
     int_at_least(1, num_nodes=num_nodes)
     A = np.zeros((num_nodes, num_nodes))
@@ -188,21 +147,8 @@ def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) ->
 def connection_probability(num_nodes: int, window: int, participants: float) -> float:
     """Return a lower bound on the probability of Assumption 4, prod_i [1 - (1 - (t - 1)/(m - 1))^B]^(m - 1).
 
-    It takes the graph to be complete: an indicator elsewhere.
-
-    Parameters
-    ----------
-    num_nodes : int
-        m >= 2.
-    window : int
-        B >= 1.
-    participants : float
-        t of a node, itself included, in [1, m]; r |N_i| need not be whole.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+    It assumes a complete graph, and is only an indicator for others. m >= 2 and B >= 1; ``participants`` is t
+    of a node, itself included, in [1, m], not necessarily an integer.
 
     Examples
     --------
@@ -221,19 +167,10 @@ def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
 
     gamma = rho^2 delta / (16 rho + rho^2 + 4 beta^2 + 2 rho beta^2 - 8 rho delta), rho = 1 - |lambda_2(W)|
     and beta = ||I - W||: A. Koloskova, S. Stich, M. Jaggi, "Decentralized Stochastic Optimization and Gossip
-    Algorithms with Compressed Communication", Theorem 2. It is far on the safe side.
+    Algorithms with Compressed Communication", Theorem 2. It is very conservative.
 
-    Parameters
-    ----------
-    matrix : NDArray (m, m)
-        W, symmetric, rows sum to one, of a connected graph.
-    delta : float
-        Quality of the compressor, in (0, 1]: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
-
-    Raises
-    ------
-    ValueError
-        If delta is out of range.
+    ``matrix`` is W (m, m), symmetric, with rows that sum to one, of a connected graph. ``delta`` in (0, 1] is
+    the compressor's quality: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""FedMUD: clients train low-rank updates of a frozen base, whose factors are averaged and merged.
+"""FedMUD: clients train low-rank updates of a frozen base; the server averages and merges the factors.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning", eqs. (3) to (9): model updates as factors, merged every s rounds; with Kronecker blocks (BKD) and
-with one frozen factor to each trained one (AAD). Without a base factors are the weights: FedLMT, FedPara.
-Differs: the server merges right after it has averaged, and nodes replay its merges; in the authors' code they
-merge at the start of the next round. The two are equal up to rounding.
+with one frozen factor per trained one (AAD). Without a base the factors are the weights: FedLMT, FedPara.
+Differs: the server merges right after averaging and nodes replay its merges; the authors' code merges at the
+start of the next round. The two are equal up to rounding.
 """
 
 from collections.abc import Mapping
@@ -25,32 +25,32 @@ __all__ = ["FactorAveraging", "State"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What the server knows after a round."""
+    """The server's state after a round."""
 
-    # All that is not compressed (d,); W of the compressed layers (D,), empty where there is none; F (C,).
+    # The uncompressed part (d,); W of the compressed layers (D,), empty without a base; F (C,).
     theta: Vector
     base: Vector
     factors: Vector
-    # nu, by which factors are drawn: how often F was merged into W; and the rounds since.
+    # nu, the number of merges, which seeds the factors; and the rounds since the last merge.
     resets: int = 0
     age: int = 0
 
 
 class FactorAveraging(CompressedLayers[State]):
-    """The algorithm; a subclass says of which factors, and how often they are merged."""
+    """The algorithm; a subclass sets the factors and the merge interval."""
 
     state_class = State
-    # s; None for never.
+    # s; None for no merges.
     reset_interval: int | None = None
 
     def begin(self, model: Vector) -> State:
-        """Return W^0, the factors of the first draw, and theta^0."""
+        """Return theta^0, W^0 and the first factors."""
         theta, weights = self.parted(model)
         base = weights if self.plan.has_base else np.zeros(0, np.float32)
         return State(theta, base, self._drawn(0))
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Have the participants train F and theta, average them, and merge F every s rounds."""
+        """Let the participants train F and theta, average both, and merge F every s rounds."""
         fresh = self.plan.has_base and not state.age
         F = split(state.factors, self.plan.shapes)
         train = self.training(
@@ -58,10 +58,10 @@ class FactorAveraging(CompressedLayers[State]):
             state.theta,
             state.factors,
             Factors(self.rest, self.uplink_bits, self.plan, self._frozen(state)),  # (3), (8)
-            # Fresh factors are drawn by nodes too.
+            # Nodes draw fresh factors themselves.
             records={} if fresh or not F else {"factors": to_record(F)},
             base=state.base,
-            told={"method": "factored" if self.plan.layers else "dense"},
+            keys={"method": "factored" if self.plan.layers else "dense"},
         )
         mean = (yield from self.means(train, run)).get(0)
         if mean is None:
@@ -76,7 +76,7 @@ class FactorAveraging(CompressedLayers[State]):
         return State(theta, self._weights(averaged), self._drawn(nu), nu)  # (5)
 
     def model(self, state: State) -> Vector:
-        """Return theta, and W + Delta, or what F stands for where there is no W."""
+        """Return theta and W + Delta; without a base, theta and the product of the factors."""
         unmerged = state.age or not self.plan.has_base
         return self.whole(state.theta, self._weights(state) if unmerged else state.base)
 

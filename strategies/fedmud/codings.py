@@ -1,4 +1,4 @@
-"""What the arrays of a reply stand for: all that is not coded, and what the coded layers' arrays give."""
+"""How a reply's arrays become a row: the uncoded part, and what the arrays of the coded layers stand for."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Decode = Callable[[ArrayRecord, int], NDArray[Any]]
 
 
 class Coded:
-    """Rows (theta_i, c_i): what is not coded, of the layout ``rest``, and what a method makes of all else.
+    """Rows (theta_i, c_i): the uncoded part, of the layout ``rest``, and a method's decoding of all else.
 
-    ``bits`` is the paper's count of a reply; ``decode`` returns c_i, (c,), of a node's other arrays, and
-    raises PayloadError if they are none.
+    ``bits`` is the paper's count for a reply; ``decode`` returns c_i, (c,), of a node's other arrays, and
+    raises PayloadError if they are invalid.
     """
 
     changes = False
@@ -51,18 +51,18 @@ class Coded:
         return self._bits
 
     def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
-        """Return nothing: a sum of such arrays stands for no row."""
+        """Return nothing: these arrays cannot be summed."""
         return ArrayRecord()
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-        """Return nothing."""
+        """Return the numbers unchanged."""
         return numbers
 
 
 class Factors(Coded):
-    """Rows (theta_i, F_i): factors are averaged one by one, eq. (4), and can be in a sum.
+    """Rows (theta_i, F_i): factors are averaged one by one, eq. (4), and can be summed.
 
-    ``frozen`` are those that nobody trains.
+    ``frozen`` are the factors that are not trained.
     """
 
     def __init__(self, rest: Layout, bits: int, plan: Factorisation, frozen: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ class Factors(Coded):
 
 
 class _Updates(Coded):
-    """Rows (theta_i - theta, Delta_i - Delta): changes of what factors stand for."""
+    """Rows (theta_i - theta, Delta_i - Delta): changes of the updates that factors stand for."""
 
     changes = True
 
@@ -103,7 +103,7 @@ class _Updates(Coded):
         self.factors, self.start, self._delta = factors, start, factors.update(start)
 
     def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
-        """Return the row; PayloadError for finite factors whose product is not."""
+        """Return the row; PayloadError for finite factors with a product that overflows."""
         row = self.factors.read(record, self.start, layout, node)
         d = self.factors.rest.size
         update = self.factors.update(row.vector) - self._delta
@@ -126,31 +126,23 @@ class _WithUpdates(Coded):
 
 @dataclass(frozen=True)
 class Reconstructing:
-    """An aggregator of factors that also looks at the updates which they stand for, of every reply.
+    """An aggregator of factors that also reconstructs the update of every reply.
 
-    A robust rule is taken of those updates, and what comes of it is no such update: the factors become those
-    whose update is nearest to it. Where one factor of each product is frozen (F and AAD) the updates that
-    factors can give are a linear space. Every valid reply, and any mean of them, is in it, and the nearest
-    point of that space is no further from any of them than the rule's own result: what the rule promises
-    still holds, merges stay as small as they were, and a mean of factors would have come out as itself.
-
-    Parameters
-    ----------
-    aggregator : Aggregator
-        Of rows: of factors, or of updates.
-    of_updates : bool
-        Whether the mean is of updates, which are linear in the factors.
-    measures : bool
-        Whether the round tells ``aggregation-bias``, the largest entry of W* - W: what eq. (7), the mean of
-        factors, misses of eq. (6), the mean of updates.
+    A robust rule is applied to the updates, but its result is in general no product of factors: the factors
+    become those with the nearest update. If one factor of each product is frozen (F and AAD), the possible
+    updates are a linear space. It contains every valid reply and every mean of replies, and its nearest point
+    is no further from any of them than the rule's own result. So the rule's guarantee still holds, merges
+    stay as small as before, and the result for a mean is the mean of the factors.
     """
 
-    aggregator: Aggregator
-    of_updates: bool
+    aggregator: Aggregator  # Of rows: of factors, or of updates.
+    of_updates: bool  # Aggregate updates, which are linear in the factors.
+    # Report ``aggregation-bias`` each round, the largest entry of W* - W: the error of eq. (7), the mean of
+    # factors, against eq. (6), the mean of updates.
     measures: bool
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return what a node counts."""
+        """Return a node's weight."""
         return self.aggregator.weight(run, node, claimed)
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:

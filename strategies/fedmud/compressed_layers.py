@@ -1,9 +1,9 @@
-"""Rounds of training in which some layers travel compressed, both ways, and the rest as it is.
+"""Rounds of training with some layers compressed, both ways, and the rest sent as it is.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Section 3 and the set-up of its Section 5: what its method and the methods that it is
-compared with have in common. Ours: real downlinks (see ``parts/downlink.py``), and sums in float64 in the
-order of partition ids, cast once.
+Learning" (FedMUD), Section 3 and the set-up of its Section 5: the common part of FedMUD and its baselines.
+Ours: real downlinks (see ``parts/downlink.py``), and sums in float64 in the order of partition ids, cast
+once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,27 +35,33 @@ from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
 from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
+__all__ = [
+    "BASELINE_RATE",
+    "DOWN",
+    "UP",
+    "CompressedLayers",
+    "Compression",
+    "TrainingOptions",
+    "WithoutFactors",
+]
 
 DOWN, UP = "server->client", "client->server"
 S = TypeVar("S")
 Scalar = str | int | float | bool
 Weighting = Literal["num-examples", "num-batches", "uniform"]
-# What a reply tells of its node's base: no quantity to average.
+# Step size of FedHM, FedBAT and EF21-P. Not published for this set-up; chosen as in ``strategy.py``.
+BASELINE_RATE = 0.03
+# Metrics about a node's base, which must not be averaged.
 _BOOKKEEPING = ("base-version", "need-base")
-# What a ClientApp must take from a message's config.
+# The config keys that a ClientApp must follow.
 _INSTRUCTIONS = ("method", "learning-rate", "local-epochs")
 
 
 @dataclass(frozen=True)
 class Compression:
-    """What is compressed and how far: the arguments of ``Factorisation.plan``, which both sides call.
+    """The arguments of ``Factorisation.plan``, which server and nodes both call.
 
-    Parameters
-    ----------
-    variant, ratio, budget, init_a, layout, tight, skip_front, skip_back, view
-        As there; ``variant`` is ``"dense"`` for methods without factors. ``init_a`` None stands for
-        ``init_width``.
+    ``variant`` is ``"dense"`` for methods without factors; ``init_a`` None stands for ``init_width``.
     """
 
     variant: str
@@ -73,13 +79,13 @@ class Compression:
         return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
 
     def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
-        """Return the factors of a model; ValueError for what is out of range."""
+        """Return the factors of a model; ValueError if an argument is out of range."""
         arguments: dict[str, Any] = self.__dict__
         return Factorisation.plan(layers, num_parameters=num_parameters, **arguments)
 
 
 class TrainingOptions(FederationOptions, total=False):
-    """Options that every method of the family takes, by keyword; see ``CompressedLayers``."""
+    """Keyword options of every method of the family; see ``CompressedLayers``."""
 
     layers: Required[Sequence[LayerShape]]
     num_parameters: Required[int]
@@ -97,63 +103,58 @@ class TrainingOptions(FederationOptions, total=False):
 
 
 class CompressedLayers(Method[S]):
-    """Rounds in which a method codes the weights of some layers, and the rest is FedAvg's.
+    """Rounds in which a method codes the weights of some layers; the rest is averaged as in FedAvg.
 
     **The ClientApp must know the method: this suite's, or one that answers the same messages.**
 
     Parameters
     ----------
     compression : Compression
-        How far layers are compressed; nodes are told.
+        The degree of compression, which is sent to the nodes.
     usual_rate : float
-        The method's step size where none is given, > 0.
+        The method's default step size, > 0.
     layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
+        The model's layers, ``layers_of(model)``; ``for_model`` sets this and the next.
     num_parameters : int
         Trainable scalars of the model.
     skip_front, skip_back : int (default: 1, 1)
-        Layers at either end that travel as they are, >= 0.
+        Uncompressed layers at either end, >= 0.
     sync : {"catchup", "dense", "broadcast"} (default: "catchup")
-        How nodes come by the current base; without effect on methods that have none. ``dense`` is for
-        large simulations: nodes keep nothing, and ``traffic`` tells what the others would have sent. All
+        How nodes get the current base; without effect on methods without one. ``dense`` is for large
+        simulations: nodes store nothing, and ``traffic`` reports what the other two would have sent. All
         three train the same models.
     weighting : {"num-examples", "num-batches", "uniform"} (default: "num-examples")
         Weights of the mean: local examples, local batches, or 1/K as in eq. (4).
     num_clients_per_round : int or None (default: None)
-        Nodes K that train in a round, drawn uniformly without replacement, 1 to N; None for all.
+        Nodes K per round, drawn uniformly without replacement, 1 to N; None for all.
     learning_rate : float or None (default: None)
         Of local SGD, > 0; None for ``usual_rate``.
     local_epochs : int (default: 3)
-        Local epochs a round, >= 1.
+        Local epochs per round, >= 1.
     batch_size : int (default: 64)
-        Examples of a mini-batch, >= 1.
+        Examples per mini-batch, >= 1.
     aggregation : str, Aggregation or Aggregator (default: "mean")
-        What the server takes of the replies: the mean, as in the paper, a rule that some lying nodes cannot
-        ruin, see ``parse_aggregation``, or your own aggregator. A rule is taken of whole updates, those that
-        the coded layers' replies stand for and that of the rest as one vector: K of them are in memory, 8
-        bytes a parameter each. In a round of too few replies for it their median is taken.
+        How the server combines the replies: the mean, as in the paper, a Byzantine-robust rule, see
+        ``parse_aggregation``, or your own aggregator. A rule is applied to whole updates, reconstructed from
+        the coded layers and joined with the rest: K of them are in memory, 8 bytes per parameter each. With
+        too few replies for the rule their median is used.
     secure_sum : bool or SecureSum (default: False)
-        Whether the server sees the sum of the participants' updates alone (``SecureSum`` for other settings
-        than the defaults), as in SD-FEEL: for methods whose factors are averaged one by one, and for the
-        dense one. The base that a node holds is part of what its masks are made of: who replays merges to
-        other bits than the server is left out, for which ``sync="dense"`` is the remedy. With
-        ``SecureSum(noise=...)`` all nodes weigh the same.
+        Whether the server sees only the sum of the participants' updates, as in SD-FEEL; a ``SecureSum``
+        changes the default settings. Only for methods with factors that are averaged one by one, and for the
+        dense one. The masks depend on the node's base: a node with a base that differs from the server's in
+        any bit is excluded; ``sync="dense"`` avoids this. With ``SecureSum(noise=...)`` all nodes have the
+        same weight.
     seeded_base : bool (default: False)
-        Whether nodes can draw the initial weights themselves, as those of this suite's apps do by the run's
-        seed (``LocalTask.initial``): then a newcomer is sent the updates since the start, where they are
-        fewer bits than the base. It checks what it has drawn, and asks for the base where bits differ.
+        Whether nodes can draw the initial weights themselves from the run's seed, as those of this suite's
+        apps do (``LocalTask.initial``). A new node is then sent the updates since the start, if they are
+        fewer bits than the base. It checks the weights it drew, and requests the base if bits differ.
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of nodes N.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     """
 
-    # The ArrayRecord in which updates of the base travel.
+    # The ArrayRecord of the base's updates.
     updates: ClassVar[str] = "merges"
-    # Why no rule but the mean is for the method, and why the server must see each reply; empty where not so.
+    # Why only the mean is possible, and why secure sums are not; empty if they are.
     only_mean: str = ""
     no_sums: str = ""
 
@@ -240,10 +241,10 @@ class CompressedLayers(Method[S]):
         strategy: Self = make(layers=layers_of(model), num_parameters=trainable, **parameters)
         return strategy
 
-    # What a method may have otherwise: it is of factors.
+    # Defaults for methods with factors.
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
-        """Return the layers that are coded."""
+        """Return the coded layers."""
         return self.plan.layers
 
     def log(self) -> UpdateLog:
@@ -252,23 +253,21 @@ class CompressedLayers(Method[S]):
 
     @property
     def coded_bits(self) -> tuple[int, int]:
-        """The nominal bits of the coded layers in a reply, and of one update of theirs in an instruction."""
+        """The nominal bits of the coded layers in a reply, and of one of their updates in an instruction."""
         return 32 * self.plan.count, 32 * self.plan.count
 
     def describe(self) -> str:
         """Return the method's settings in one line."""
         return f"{self.plan.variant} of {len(self.coded)} layers, C = {self.plan.count}"
 
-    # State.
-
     @property
     def num_clients(self) -> int:
-        """Nodes N."""
+        """The number of nodes N."""
         return self.federation.num_clients
 
     @property
     def iterations(self) -> int:
-        """Local iterations of the mean node since the start."""
+        """Mean number of local iterations per node since the start."""
         return round(self.local.count)
 
     @property
@@ -283,7 +282,7 @@ class CompressedLayers(Method[S]):
 
     @property
     def uplink_ratio(self) -> float:
-        """``uplink_bits`` as a share of the dense model's: what the ratio that was asked for came to."""
+        """``uplink_bits`` as a share of the dense model's: the achieved ratio."""
         return self.uplink_bits / (32 * self.plan.num_parameters)
 
     @property
@@ -296,11 +295,11 @@ class CompressedLayers(Method[S]):
         return 32 * (self.plan.num_parameters - sum(layer.size for layer in self.coded))
 
     def traffic(self) -> dict[Sync, Download]:
-        """Return what the downlinks have carried so far, or would have, by the value of ``sync``."""
+        """Return the downlink traffic so far, actual or hypothetical, by the value of ``sync``."""
         return dict(self.downlink.traffic)
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
-        """Return the K partition ids that train in a round, ascending; of all, or of those there."""
+        """Return the K partition ids of a round, ascending, drawn from all nodes or from the online ones."""
         everyone = range(self.num_clients)
         if self.num_clients_per_round is None:
             return list(everyone)
@@ -308,7 +307,7 @@ class CompressedLayers(Method[S]):
         return self.federation.scheduled(server_round, there, self.num_clients_per_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; ValueError for one of another compression."""
+        """Restore a state; ValueError if it has another compression."""
         if (found := state["fingerprint"]) != self.plan.fingerprint:
             raise ValueError(f"fingerprint must be {self.plan.fingerprint!r}, got {found!r} in the state")
         super().load_state_dict(state)
@@ -317,13 +316,13 @@ class CompressedLayers(Method[S]):
         return {**super()._state(), "fingerprint": self.plan.fingerprint}
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Take the model apart; the method's own start is, for FedLMT and FedPara, another model."""
+        """Split the model; FedLMT and FedPara start from another model."""
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         return self.current_arrays() or arrays
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        """Aggregate as asked for, and tell what the ratio that was asked for came to."""
+        """Aggregate the metrics, and report the achieved ratios."""
         metrics = super().train_metrics(contents)
         if self.settings.train_metrics_aggr_fn is None:
             for key in _BOOKKEEPING:
@@ -346,7 +345,7 @@ class CompressedLayers(Method[S]):
         log(INFO, "\t├──> Local epochs: %d | batch size: %d | learning rate: %g", *training)
         self.federation.log_keys()
 
-    # The model as vectors: (M,) of all, (d,) of what is not coded, (D,) of the coded layers one by one.
+    # The model as vectors: (M,) in all, (d,) for the uncoded part, (D,) for the coded layers one by one.
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -360,11 +359,11 @@ class CompressedLayers(Method[S]):
 
     @property
     def rest(self) -> Layout:
-        """The layout of what is not coded."""
+        """The layout of the uncoded part."""
         return _without(self.federation.known_layout(), tuple(self.shapes))
 
     def parted(self, model: Vector) -> tuple[Vector, NDArray[np.float32]]:
-        """Return theta (d,) and the weights of the coded layers (D,); ValueError if one has no such layer."""
+        """Return theta (d,) and the coded layers' weights (D,); ValueError if a layer is missing."""
         whole, rest = self.federation.known_layout(), self.rest
         found = dict(zip(whole.keys, whole.shapes, strict=True))
         for key, shape in self.shapes.items():
@@ -377,7 +376,7 @@ class CompressedLayers(Method[S]):
         return theta.astype(_float_type(rest)), weights.astype(np.float32)
 
     def whole(self, theta: Vector, weights: Vector) -> Vector:
-        """Return the model (M,) of theta and the weights of the coded layers."""
+        """Return the model (M,) from theta and the coded layers' weights."""
         layout = self.federation.known_layout()
         model = np.empty(layout.size, np.result_type(theta, weights))
         for key, where in self.rest.slices.items():
@@ -387,7 +386,7 @@ class CompressedLayers(Method[S]):
         return model
 
     def by_layer(self, weights: Vector) -> dict[str, Tensor]:
-        """Return weights (D,) by the coded layers' keys; nothing of none."""
+        """Return weights (D,) by the coded layers' keys; nothing for no weights."""
         return split(weights, self.shapes) if weights.size else {}
 
     def flat(self, weights: Mapping[str, Tensor]) -> NDArray[np.float32]:
@@ -395,11 +394,9 @@ class CompressedLayers(Method[S]):
         return joined(weights, self.shapes)
 
     def halved(self, row: NDArray[np.float64]) -> tuple[Vector, NDArray[np.float64]]:
-        """Return theta and the coded part of a mean; theta as it is kept."""
+        """Return theta, in the type it is stored in, and the coded part of a mean."""
         theta = row[: self.rest.size].astype(_float_type(self.rest))
         return theta, row[self.rest.size :]
-
-    # What nodes are asked.
 
     def training(
         self,
@@ -408,16 +405,16 @@ class CompressedLayers(Method[S]):
         start: Vector,
         coding: Coded,
         *,
-        told: Mapping[str, Scalar],
+        keys: Mapping[str, Scalar],
         records: Mapping[str, ArrayRecord] | None = None,
         base: Vector | None = None,
         near: Vector | None = None,
     ) -> Exchange:
         """Return the training exchange of a round.
 
-        ``theta`` (d,) is sent as it is, and rows of the coding begin at ``start`` (c,). ``told`` are the
-        method's keys, and ``records`` are sent beside. ``base`` (D,) is what nodes hold of the coded layers;
-        None or empty where they keep nothing. The norm of ``near`` says what a small change of ``start`` is.
+        ``theta`` (d,) is sent as it is, and the coding's rows start at ``start`` (c,). ``keys`` are the
+        method's instructions, and ``records`` are sent along. ``base`` (D,) is the nodes' copy of the coded
+        layers; None or empty if they keep none. The norm of ``near`` is the scale for changes of ``start``.
         """
         d = theta.size
         ask = Ask(
@@ -440,31 +437,36 @@ class CompressedLayers(Method[S]):
             "learning-rate": self.learning_rate,
             "local-epochs": self.local_epochs,
             "batch-size": self.batch_size,
-            **told,
+            **keys,
         }
         return Exchange("train", [ask], config, (DOWN, UP), coding, bounded=bounded)
 
 
 class WithoutFactors(CompressedLayers[S]):
-    """Methods whose budget is bits of the compressed layers, which travel otherwise than as factors."""
+    """Methods without factors: their budget is the bits of the coded layers, ``ratio`` in (0, 1]."""
 
     updates = "updates"
 
+    def __init__(self, ratio: float, budget: str, **options: Unpack[TrainingOptions]) -> None:
+        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
+        super().__init__(Compression("dense", ratio, budget), BASELINE_RATE, **options)
+
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
-        """Return those between the layers that are skipped; ValueError if there is none."""
+        """Return the layers between the skipped ones; ValueError if there are none."""
         return between(layers, self.compression.skip_front, self.compression.skip_back)
 
     @property
     def size(self) -> int:
-        """Weights D of the coded layers."""
+        """The number of weights D in the coded layers."""
         return sum(layer.size for layer in self.coded)
 
     @property
     def budget_bits(self) -> int:
-        """The bits that a message may spend on the coded layers. May be < 0.
+        """The bits that a message may spend on the coded layers; possibly < 0.
 
-        With the budget ``"model"`` what ``ratio`` leaves of the model's 32 bits a parameter when all else is
-        paid for, as where factors are planned; with ``"layer"`` that share of the layers' own.
+        With the budget ``"model"`` these are what ``ratio`` leaves of the model's 32 bits per parameter after
+        the rest is paid for, as in the planning of factors; with ``"layer"`` they are that share of the
+        layers' own bits.
         """
         ratio, parameters = self.compression.ratio, self.plan.num_parameters
         if self.compression.budget == "layer":
@@ -473,7 +475,7 @@ class WithoutFactors(CompressedLayers[S]):
 
 
 class _Sums(SecureSums):
-    """Sums in which a node may count as the batches that its examples make."""
+    """Secure sums in which a node's weight may be its number of batches."""
 
     def __init__(
         self, settings: SecureSum, federation: Federation, weighting: Weighting, batch_size: int
@@ -483,7 +485,7 @@ class _Sums(SecureSums):
         super().__init__(settings, federation, down_link=DOWN, up_link=UP, weighted_by=by)
 
     def weight_of(self, member: int) -> float:
-        """Return the most that a member counts: its examples, or the batches that they make."""
+        """Return a member's largest weight: its examples, or its batches."""
         examples = super().weight_of(member)
         return float(ceil(examples / self.batch_size)) if self.batch_size else examples
 

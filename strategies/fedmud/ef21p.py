@@ -1,12 +1,12 @@
-"""EF21-P: the server sends the largest entries of what its nodes lack, and keeps the rest for later.
+"""EF21-P: the server sends the largest entries of the difference to its nodes' weights, the rest later.
 
 Paper: K. Gruntkowska, A. Tyurin, P. Richtárik, "EF21-P and Friends: Improved Theoretical Communication
 Complexity for Distributed Optimization with Bidirectional Compression", 2023: w <- w + C(x - w) downwards
 with a contractive C, an unbiased compressor upwards.
 Differs: nodes send the change of several local epochs instead of a gradient, as in the experiments of S. Li
 et al. (FedMUD); C is Top-K and the uplink Rand-K over all compressed layers at once. The indices of Rand-K
-come from the seed, so only values travel; those of Top-K travel, coded (``elias_fano.py``), and are paid for:
-within one budget fewer entries go down than up.
+come from the seed, so only values are sent; those of Top-K are sent, coded (``elias_fano.py``), and counted:
+within one budget fewer entries are sent down than up.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
-from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
+from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.run import Run
-from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, most_entries
 from hedgerow.wire.lowrank import LayerShape
@@ -31,13 +30,10 @@ from hedgerow.wire.records import Layout, PayloadError
 
 __all__ = ["EF21P"]
 
-# Published nowhere for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
-
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What is not compressed, theta (d,); the server's iterate x (D,); and w (D,), which the nodes hold."""
+    """The uncompressed part theta (d,), the server's iterate x (D,), and the nodes' weights w (D,)."""
 
     theta: Vector
     x: Vector
@@ -47,20 +43,20 @@ class State:
 class EF21P(WithoutFactors[State]):
     """EF21-P with Top-K downwards and Rand-K upwards.
 
-    The global model is the server's iterate x. ``memory-norm`` tells ||x - w|| each round, what the nodes do
-    not know yet.
+    The global model is the server's iterate x. ``memory-norm`` reports ||x - w|| each round, the part that
+    the nodes do not know yet.
 
     Parameters
     ----------
     ratio : float (default: 1 / 32)
-        Target of what is sent each way, in (0, 1].
+        Target size of messages each way, in (0, 1].
     budget : {"model", "layer"} (default: "model")
-        Whether the ratio is the whole model's or that of the compressed layers: as many entries travel as it
-        pays for with their indices, one at least.
+        Whether the ratio is of the whole model or of the compressed layers. It pays for entries and their
+        indices; at least one entry is sent.
     scale : bool (default: True)
-        Whether what Rand-K keeps counts D / K times, which makes it unbiased.
+        Scale the entries kept by Rand-K by D / K, which makes it unbiased.
     **options
-        See ``CompressedLayers``, also for what is raised.
+        See ``CompressedLayers``.
     """
 
     state_class = State
@@ -75,10 +71,9 @@ class EF21P(WithoutFactors[State]):
         scale: bool = True,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
         self.scale = scale
-        super().__init__(Compression("dense", ratio, budget), _RATE, **options)
-        # Both sides draw by it which entries a node sends.
+        super().__init__(ratio, budget, **options)
+        # Both sides draw a node's entries by its place.
         self.federation.admits = placed
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
@@ -89,7 +84,7 @@ class EF21P(WithoutFactors[State]):
 
     @property
     def coded_bits(self) -> tuple[int, int]:
-        """The nominal bits of K values, and of the largest with their indices."""
+        """The nominal bits of K values, and of the largest entries with their indices."""
         return 32 * self.keep, TopK(count=self.largest).bits(self.size)
 
     def log(self) -> UpdateLog:
@@ -107,7 +102,7 @@ class EF21P(WithoutFactors[State]):
 
         def unbiased(coded: ArrayRecord, node: int) -> NDArray[np.float32]:  # Q(Delta_i)
             change, sent = np.zeros(self.size, np.float32), values.flatten(coded, np.float32)
-            with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+            with np.errstate(over="ignore"):  # An overflow is infinite, and found below.
                 factor = np.float32(self.size / self.keep if self.scale else 1.0)
                 kept = rand_k(self.size, self.keep, seed=run.seed, round=run.round, partition_id=node)
                 change[kept] = factor * sent
@@ -121,7 +116,7 @@ class EF21P(WithoutFactors[State]):
             np.zeros(self.size, np.float32),
             Coded(self.rest, self.uplink_bits, unbiased),
             base=state.w,
-            told={"method": "ef21p", "keep": self.keep, "scale": self.scale},
+            keys={"method": "ef21p", "keep": self.keep, "scale": self.scale},
             near=state.x,
         )
         mean = (yield from self.means(train, run)).get(0)

@@ -1,10 +1,10 @@
-"""FedBAT: one bit and a step size a layer, learnt by the clients, and one bit back.
+"""FedBAT: one bit per weight and a learnt step size per layer upwards, and one bit per weight downwards.
 
 Paper: S. Li et al., "FedBAT: Communication-Efficient Federated Learning via Learnable Binarization", 2024,
 and its use in S. Li et al. (FedMUD), Section 5, where the downlink is binarised too.
-Ours, where they leave it open: downwards the step size is the layer's mean magnitude, rounding is
-stochastic, and the server moves by what it sends, so that it and its nodes hold the same weights. Within a
-budget below one bit a weight the weights that move in a round are drawn (``sign_shares.py``).
+Ours, as the papers leave it open: the downlink's step size is the layer's mean magnitude, its rounding is
+stochastic, and the server moves by the update it sends, so that server and nodes hold the same weights. If
+the budget is below one bit per weight, each round draws the weights that move (``sign_shares.py``).
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
-from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
+from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.run import Run
-from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.seeds import Purpose, generator
@@ -28,15 +27,12 @@ from hedgerow.wire.sign_shares import SignUpdates, signed
 
 __all__ = ["FedBAT", "binarised"]
 
-# Published nowhere for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
-
 
 def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return where S(x, alpha) (d,) is +alpha; elsewhere it is -alpha.
+    """Return the mask (d,) of S(x, alpha) = +alpha; S is -alpha elsewhere.
 
     S is +alpha with probability clip((x / alpha + 1) / 2, 0, 1): unbiased for entries in [-alpha, alpha], and
-    +-alpha beyond. alpha >= 0, and ``uniform`` are draws (d,) from [0, 1).
+    +-alpha beyond. alpha >= 0, and ``uniform`` (d,) is drawn from [0, 1).
     """
     probability = (x / alpha + 1) / 2 if alpha > 0 else np.full(x.shape, 0.5)
     up: NDArray[np.bool_] = uniform < probability
@@ -45,7 +41,7 @@ def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> ND
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What is not compressed, theta (d,); the weights w (D,); and how often they moved."""
+    """The uncompressed part theta (d,), the weights w (D,), and how often they moved."""
 
     theta: Vector
     weights: Vector
@@ -53,19 +49,19 @@ class State:
 
 
 class FedBAT(WithoutFactors[State]):
-    """FedBAT with one bit a weight both ways, or less.
+    """FedBAT with at most one bit per weight, both ways.
 
-    ``quantisation-error`` tells each round how far what is sent is from the mean update.
+    ``quantisation-error`` reports each round the distance of the sent update from the mean update.
 
     Parameters
     ----------
     ratio : float (default: 1 / 32)
-        Target of what is sent each way, in (0, 1]. One bit a weight is 1/32 of the compressed layers: above
-        it no more is sent, below it that share of the weights moves in a round.
+        Target size of messages each way, in (0, 1]. One bit per weight is 1/32 of the compressed layers; a
+        larger ratio sends no more, a smaller one moves that share of the weights in a round.
     budget : {"model", "layer"} (default: "model")
-        Whether the ratio is the whole model's or that of the compressed layers.
+        Whether the ratio is of the whole model or of the compressed layers.
     **options
-        See ``CompressedLayers``, also for what is raised.
+        See ``CompressedLayers``.
     """
 
     state_class = State
@@ -75,20 +71,19 @@ class FedBAT(WithoutFactors[State]):
     def __init__(
         self, *, ratio: float = 1 / 32, budget: str = "model", **options: Unpack[TrainingOptions]
     ) -> None:
-        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
-        super().__init__(Compression("dense", ratio, budget), _RATE, **options)
+        super().__init__(ratio, budget, **options)
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         self.coded = super()._coded(layers)
         bits = self.budget_bits
-        # Where the budget is one bit a weight, the step sizes are on top of it.
+        # A budget of one bit per weight does not include the step sizes.
         signs = self.size if bits >= self.size else max(0, bits - 32 * len(self.coded))
         self.code = SignUpdates({layer.key: layer.size for layer in self.coded}, signs, self.seed)
         return self.coded
 
     @property
     def coded_bits(self) -> tuple[int, int]:
-        """The nominal bits of the signs and of a step size a layer, either way."""
+        """The nominal bits of the signs and of one step size per layer, either way."""
         return self.code.bits, self.code.bits
 
     def log(self) -> UpdateLog:
@@ -100,7 +95,7 @@ class FedBAT(WithoutFactors[State]):
         return State(*self.parted(model))
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Average the signs times step sizes, and move by that mean M, binarised with alpha = mean |M|."""
+        """Average the signs times step sizes to M, and move by M binarised with alpha = mean |M|."""
         drawn = self.code.drawn(state.moves)
 
         def update(coded: ArrayRecord, node: int) -> NDArray[np.float32]:
@@ -112,7 +107,7 @@ class FedBAT(WithoutFactors[State]):
             np.zeros(self.size, np.float32),
             Coded(self.rest, self.uplink_bits, update),
             base=state.weights,
-            told={"method": "fedbat", "signs": self.code.signs},
+            keys={"method": "fedbat", "signs": self.code.signs},
             near=state.weights,
         )
         mean = (yield from self.means(train, run)).get(0)

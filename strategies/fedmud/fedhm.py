@@ -1,9 +1,8 @@
-"""FedHM: weights cut down to their largest singular values for the clients, and averaged as they come back.
+"""FedHM: clients train the weights truncated to their largest singular values; the server averages products.
 
 Paper: D. Yao et al., "FedHM: Efficient Federated Learning for Heterogeneous Models via Low-rank
 Factorization", 2021. Differs: a convolution is the same matrix as in FedMUD, the weight's buffer row by row,
-unless FedHM's own view is asked for; clients train without its Frobenius decay. No node keeps anything
-between rounds.
+unless FedHM's own view is chosen; clients train without its Frobenius decay. Nodes are stateless.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ from torch import Tensor
 
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded, Factors
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, Compression, TrainingOptions
+from hedgerow.strategies.fedmud.compressed_layers import (
+    BASELINE_RATE,
+    CompressedLayers,
+    Compression,
+    TrainingOptions,
+)
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.extras import needed
@@ -25,13 +29,10 @@ from hedgerow.wire.records import to_record
 
 __all__ = ["FedHM", "truncated"]
 
-# Published nowhere for this set-up; chosen as in ``strategy.py``.
-_RATE = 0.03
-
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What is not compressed, theta (d,); the dense weights W (D,); and their truncation, U and V (C,)."""
+    """The uncompressed part theta (d,), the dense weights W (D,), and their truncation, U and V (C,)."""
 
     theta: Vector
     weights: Vector
@@ -41,8 +42,8 @@ class State:
 class FedHM(CompressedLayers[State]):
     """FedHM: clients train the largest singular values of the server's dense weights.
 
-    The mean is exact, of what the factors give; what the next truncation cuts off is told each round as
-    ``truncation-error``. The global model is the dense one, before truncation.
+    The mean of the factors' products is exact; ``truncation-error`` reports each round what the next
+    truncation cuts off. The global model is the dense one, before truncation.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class FedHM(CompressedLayers[State]):
     view : {"buffer", "convolutions"} (default: "buffer")
         As in ``TrainedFactors``.
     **options
-        See ``CompressedLayers``, also for what is raised.
+        See ``CompressedLayers``.
     """
 
     state_class = State
@@ -65,15 +66,15 @@ class FedHM(CompressedLayers[State]):
         view: str = "buffer",
         **options: Unpack[TrainingOptions],
     ) -> None:
-        super().__init__(Compression("lmt", ratio, budget, view=view), _RATE, **options)
+        super().__init__(Compression("lmt", ratio, budget, view=view), BASELINE_RATE, **options)
 
     def begin(self, model: Vector) -> State:
-        """Return theta^0 and W^0, truncated."""
+        """Return theta^0, W^0 and its truncation."""
         theta, weights = self.parted(model)
         return State(theta, weights, self._truncated(weights))
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Send U V of rank r; average what comes back as whole weights."""
+        """Send U and V of rank r, and average the replies' products."""
         factors = Factors(self.rest, self.uplink_bits, self.plan, {})
 
         def weights(coded: ArrayRecord, node: int) -> NDArray[np.float32]:
@@ -85,7 +86,7 @@ class FedHM(CompressedLayers[State]):
             self._given(state.factors),
             Coded(self.rest, self.uplink_bits, weights),
             records={"factors": to_record(split(state.factors, self.plan.shapes))},
-            told={"method": "factored"},
+            keys={"method": "factored"},
         )
         mean = (yield from self.means(train, run)).get(0)
         if mean is None:
@@ -116,15 +117,15 @@ class FedHM(CompressedLayers[State]):
 
 
 def truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors U (m, r) and V (r, n), float32, of a matrix's (m, n) largest singular values.
+    """Return the factors U (m, r) and V (r, n), float32, of a matrix (m, n).
 
-    U V is the best approximation of rank r >= 1, and each factor has the values' square roots. Columns beyond
-    min(m, n) are zero.
+    U V is the best approximation of rank r >= 1; both factors have the roots of the singular values. Columns
+    beyond min(m, n) are zero.
     """
     tall = matrix.double().numpy() if len(matrix) >= matrix.shape[1] else matrix.T.double().numpy()
     size = tall.shape[1]
     kept = min(rank, size)
-    # The leading right singular vectors, from the smaller Gram matrix: a tenth of the time of a whole SVD.
+    # The leading right singular vectors from the smaller Gram matrix take a tenth of the time of a full SVD.
     eigh = needed("scipy.linalg", "math").eigh
     _, vectors = eigh(tall.T @ tall, subset_by_index=(size - kept, size - 1))
     scaled = tall @ vectors  # (larger side, kept), columns of norm s_j

@@ -1,10 +1,10 @@
-"""The half width a of U(-a, a), where a user says nothing: one rule for each form of factors.
+"""The default half width a of U(-a, a): one rule for each form of factors.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD) tunes a per method, and its authors publish one pair: a = 5 with a step of 0.01 for
-FedMUD+BKD+AAD. Ours: forms of an update have the a with which the first step after a reset goes as far as
-with that pair (``step_gain``); factors of the weight itself the a with which the weight begins as He et al.,
-"Delving Deep into Rectifiers", 2015, draw it: variance 2 / fan-in.
+FedMUD+BKD+AAD. Ours: for updates, a is such that the first step after a reset is as long as with that pair
+(``step_gain``). For factors of the weight itself, a is such that the weight has the initial variance of He et
+al., "Delving Deep into Rectifiers", 2015: 2 / fan-in.
 """
 
 import math
@@ -16,26 +16,15 @@ __all__ = ["PUBLISHED_GAIN", "init_width"]
 
 # eta gamma of the published pair: 0.01 * 2 * 5^2 / 3.
 PUBLISHED_GAIN = 1 / 6
-# A number that can be written down; the forms' rules are no finer.
+# Significant digits, for a number that is easy to write down; the rules are no more precise.
 _DIGITS = 4
 
 
 def init_width(plan: Factorisation, learning_rate: float) -> float:
-    """Return a, to four digits.
+    """Return a to four digits, for SGD's step eta > 0; 1 if nothing is compressed. The plan's a is unused.
 
-    Parameters
-    ----------
-    plan : Factorisation
-        The factors; its own a plays no role.
-    learning_rate : float
-        The step eta of local SGD, > 0.
-
-    Returns
-    -------
-    float
-        For an update: eta times the mean of the layers' gains is ``PUBLISHED_GAIN``. For FedLMT and FedPara:
-        the mean of the layers' widths (of their logarithms) that give each weight He's variance. 1 where
-        nothing is compressed.
+    For an update, eta times the mean of the layers' gains is ``PUBLISHED_GAIN``. For FedLMT and FedPara it is
+    the geometric mean of the layers' widths that give each weight He's variance.
     """
     if not plan.layers:
         return 1.0

@@ -1,7 +1,7 @@
-"""The factors whose update is nearest to one that no factors give, as a robust rule's result is.
+"""The factors with the update nearest to a given one, such as the result of a robust rule.
 
-Least squares: where one factor of each product is frozen, an update is a linear map of what is trained, which
-is applied and transposed without being written out.
+If one factor of each product is frozen, an update is linear in the trained factors: this is a least-squares
+problem, solved by products with the map and its transpose only.
 """
 
 from collections.abc import Mapping
@@ -16,28 +16,17 @@ from hedgerow.wire.lowrank import Factorisation
 
 __all__ = ["nearest_factors"]
 
-# Of LSQR: where it ends, relative to the update, and how many products with the map it may take.
+# LSQR's relative tolerance, and its maximum number of iterations.
 _TOLERANCE, _ITERATIONS = 1e-7, 200
 
 
 def nearest_factors(
     plan: Factorisation, frozen: Mapping[str, Tensor], update: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the factors that minimise the squared distance of their update to one, the least of them.
+    """Return the factors (C,) with the update nearest to the given one (D,), of least norm.
 
-    Parameters
-    ----------
-    plan : Factorisation
-        The factors, each product with a frozen one, so that the update is linear in them.
-    frozen : Mapping[str, Tensor]
-        ``plan.frozen`` of the current reset.
-    update : NDArray[float64]
-        The layers' updates one after the other, (D,).
-
-    Returns
-    -------
-    NDArray[float64]
-        The trained factors one after the other, (C,).
+    Each product of the plan must have a frozen factor; ``frozen`` is ``plan.frozen`` of the current reset.
+    Vectors hold the layers one after the other.
     """
     if not plan.layers:
         return np.zeros(0)

@@ -1,6 +1,6 @@
-"""The strategies whose factors are averaged: FedMUD and its forms, FedLMT and FedPara.
+"""The strategies that average factors: FedMUD and its forms, FedLMT and FedPara.
 
-The papers' lines are in ``algorithm.py``; here is what a user sets.
+The papers' algorithm is in ``algorithm.py``; here are the user's settings.
 """
 
 from typing import ClassVar, Unpack
@@ -13,10 +13,10 @@ from hedgerow.wire.checks import int_at_least, one_of
 
 __all__ = ["UPDATE_VARIANTS", "FedLMT", "FedMUD", "FedPara"]
 
-# Step sizes of the authors' published runs: of FedAvg, and of FedMUD+BKD+AAD, which all forms have here.
+# Step sizes of the authors' published runs: of FedAvg, and of FedMUD+BKD+AAD, used for all forms here.
 DENSE_RATE, UPDATE_RATE = 0.03, 0.01
-# Nobody published FedLMT's and FedPara's for this set-up: of 0.3, 0.1, 0.03 and 0.01 the smallest whose
-# training loss after ten rounds of the app's default run, with another seed, is within a tenth of the lowest.
+# FedLMT's and FedPara's are not published for this set-up: of 0.3, 0.1, 0.03 and 0.01 the smallest with a
+# training loss after ten rounds of the app's default run, with another seed, within a tenth of the lowest.
 FACTORS_RATE = 0.1
 UPDATE_VARIANTS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad", "dense")
 
@@ -27,11 +27,11 @@ class _Averaged(FactorAveraging):
     ) -> None:
         self.measure_bias, variant = measure_bias, compression.variant
         if measure_bias:
-            self.no_sums = "measure_bias reconstructs what each reply stands for"
+            self.no_sums = "measure_bias reconstructs the update of each reply"
         if not variant.endswith(("+f", "+aad", "dense")):
             self.only_mean = (
-                f"both factors of {variant!r} are trained, and what a rule takes of their products is no "
-                "such product; other rules are for variants with +f or +aad"
+                f"both factors of {variant!r} are trained, and a rule's result on products is in general no "
+                "product; other rules are for variants with +f or +aad"
             )
         super().__init__(compression, rate, **options)
 
@@ -48,21 +48,21 @@ class FedMUD(_Averaged):
     variant : str (default: "mud+bkd+aad")
         One of ``UPDATE_VARIANTS``; see ``Factorisation``.
     ratio : float (default: 1 / 32)
-        Target of what is sent each way, in (0, 1]; 1 for updates as large as the weights.
+        Target size of messages each way, in (0, 1]; 1 for updates as large as the weights.
     budget : {"model", "layer"} (default: "model")
-        Whether the ratio is the whole model's, as in the authors' code, or each compressed layer's.
+        Whether the ratio is of the whole model, as in the authors' code, or of each compressed layer.
     reset_interval : int (default: 1)
-        Rounds s between two merges, >= 1. Above the number of rounds: one factorisation for the whole run.
+        Rounds s between two merges, >= 1. Above the number of rounds, there are no merges.
     init_a : float or None (default: None)
-        Half width a of U(-a, a), > 0; None for what goes with the step size, see ``init_width``.
+        Half width a of U(-a, a), > 0; None derives it from the step size, see ``init_width``.
     layout : {"flat", "tiled"} (default: "flat")
-        Kronecker blocks one after the other, as in the authors' code, or in a square, as in the text.
+        Kronecker blocks in a row, as in the authors' code, or in a square, as in the text.
     tight : bool (default: False)
-        Leave out the blocks that no weight reaches, which the authors' code transmits.
+        Omit the blocks that no weight uses, which the authors' code transmits.
     measure_bias : bool (default: False)
-        Tell the aggregation bias each round; see ``Reconstructing``.
+        Report the aggregation bias each round; see ``Reconstructing``.
     **options
-        See ``CompressedLayers``, also for what is raised.
+        See ``CompressedLayers``.
     """
 
     def __init__(
@@ -87,21 +87,21 @@ class FedMUD(_Averaged):
 
 
 class TrainedFactors(_Averaged):
-    """Clients train factors of the weights themselves, which are averaged; a subclass says of which form.
+    """Clients train factors of the weights themselves, which are averaged; a subclass sets their form.
 
-    The run starts from random factors: what the initial arrays hold of the compressed layers is not used. A
-    convolution is the same matrix as in FedMUD, the weight's buffer row by row, unless FedLMT's own view is
-    asked for. No node keeps anything between rounds.
+    The run starts from random factors: the compressed layers of the initial arrays are unused. A convolution
+    is the same matrix as in FedMUD, the weight's buffer row by row, unless FedLMT's own view is chosen. Nodes
+    are stateless.
 
     Parameters
     ----------
     ratio, budget, init_a, measure_bias
         As in ``FedMUD``.
     view : {"buffer", "convolutions"} (default: "buffer")
-        The matrix of a convolution: FedMUD's, or that of FedLMT's and FedHM's authors, for whom V and U are
-        two convolutions, the first of one row and the second of one column.
+        The matrix of a convolution: FedMUD's, or that of the authors of FedLMT and FedHM, with V and U as two
+        convolutions, the first of one row and the second of one column.
     **options
-        See ``CompressedLayers``, also for what is raised.
+        See ``CompressedLayers``.
     """
 
     variant: ClassVar[str]

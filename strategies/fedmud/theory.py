@@ -1,14 +1,16 @@
-"""What is known of FedMUD before a run: the theorem's bound, the effective step, the true downlink.
+"""FedMUD's theory: the theorem's bound, the effective step, and the true downlink.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Theorem 1 with Lemmas 2 to 6 of its appendix. The effective step and the downlink under
-partial participation are ours: the paper tunes a without a formula, and counts one update a round.
+partial participation are ours: the paper tunes a without a formula, and counts one update per round.
 
-The theorem is about plain MUD with all clients in every round, constant step, one reset every S iterations;
-it says nothing of BKD and AAD. Its Lemma 1 (a gradient of the factors is at least psi^2 times that of the
-weights) fails for r < min(m, n): with V = U = (1, 0)^T and a gradient that lives in the other direction it
-says 0 >= 1. So a bound is a guide to how eta, S and the dense layers trade, and no guarantee. The rate
-O(1 / sqrt T) with eta = 1 / sqrt T and c -> 1 needs psi^2 >= 2: below that the largest step goes to 0.
+The theorem covers plain MUD with all clients in every round, a constant step and a reset every S iterations,
+not BKD and AAD. Its Lemma 1 (a gradient of the factors is at least psi^2 times that of the weights) fails for
+r < min(m, n): with V = U = (1, 0)^T and a gradient in the other direction it claims 0 >= 1. So a bound is a
+guide to the trade-off between eta, S and the dense layers, not a guarantee. The rate O(1 / sqrt T) with
+eta = 1 / sqrt T and c -> 1 needs psi^2 >= 2: below that the largest step goes to 0.
+
+A parameter out of range raises a ValueError that names it, its value and the valid range.
 """
 
 import math
@@ -33,49 +35,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Assumptions:
-    """The constants of Assumptions 1 to 4.
+    """The constants of Assumptions 1 to 4."""
 
-    Parameters
-    ----------
-    num_layers : int
-        Layers L, >= 1.
-    num_dense_layers : int
-        The leading layers that are trained densely, 0..L. L is FedAvg.
-    smoothness : float
-        L_s of the local losses, as functions of the weights and of the factors; > 0.
-    gradient_bound2 : float
-        G^2, of each layer's stochastic gradient, > 0.
-    noise2 : float
-        sigma^2, the stochastic gradient's variance, >= 0.
-    kappa_u2, kappa_v2 : float
-        Bounds of ||U||_F^2 and ||V||_F^2 at any time, > 0.
-    epsilon_u2, epsilon_v2 : float
-        Bounds of the same right after a reset, >= 0. MUD has epsilon_v2 = 0.
-    psi2 : float
-        psi_uv^2 > 0, below the sum of the factors' least squared singular values.
-    local_iters : int
-        Iterations E between two aggregations, >= 1.
-    num_clients : int
-        N, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a constant is out of range.
-    """
-
-    num_layers: int
-    num_dense_layers: int
-    smoothness: float
-    gradient_bound2: float
-    noise2: float
+    num_layers: int  # L >= 1.
+    num_dense_layers: int  # The leading layers that are trained densely, 0..L; with L this is FedAvg.
+    smoothness: float  # L_s of the local losses, as functions of the weights and of the factors; > 0.
+    gradient_bound2: float  # G^2, of each layer's stochastic gradient, > 0.
+    noise2: float  # sigma^2, the stochastic gradient's variance, >= 0.
+    # Bounds on ||U||_F^2 and ||V||_F^2 at any time, > 0.
     kappa_u2: float
     kappa_v2: float
+    # Bounds on the same right after a reset, >= 0. MUD has epsilon_v2 = 0.
     epsilon_u2: float
     epsilon_v2: float
-    psi2: float
-    local_iters: int
-    num_clients: int
+    psi2: float  # psi_uv^2 > 0, below the sum of the factors' least squared singular values.
+    local_iters: int  # Iterations E between two aggregations, >= 1.
+    num_clients: int  # N >= 1.
 
     def __post_init__(self) -> None:
         may_be_zero = {"num_dense_layers", "noise2", "epsilon_u2", "epsilon_v2"}
@@ -90,7 +65,7 @@ class Assumptions:
 
     @property
     def num_factored_layers(self) -> int:
-        """Layers that are trained as factors."""
+        """The number of layers trained as factors."""
         return self.num_layers - self.num_dense_layers
 
 
@@ -105,19 +80,8 @@ class FactorNorms:
 def factor_norms(known: Assumptions, step: float, reset_iters: int) -> FactorNorms:
     """Return Gamma_u^2 and Gamma_v^2 of Lemma 2.
 
-    Parameters
-    ----------
-    known : Assumptions
-        The constants.
-    step : float
-        The clients' step eta, > 0.
-    reset_iters : int
-        Iterations S between resets, >= 1: rounds between resets times local iterations.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``step`` is the clients' step eta > 0; ``reset_iters`` is S >= 1, the iterations between resets: rounds
+    between resets times local iterations.
     """
     positive(step=step)
     at_least(1, reset_iters=reset_iters)
@@ -129,13 +93,13 @@ def factor_norms(known: Assumptions, step: float, reset_iters: int) -> FactorNor
 
 
 def factor_drift_bound(known: Assumptions, step: float, reset_iters: int) -> float:
-    """Return Lemma 3's bound of a client's distance from the mean, in one layer's factors, squared."""
+    """Return Lemma 3's bound on a client's squared distance from the mean, in one layer's factors."""
     norms = factor_norms(known, step, reset_iters)
     return 4 * _travelled(known, step) * (norms.u2 + norms.v2)
 
 
 def weight_drift_bound(known: Assumptions, step: float, reset_iters: int) -> float:
-    """Return Lambda, Lemma 4's bound of a client's distance from the mean, in all weights, squared."""
+    """Return Lambda, Lemma 4's bound on a client's squared distance from the mean, in all weights."""
     norms = factor_norms(known, step, reset_iters)
     travelled = _travelled(known, step)
     crossed = norms.u2**2 + norms.v2**2 + travelled * norms.u2 * norms.v2
@@ -143,10 +107,7 @@ def weight_drift_bound(known: Assumptions, step: float, reset_iters: int) -> flo
 
 
 def residual(known: Assumptions, step: float, reset_iters: int) -> float:
-    """Return the constant C of Theorem 1: what one iteration can lose.
-
-    Takes what ``factor_norms`` takes.
-    """
+    """Return the constant C of Theorem 1: the possible loss of one iteration."""
     norms = factor_norms(known, step, reset_iters)
     L_s, E, eta = known.smoothness, known.local_iters, step
     G2, factored = known.gradient_bound2, known.num_factored_layers
@@ -161,7 +122,7 @@ def residual(known: Assumptions, step: float, reset_iters: int) -> float:
 
 
 def max_step(known: Assumptions, c: float) -> float:
-    """Return the largest step that Theorem 1 admits, for its constant 1 < c < 2."""
+    """Return the largest step that Theorem 1 admits for its constant 1 < c < 2."""
     in_range("c", c, 1.0, 2.0, open_below=True, open_above=True)
     return min(_power(known.psi2 / 2, 1 / (c - 1)), 1 / known.smoothness, 1.0)
 
@@ -169,28 +130,11 @@ def max_step(known: Assumptions, c: float) -> float:
 def theorem_bound(
     known: Assumptions, step: float, reset_iters: int, *, c: float, num_iters: int, loss_gap: float
 ) -> float:
-    """Return Theorem 1's bound of the mean squared gradient norm over T iterations.
+    """Return Theorem 1's bound on the mean squared gradient norm, 2 (loss_gap / T + C) / eta^c.
 
-    Parameters
-    ----------
-    known, step, reset_iters
-        As in ``factor_norms``; the step at most ``max_step``.
-    c : float
-        The theorem's constant, in (1, 2).
-    num_iters : int
-        T, >= 1.
-    loss_gap : float
-        f(w^0) - f(w*), >= 0.
-
-    Returns
-    -------
-    float
-        2 (loss_gap / T + C) / eta^c. See the module's caveats before taking it for a guarantee.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    It is no guarantee, see the module's docstring. ``known``, ``step`` and ``reset_iters`` are as in
+    ``factor_norms``, with the step at most ``max_step``; c is the theorem's constant in (1, 2), ``num_iters``
+    is T >= 1, and ``loss_gap`` is f(w^0) - f(w*) >= 0.
     """
     limit = max_step(known, c)
     require("step", step, f"a number in (0, {limit}]", 0 < step <= limit)
@@ -202,22 +146,9 @@ def theorem_bound(
 def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
     """Return gamma: the first SGD step after a reset moves the weights by -eta gamma G in expectation.
 
-    G is the gradient of the weights, the expectation that of the random factors. The matrix forms gain with
-    the rank, hence differently in each layer; the Kronecker forms do not.
-
-    Parameters
-    ----------
-    variant : str
-        ``"mud"``, ``"mud+f"``, ``"mud+aad"``, ``"mud+bkd"``, ``"mud+bkd+f"`` or ``"mud+bkd+aad"``.
-    init_a : float
-        Half width a of the factors' uniform distribution, finite, > 0.
-    rank : int (default: 1)
-        r, or r_F of the freezing variant, >= 1; without effect on the Kronecker forms.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
+    G is the gradient of the weights; the expectation is over the random factors, drawn from U(-a, a) with a =
+    ``init_a`` > 0. The gain of the matrix forms grows with the rank, r or r_F of the freezing variant, and
+    differs between layers; that of the Kronecker forms does not.
     """
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
     one_of("variant", variant, known)
@@ -232,19 +163,9 @@ def expected_missed_merges(
 ) -> float:
     """Return E[min(merges missed since a node last took part, at_most)].
 
-    Parameters
-    ----------
-    participation : float
-        Probability p of taking part in a round, independent of all others, in (0, 1].
-    reset_interval : int (default: 1)
-        Rounds s between merges, >= 1.
-    at_most : float (default: inf)
-        Where the dense base costs no more than the merges: D / C, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``participation`` is the probability p in (0, 1] of taking part in a round, independent of all others;
+    ``reset_interval`` is s >= 1, the rounds between merges. ``at_most`` is D / C, from which on the dense
+    base costs no more than the merges.
     """
     in_range("participation", participation, 0.0, 1.0, open_below=True)
     at_least(1, reset_interval=reset_interval)
@@ -263,22 +184,13 @@ def expected_missed_merges(
 def expected_downlink(
     count: int, dense_count: int, uncompressed: int, *, participation: float, reset_interval: int = 1
 ) -> float:
-    """Return the float32 parameters that a participant is sent on average, where nodes replay merges.
+    """Return the mean number of float32 parameters sent to a participant if nodes replay merges.
 
-    That is the merges it missed, or the dense base if that is less; the current factors unless they are
-    freshly drawn; and what is not compressed.
+    These are the merges it missed, or the dense base if that is smaller; the current factors unless they are
+    freshly drawn; and the uncompressed part.
 
-    Parameters
-    ----------
-    count, dense_count, uncompressed : int
-        C, D and E_unc of the factorisation; count and dense_count >= 1.
-    participation, reset_interval
-        As in ``expected_missed_merges``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``count``, ``dense_count`` and ``uncompressed`` are C, D and E_unc of the factorisation; the others are as
+    in ``expected_missed_merges``.
     """
     at_least(1, count=count, dense_count=dense_count)
     at_least(0, uncompressed=uncompressed)
@@ -288,7 +200,7 @@ def expected_downlink(
 
 
 def _travelled(known: Assumptions, step: float) -> float:
-    """Return eta^2 E^2 G^2: how far an uncompressed layer can go in a round, squared."""
+    """Return eta^2 E^2 G^2, a bound on an uncompressed layer's squared movement in a round."""
     return step**2 * known.local_iters**2 * known.gradient_bound2
 
 

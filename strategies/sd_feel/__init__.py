@@ -1,4 +1,4 @@
-"""SD-FEEL: edge clusters whose edge servers gossip, and its baselines."""
+"""SD-FEEL: clusters of clients with edge servers that gossip; and its baselines."""
 
 from hedgerow.strategies.edges.clusters import contiguous_clusters
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg

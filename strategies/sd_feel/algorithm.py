@@ -1,8 +1,8 @@
-"""SD-FEEL's rounds.
+"""The rounds of SD-FEEL.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", Algorithm 1. HierFAVG, FEEL and FedAvg (section V) are the same rounds with
-another mixer, one cluster, or other clients.
+another mixer, one cluster, or other clients per round.
 
 Notation: server d has the model w^(d), (M,); its cluster C_d has |S_d| samples; u is the mean of the servers'
 models by |S_d|. A round is tau1 local iterations; every tau2-th ends with a mix of the servers' models.
@@ -33,10 +33,10 @@ class State:
 
 
 class Algorithm(Method[State]):
-    """Algorithm 1, line by line; ``ClusteredStrategy`` adds what a user sets."""
+    """Algorithm 1, line by line; ``ClusteredStrategy`` adds the user's settings."""
 
     state_class = State
-    # The modelled links by which clients are told a model, and tell theirs.
+    # The modelled links of the downlink and of the uplink.
     down_link, up_link = "edge->client", "client->edge"
     assignment: Clusters
     mixer: Mixer
@@ -44,25 +44,25 @@ class Algorithm(Method[State]):
     tau2: int
 
     def begin(self, model: Vector) -> State:
-        """Return w_0, the same at all servers."""
+        """Return w_0 for every server."""
         return State(np.tile(model, (self.assignment.num_servers, 1)))
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Train clients on their server's model, take each cluster's mean, and mix if it is time."""
+        """Train clients from their server's model, average each cluster, and mix every tau2-th round."""
         w = state.servers
         clusters = self.assignment.members(self.scheduled(run))
         asks = [Ask(clients, w[d], pool=d) for d, clients in clusters.items()]
         train = Exchange("train", asks, self.instructions(run), (self.down_link, self.up_link))
         means = yield from self.means(train, run)  # (2), (3)
         w = w.copy()
-        for d, mean in means.items():  # A server that got nothing keeps its model.
+        for d, mean in means.items():  # A server without replies keeps its model.
             w[d] = mean.model()
         if run.round % self.tau2 == 0:
             w = yield from self.mixer.mix(w, self.cluster_sizes, run)  # (5)
         return State(w)
 
     def model(self, state: State) -> Vector:
-        """Return u; no single server owns it unless the servers agree."""
+        """Return u; no server holds it unless all servers agree."""
         return self.mixer.mean(state.servers, self.server_weights)
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Algorithm(Method[State]):
         return shares
 
     def instructions(self, run: Run) -> Mapping[str, Any]:
-        """Return what clients are told in a round."""
+        """Return the clients' instructions for a round."""
         return {
             "server-round": run.round,
             "local-steps": self.local_steps,

@@ -1,4 +1,4 @@
-"""What SD-FEEL is compared with: HierFAVG, FEEL and FedAvg, over the same messages, ledger and clock.
+"""SD-FEEL's baselines HierFAVG, FEEL and FedAvg, on the same messages, ledger and clock.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", the baselines of section V.
@@ -27,8 +27,7 @@ class HierFAvg(ClusteredStrategy):
     tau1, tau2 : int (default: 1)
         Edge period in local iterations, cloud period in edge aggregations, >= 1.
     clusters : Sequence[int], "group" or None (default: None)
-        The server of each client, by partition id; ``"group"`` for the groups of the nodes' configs; None
-        for contiguous clusters as equal as can be. See ``ClusteredStrategy``.
+        The server of each client; see ``ClusteredStrategy``.
     **options
         See ``ClusteredStrategy``.
     """
@@ -55,14 +54,14 @@ class HierFAvg(ClusteredStrategy):
 
 
 class Feel(ClusteredStrategy):
-    """FEEL: one edge server with few channels, which schedules a few random clients each round.
+    """FEEL: one edge server with few channels, which schedules a few random clients per round.
 
     Parameters
     ----------
     clients_per_round : int (default: 5)
-        Clients scheduled a round, uniformly without replacement of those there, 1 to the size of the pool.
+        Clients per round, >= 1, drawn uniformly without replacement from the online ones of the pool.
     tau1 : int (default: 1)
-        Local iterations a round, >= 1.
+        Local iterations per round, >= 1.
     pool : Sequence[int] or None (default: None)
         The partition ids to draw from; None for all.
     **options
@@ -92,29 +91,26 @@ class Feel(ClusteredStrategy):
         self.clients_per_round = clients_per_round
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
-        """Return the scheduled clients that take part; they are drawn of all, or of those there."""
-        pool = self._drawn_from(range(self.num_clients) if there is None else there)
+        """Return the scheduled clients that take part, drawn from all clients or from the online ones."""
+        pool: Sequence[int] = range(self.num_clients) if there is None else there
+        if self.pool is not None:
+            online = set(pool)
+            pool = [i for i in self.pool if i in online]
         scheduled = self.federation.scheduled(server_round, pool, self.clients_per_round)
         return self._taking_part(server_round, scheduled)
 
     def scheduled(self, run: Run) -> list[int]:
-        """Return the scheduled clients that take part, drawn of those that are there."""
+        """Return the scheduled clients that take part, drawn from the online ones."""
         return self.participants(run.round, run.there)
-
-    def _drawn_from(self, there: Sequence[int]) -> Sequence[int]:
-        if self.pool is None:
-            return there
-        known = set(there)
-        return [i for i in self.pool if i in known]
 
 
 class FedAvg(ClusteredStrategy):
-    """FedAvg of every client with the cloud, over the same messages, ledger and clock.
+    """FedAvg of all clients with the cloud, on the same messages, ledger and clock.
 
     Parameters
     ----------
     local_steps : int (default: 1)
-        Local iterations a round (SD-FEEL's tau1 * tau2), >= 1.
+        Local iterations per round (SD-FEEL's tau1 * tau2), >= 1.
     **options
         See ``ClusteredStrategy``.
     """

@@ -1,4 +1,4 @@
-"""What a user of SD-FEEL and its baselines sets, and what goes together.
+"""The settings of SD-FEEL and its baselines, and their valid combinations.
 
 The rounds are in ``algorithm.py``.
 """
@@ -34,7 +34,7 @@ __all__ = ["ClusteredOptions", "ClusteredStrategy"]
 
 
 class ClusteredOptions(FederationOptions, total=False):
-    """Options that every strategy of the family takes, by keyword; see ``ClusteredStrategy``."""
+    """Keyword options of every strategy of the family; see ``ClusteredStrategy``."""
 
     participation: float
     system: System | None
@@ -45,74 +45,72 @@ class ClusteredOptions(FederationOptions, total=False):
 class ClusteredStrategy(Algorithm):
     """Rounds of local training, a weighted mean in each cluster, and an exchange between servers.
 
-    One strategy round is one intra-cluster round. Unless a method has nodes for them, the edge servers are
-    entries of the strategy's state ("emulated"): client-server messages are real, what servers tell each
-    other is linear algebra here. Either way the ledger has it as the transfers of the modelled system.
+    A strategy round is one intra-cluster round. Edge servers are emulated in the strategy's state, unless a
+    method has nodes for them: client-server messages are real, and the servers' exchange is linear algebra
+    in the strategy. In both cases the ledger counts the transfers of the modelled system.
     **The ClientApp must take ``config["local-steps"]`` local iterations (mini-batch steps) from
     ``config["first-step"]`` on, and reply with one ArrayRecord of the model's keys and one MetricRecord with
     ``"num-examples"``, its number of local training examples** (not of samples processed), **and
-    ``"num-steps"``, how many iterations it took.** A reply that tells another number than was asked for is
-    lost as ``num-steps is not local-steps``. From the first reply on that tells none, ``iterations`` and
-    simulated seconds are unknown: None in what callbacks are told and in records, with one warning.
+    ``"num-steps"``, the number of iterations taken.** A reply with another number than requested is
+    rejected as ``num-steps is not local-steps``. After the first reply without it, ``iterations`` and
+    simulated seconds are unknown: None in callbacks and records, with one warning.
 
-    Nodes say which partition they have (``hedgerow.clients.introduce``); where they do not, partition ids are
-    ranks of node ids, which are random, and clusters cannot be chosen.
+    Nodes report their partition (``hedgerow.clients.introduce``). Otherwise partition ids are the ranks of
+    the random node ids, and clusters cannot be chosen.
 
     Parameters
     ----------
     clusters : Sequence[int], "group" or None
-        The server of each client, by partition id; ``"group"`` for a server to each ``group`` that the
-        nodes' configs name, in the order of the names (of the numbers, where all are numbers); None for equal
-        contiguous clusters. With the last two there are ``num_clients`` clients. A node that comes later
-        joins its group's server, or the one with fewest clients where as many take part as come.
+        The server of each client, by partition id; ``"group"`` for one server per ``group`` in the nodes'
+        configs, in the order of the names (numeric if all are numbers); None for contiguous clusters of
+        equal size. The last two have ``num_clients`` clients. A late node joins its group's server or, if the
+        number of clients is open, the server with the fewest clients.
     num_servers : int
         Servers D, >= 1.
     local_steps : int
-        Local iterations a round, >= 1.
+        Local iterations per round, >= 1.
     participation : float (default: 1.0)
-        Probability beta in (0, 1] that a client takes part in a round (independent draws; the same
-        uniform whatever beta, so that a lower beta takes nested subsets).
+        Probability beta in (0, 1] that a client takes part in a round. Draws are independent, and do not
+        depend on beta, so that a lower beta gives nested subsets.
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
-        the model that is trained.
+        the trained model.
     aggregation : str, Aggregation or Aggregator (default: "mean")
-        What an edge server takes of its clients' models: ``mean``, eq. (3), a rule that some lying nodes
-        cannot ruin, see ``parse_aggregation``, or an aggregator of your own. Under a rule every client counts
-        as one, whatever number of examples it claims, and clusters weigh by their clients. A server that got
-        too few models for its rule takes their median.
+        How an edge server combines its clients' models: ``mean``, eq. (3), a Byzantine-robust rule, see
+        ``parse_aggregation``, or your own aggregator. Under a rule all clients have the same weight, whatever
+        number of examples they report, and clusters weigh by their clients. A server with too few models for
+        its rule uses their median.
     secure_sum : bool or SecureSum (default: False)
-        Whether the server sees of each cluster the sum of its clients' updates alone (``SecureSum`` for other
-        settings than the defaults): clients must answer ``query.sum_keys`` and ``query.sum_shares``, as those
-        of ``hedgerow.clients.sd_feel_client`` do. A round is one exchange longer. A cluster with too few
-        clients for a sum, or too few that survive, keeps its model. With ``SecureSum(noise=...)`` clients of
-        a cluster weigh the same. ``max_update_norm_ratio`` is then held
-        against a cluster's mean, ``max_weight_ratio`` kept by the clients themselves.
+        Whether the server sees only the sum of each cluster's updates; a ``SecureSum`` changes the default
+        settings. Clients must answer ``query.sum_keys`` and ``query.sum_shares``, as those of
+        ``hedgerow.clients.sd_feel_client`` do. A round takes one more exchange. A cluster with too few
+        clients, or too few survivors, keeps its model. With ``SecureSum(noise=...)`` all clients of a cluster
+        have the same weight. ``max_update_norm_ratio`` then limits a cluster's mean, and the clients
+        themselves enforce ``max_weight_ratio``.
     mixer : Mixer or None (default: None)
-        What servers do every ``tau2`` rounds; None for nothing.
+        The servers' exchange every ``tau2`` rounds; None for none.
     tau2 : int (default: 1)
-        Rounds between two exchanges of servers, >= 1.
+        Rounds between two exchanges of the servers, >= 1.
     edge_nodes : bool (default: False)
-        Whether the servers are nodes: they take the clients' means, and gossip as ``mixer`` does.
+        Whether the servers are nodes that average their clients' models and gossip as ``mixer`` does.
     stragglers : Stragglers or None (default: None)
-        Which clients are slow.
+        The slow clients.
     **options
         See ``FederationOptions``; ``num_clients`` is the number of clients C.
 
     Raises
     ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     RosterError
-        Once the nodes are there, if clusters are chosen and no node says which partition it has, or if the
-        nodes' groups are not ``num_servers``.
+        Once the nodes are online, if clusters are chosen and no node reports its partition, or if the nodes'
+        groups are not ``num_servers``.
 
     Notes
     -----
-    With ``"group"`` a node without one, or whose group has no server, is left out as ``no group`` or
-    ``unknown group``. Which groups there are is settled when the run starts.
+    With ``"group"`` a node without a group, or with a group that has no server, is excluded as ``no group``
+    or ``unknown group``. The groups are fixed when the run starts.
 
-    Flower's differential-privacy wrappers can be around a method with one server. With more they are refused:
-    they compare replies with the arrays of the round, and each cluster trains on its own server's model.
+    Flower's differential-privacy wrappers work with one server only: they compare replies with the arrays of
+    the round, and with several servers each cluster trains from its own server's model.
     """
 
     scheme: SystemName
@@ -149,7 +147,7 @@ class ClusteredStrategy(Algorithm):
         self.participation, self.system = participation, system
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         federation: Federation
-        # The edge servers, where they are nodes.
+        # The edge servers, if they are nodes.
         self.edges: EdgeNodes | None = None
         if edge_nodes:
             assert isinstance(mixer, GossipMixer)
@@ -171,7 +169,7 @@ class ClusteredStrategy(Algorithm):
         super().__init__(federation, aggregator=aggregator, parts=[self.assignment, self.steps, self.time])
 
     def _check_sizes(self) -> None:
-        """Raise ValueError where the smallest cluster is too small for what is taken of its models."""
+        """Raise ValueError if the smallest cluster is too small for the rule or for secure sums."""
         smallest, least = self.assignment.smallest, self.aggregation.rule.least
         if smallest is None:
             return
@@ -186,50 +184,46 @@ class ClusteredStrategy(Algorithm):
                 f"{smallest}"
             )
 
-    # Who takes part.
-
     def participants(self, server_round: int) -> list[int]:
-        """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
+        """Return the partition ids of a round: Bernoulli(beta) draws, with one stream per client."""
         return self._taking_part(server_round, range(self.num_clients))
 
     def scheduled(self, run: Run) -> Sequence[int]:
-        """Return the clients that take part in a round; only those that are there are sent anything."""
+        """Return the clients that take part in a round; only those online are sent a message."""
         return self.participants(run.round)
 
     def _taking_part(self, server_round: int, clients: Sequence[int]) -> list[int]:
-        """Return those of some clients that have a server, and take part by their draw."""
+        """Return the clients that have a server and a draw below beta."""
         beta, with_server = self.participation, self.assignment.among(clients)
-        if beta == 1.0:  # Every draw is below it, and a round of many clients would make as many streams.
+        if beta == 1.0:  # No draws are needed: each takes a stream of its own.
             return with_server
         return [i for i in with_server if self.federation.uniform(server_round, i) < beta]
 
-    # State.
-
     @property
     def clusters(self) -> tuple[int, ...]:
-        """Each client's server, by partition id; -1 for one that has not come yet."""
+        """Each client's server, by partition id; -1 for one that has not joined yet."""
         return self.assignment.of
 
     @property
     def num_clients(self) -> int:
-        """Clients C."""
+        """The number of clients C."""
         return len(self.clusters)
 
     @property
     def iterations(self) -> int | None:
-        """Local iterations since the start; None where a reply did not tell them."""
+        """Local iterations since the start; None if a reply did not report them."""
         return self.completed_rounds * self.local_steps if self.steps.told else None
 
     def progress(self) -> Progress:
-        """Return iterations, traffic and simulated seconds since the start; None for what is not known."""
+        """Return iterations, traffic and simulated seconds since the start; None if unknown."""
         progress = super().progress()
         return progress if self.steps.told else replace(progress, sim_seconds=None)
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
-        """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client.
+        """Samples of each cluster (D,), with the mean for a client of unknown size.
 
-        Under a robust rule, which believes no claim of samples, clients of each cluster.
+        Under a robust rule, which ignores reported samples, the clients of each cluster.
         """
         return self.assignment.sizes(by_examples=self.aggregation.rule.is_mean)
 
@@ -242,17 +236,17 @@ class ClusteredStrategy(Algorithm):
         return consensus_error(self._known_state().servers, self.server_weights)
 
     def ended(self, state: State, run: Run) -> None:
-        """Tell how far the servers' models are apart."""
+        """Report how far apart the servers' models are."""
         run.told["consensus-error"] = self.consensus_error()
 
     def moved(self, state: State, model: Vector) -> State:
-        """Give a single server another model; ValueError where there are several."""
+        """Replace the model of a single server; ValueError if there are several."""
         if self.unwrapped() is not None:
             raise self.cannot_go_on()
         return State(model[None])
 
     def unwrapped(self) -> str | None:
-        """Return that clusters have models of their own, where there are several."""
+        """Return why wrappers are refused: several servers, each with a model of its own."""
         if self.num_servers == 1 and self.edges is None:
             return None
         return f"each of its {self.num_servers} edge servers has a model of its own, and nodes train on that"

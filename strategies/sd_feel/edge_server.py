@@ -1,4 +1,4 @@
-"""SD-FEEL as one edge server runs it: an orchestrator of its own that gossips with its neighbours (level E3).
+"""One edge server of SD-FEEL: an orchestrator that gossips directly with its neighbours (level E3).
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), which has no coordinator and no cloud.
@@ -22,7 +22,6 @@ from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
-from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
@@ -38,51 +37,48 @@ __all__ = ["EdgeServerSDFeel"]
 
 
 class EdgeServerSDFeel(ClusteredStrategy):
-    """One of the D edge servers of SD-FEEL, with its own clients; the others run the same elsewhere.
+    """One of the D edge servers of SD-FEEL, with its own clients; the other servers run the same elsewhere.
 
-    Its clients are the nodes of its own Flower federation. Partition ids are theirs among all clients of all
-    servers, so that a client learns the same whatever server it has. Where every server and client is there
-    all along, servers end with the models of ``SDFeel``, bit for bit.
+    Its clients are the nodes of its own Flower federation. Their partition ids count the clients of all
+    servers, so that a client trains the same under any server. If every server and client is online
+    throughout, servers end with the models of ``SDFeel``, bit for bit.
 
     Parameters
     ----------
     edge : int
-        Which of the servers this is, 0 to D - 1.
+        The index of this server, 0 to D - 1.
     peers : Sequence[str]
-        ``host:port`` of each server, its own too, for what servers tell each other.
+        ``host:port`` of every server, this one included, for the servers' exchange.
     topology : str, networkx.Graph or edge list (default: "ring")
-        The servers' graph, as of ``SDFeel``.
+        The servers' graph, as in ``SDFeel``.
     tau1, tau2, alpha, exact_if_complete
-        As of ``SDFeel``, the same at all servers.
+        As in ``SDFeel``, the same at all servers.
     credentials : PeerCredentials or None (default: None)
-        With which servers prove who they are; None on one machine alone.
+        Credentials for authentication between servers; None only on a single machine.
     listen : str (default: "")
-        Where neighbours are listened for, if not at the server's own address.
+        The address to listen on, if not the server's own address.
     peer_timeout : float (default: 600.0)
-        Seconds that a neighbour which is there and late is waited for in an exchange, > 0; half of that are
-        neighbours waited for when the run starts.
+        Longest wait (s) in an exchange for an online but late neighbour, > 0; half of it when the run starts.
     lost_after : float (default: 15.0)
-        Seconds after which one that does not listen is left out, > 0.
+        Seconds after which an unresponsive neighbour is excluded, > 0.
     partitions : Container[int] or None (default: None)
-        The partition ids of this server's clients; another node is left out as ``another server's``. None:
-        whoever comes is one, and who went to another server is none any longer: the cluster's size is that
-        of the clients that are there, told anew in each exchange.
+        The partition ids of this server's clients; any other node is excluded as ``another server's``. None
+        accepts any client, and drops one that moved to another server: the cluster's size is that of the
+        online clients, reported in each exchange.
     **options
-        As of ``ClusteredStrategy``; ``num_clients`` absent, as many clients take part as come.
+        As in ``ClusteredStrategy``; without ``num_clients`` any number of clients takes part.
 
     Notes
     -----
-    A neighbour that is gone is left out, its weight kept where it is; one that comes back is taken in at the
-    next exchange, and goes on from there. ``train`` of a round with an exchange has ``servers`` (which were
-    reached), ``zeta`` of their matrix, ``gossip-seconds`` and what of them the models took
-    (``model-exchange-seconds``), beside what the latency model says (``modelled-gossip-seconds``); for each
-    of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. Every
-    round has the ``cluster-size``.
+    A lost neighbour is excluded, and its weight stays with this server. A neighbour that reconnects joins the
+    next exchange and continues from there. In a round with an exchange, the ``train`` metrics have
+    ``servers`` (the servers reached), ``zeta`` of their matrix, ``gossip-seconds`` and the part spent on
+    models (``model-exchange-seconds``), the latency model's ``modelled-gossip-seconds``, measurements of the
+    link to each of the ``neighbours`` (``link-…``), and ``lost-links-…`` by reason. Every round has the
+    ``cluster-size``.
 
     Raises
     ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     OSError
         When the run starts, if its address cannot be listened on.
     """
@@ -121,17 +117,15 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
         self._partitions, self._there = partitions, list[int]()
         self._gossip: DirectGossip | None = None
-        # The round after which the others go on, where this one has not completed it.
+        # The last round that the other servers completed, if this one has not.
         self._reached = 0
-        self._goes_on = False
+        self._resumes = False
         if partitions is not None:
-            self.federation.admits = self._admits
-        # A channel that is opened for nothing but to find what is wrong with it.
+            self.federation.admits = lambda node: (
+                None if node.partition_id in partitions else "another server's"
+            )
+        # Report invalid channel settings now: the channel is built and thrown away.
         self._channel("", 1)
-
-    def _admits(self, node: Node) -> str | None:
-        own = self._partitions is None or node.partition_id in self._partitions
-        return None if own else "another server's"
 
     def _channel(self, layout: str, largest: int) -> PeerChannel:
         def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +149,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         )
 
     def _settings_digest(self) -> str:
-        """Return what is the same at servers that make one run."""
+        """Return a digest of the settings that the servers of one run share."""
         return run_digest(
             self.graph,
             tau1=self.local_steps,
@@ -165,8 +159,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             alpha=self.alpha,
             exact_if_complete=self.exact_if_complete,
         )
-
-    # The run.
 
     def start(
         self,
@@ -178,10 +170,10 @@ class EdgeServerSDFeel(ClusteredStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
+        """Connect to the neighbours and run the rounds; parameters as in ``FederatedStrategy.start``."""
         self.check_num_rounds(num_rounds)
         layout = Layout.of(initial_arrays)
-        # What servers say of each other; or a digest, and a model in float64.
+        # The largest message: either the servers' reports on each other, or a digest and a float64 model.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
         with self._channel(layout_digest(layout), largest) as channel:
             gossip = self._gossip = DirectGossip(
@@ -194,8 +186,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
                 timeout=self._peer_timeout,
                 max_update_norm_ratio=self.settings.max_update_norm_ratio,
             )
-            # Of a run that goes on; else ``start`` begins with the first.
-            completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
+            # Zero unless the run resumes: ``start`` then begins with the first round.
+            completed, self._resumes = self.completed_rounds if self._resumes else 0, False
             self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
             return super().start(
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
@@ -209,12 +201,12 @@ class EdgeServerSDFeel(ClusteredStrategy):
         return self._gossip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the next ``start`` goes on after its round, or where the others are."""
+        """Restore a state; the next ``start`` resumes after its round, or where the other servers are."""
         super().load_state_dict(state)
-        self._goes_on = True
+        self._resumes = True
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Go on where the others are."""
+        """Skip the rounds that the other servers have completed."""
         if self._reached > self.completed_rounds:
             log(INFO, "The other servers have completed round %d: this one goes on there.", self._reached)
             self.federation.completed = self._reached
@@ -227,7 +219,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
-        """Samples of this server's cluster (1,), of the clients that are there where they may move."""
+        """Samples of this server's cluster (1,); of the online clients only if clients may move."""
         if self._partitions is not None or not self._there:
             return super().cluster_sizes
         weights = np.ones(self.num_clients)
@@ -237,9 +229,9 @@ class EdgeServerSDFeel(ClusteredStrategy):
         return sizes
 
     def ended(self, state: State, run: Run) -> None:
-        """Tell the cluster's size, and how the exchange with the neighbours went."""
+        """Report the cluster's size, and measurements of the exchange with the neighbours."""
         run.told["cluster-size"] = float(self.cluster_sizes.sum())
-        # There is one model here; how far it is from the others' nobody knows.
+        # The consensus error is unknown: this server has one model only.
         if self._gossip is not None and run.round % self.tau2 == 0:
             run.told.update(self._gossip.report.metrics())
             modelled = inter_seconds(self.scheme, self.time.system(self.federation), alpha=self.alpha)
@@ -257,8 +249,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
 def run_digest(
     graph: nx.Graph, *, tau1: int, tau2: int, seed: int, aggregation: str, **others: object
 ) -> str:
-    """Return what is the same at servers, and a monitor, that make one run."""
-    told = {
+    """Return a digest of the settings that the servers of one run, and their monitor, share."""
+    settings = {
         "tau1": tau1,
         "tau2": tau2,
         "seed": seed,
@@ -267,16 +259,16 @@ def run_digest(
         "servers": len(graph),
         **others,
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return what says that models have the same entries in the same order."""
+    """Return a digest of a model's keys, shapes and types, in order."""
     return hashlib.sha256(json.dumps([layout.keys, layout.shapes, layout.dtypes]).encode()).hexdigest()
 
 
 class _Neighbours(Alone):
-    """What a server does with its model and its neighbours'."""
+    """Mixes a server's model with its neighbours'."""
 
     def __init__(self, server: EdgeServerSDFeel) -> None:
         self._server, self.steps = server, server.alpha
@@ -284,8 +276,8 @@ class _Neighbours(Alone):
     def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
         """Return this server's model (1, M) after gossip with its neighbours, eq. (5).
 
-        The ledger has every byte of the channel under ``peer->peer``, and what the modelled system sends: a
-        model to each neighbour in each step that it took.
+        The ledger books every byte of the channel as ``peer->peer``, and the modelled transfers:
+        one model to each neighbour in each of its steps.
         """
         edge, gossip, ledger = self._server.edge, self._server.gossip, run.federation.ledger
         size = float(sizes.sum())
@@ -296,9 +288,9 @@ class _Neighbours(Alone):
             if link.bytes:
                 ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.bytes)
         for step in range(self.steps):
-            told = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
+            sent = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
             for peer in sorted(self._server.graph.neighbors(edge)):
                 if gossip.report.sent.get(peer, 0) > step:
-                    run.book("edge->edge", edge, peer, told)
+                    run.book("edge->edge", edge, peer, sent)
         yield from ()
         return after

@@ -1,9 +1,9 @@
-"""The constants of bound (15) from a run's own nodes, for the planner.
+"""The constants of bound (15), measured at a run's own clients, for the planner.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data", Assumption 1, whose constants the paper does not give. Ours: before a round each
-client tells grad F_i(u), and of its samples curvature and mini-batch variance. What is found holds at the
-models that a run visits: estimates from below. Nothing of it enters the model.
+Convergence on Non-IID Data", Assumption 1; the paper does not give its constants. Ours: before a round each
+client reports grad F_i(u), and the curvature and mini-batch variance of its samples. The estimates hold at
+the models that a run visits: they are estimates from below. They never affect the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What one client tells at u: grad F_i(u) (M,), and estimates of L and sigma^2 from below, >= 0."""
+    """One client's report at u: grad F_i(u) (M,), and estimates of L and sigma^2 from below, >= 0."""
 
     gradient: NDArray[np.float64]
     curvature: float
@@ -46,9 +46,9 @@ class ProbeAnswer:
 
 
 class Probes(Part):
-    """Asks all clients that are there for their gradients at u, once before each of the first rounds.
+    """Asks all online clients for their gradients at u, once before each of the first rounds.
 
-    What travels is booked beside the modelled links; ``others`` returns what a plan needs of the system.
+    The messages are booked beside the modelled links; ``others`` returns the planner's other inputs.
     """
 
     name = "probes"
@@ -65,17 +65,17 @@ class Probes(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have asked nobody."""
+        """Forget all reports."""
         self._before, self._shown = 0, dict[str, float]()
 
     def opened(self, run: Run) -> Steps[None]:
-        """Ask clients for what the constants are estimated of."""
+        """Ask the clients for their reports, once per round."""
         if self._before < run.round <= self.rounds:
             self._before = run.round
             self._shown = yield from self._probed(run)
 
     def ended(self, run: Run) -> None:
-        """Tell what the clients' gradients showed before the round."""
+        """Report the estimates made before the round."""
         if self._before == run.round:
             run.told.update(self._shown)
 
@@ -84,9 +84,9 @@ class Probes(Part):
         federation, u = run.federation, run.model()
         there = self._clusters.among(i for i in run.there if i < len(self._clusters.of))
         asks = [Ask(clients, u, pool=d, bits=0) for d, clients in self._clusters.members(there).items()]
-        told = {**run.config, "server-round": run.round}
+        config = {**run.config, "server-round": run.round}
         reads = partial(_read, federation)
-        exchange = Exchange(GRADIENT, asks, told, self._links, reads=reads, group=GRADIENT, beside=True)
+        exchange = Exchange(GRADIENT, asks, config, self._links, reads=reads, group=GRADIENT, beside=True)
         sizes = federation.weights(len(self._clusters.of))
         answers: list[tuple[float, ProbeAnswer]] = []
         for columns in (yield exchange):
@@ -111,7 +111,7 @@ def _read(federation: Federation, node: Node, content: RecordDict) -> Row:
 
 
 def _shown(answers: Sequence[tuple[float, ProbeAnswer]]) -> dict[str, float]:
-    """Return what clients of weights |S_i| show of the constants at u, as a round's record names it."""
+    """Return estimates of the constants at u, by metric name, from (|S_i|, report) pairs."""
     weights = np.array([weight for weight, _ in answers])
     gradients = np.stack([one.gradient for _, one in answers])  # (clients, M)
     mean = (weights / weights.sum()) @ gradients
@@ -120,6 +120,6 @@ def _shown(answers: Sequence[tuple[float, ProbeAnswer]]) -> dict[str, float]:
         CURVATURE: max(one.curvature for _, one in answers),
         VARIANCE: max(one.variance for _, one in answers),
         "gradient-dissimilarity": float(np.einsum("ij,ij->i", apart, apart).max()),  # For kappa^2.
-        "gradient2": float(mean @ mean),  # Whose mean (15) bounds.
+        "gradient2": float(mean @ mean),  # (15) bounds its mean over rounds.
         "probed-clients": len(answers),
     }

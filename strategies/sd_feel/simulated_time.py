@@ -1,8 +1,8 @@
-"""The simulated clock of SD-FEEL and its baselines, also with clients that are slow.
+"""The simulated clock of SD-FEEL and its baselines, with optional stragglers.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", the latency model of section IV. Stragglers are ours: a slow client's local
-iterations take some times as long, by draws of its own.
+iterations take several times as long, by draws of its own.
 """
 
 from __future__ import annotations
@@ -34,21 +34,16 @@ _VALID = "transient(p,f) or lasting(p,f), with 0 < p <= 1 and 1 <= f <= 1e6"
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Who is slow, and how slow.
+    """Which clients are slow, and by how much.
 
     Parameters
     ----------
     lasting : bool
-        Whether a client is slow all along; else each round is drawn anew.
+        Draw the slow clients once for the run, not in each round.
     probability : float
-        Of a client, or of a client in a round, in (0, 1].
+        Probability that a client is slow, or is slow in a round, in (0, 1].
     slowdown : float
-        How many times as long a slow client's iteration takes, 1 to 1e6.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+        Factor on the time of a slow client's iteration, 1 to 1e6.
     """
 
     lasting: bool
@@ -73,23 +68,23 @@ class Stragglers:
             raise ValueError(f"stragglers must be {_VALID}, or empty, got {quoted(text)}") from None
 
     def factor(self, seed: int, server_round: int, client: int) -> float:
-        """Return how many times as long a client's iterations take in a round, by a stream of its own."""
+        """Return the factor on the time of a client's iterations in a round, from its own stream."""
         at = 0 if self.lasting else server_round
         rng = generator(seed, round=at, partition_id=client, purpose=Purpose.STRAGGLER)
         return self.slowdown if rng.random() < self.probability else 1.0
 
     def slowest(self, seed: int, server_round: int, clients: Iterable[int]) -> float:
-        """Return the largest factor of some clients; 1 of none."""
+        """Return the largest factor of some clients; 1 without clients."""
         return max((self.factor(seed, server_round, client) for client in clients), default=1.0)
 
 
 class SimulatedTime(Part):
-    """The simulated clock, by the paper's latency model and the bits that were booked.
+    """The simulated clock, from the paper's latency model and the booked bits.
 
-    A compressed reply takes its share of a model's time. With stragglers each server has a clock of its own:
-    it waits for its slowest client, and in gossip for its neighbours in ``graph``; simulated time is the last
-    server's. ``system`` None is the paper's, with the size of the model that is trained. Time is not known
-    where nodes do not tell how many iterations they took.
+    A compressed reply takes its share of a model's time. With stragglers each server has its own clock: it
+    waits for its slowest client, and in gossip for its neighbours in ``graph``; simulated time is the last
+    server's. ``system`` None is the paper's system with the size of the trained model. Time is unknown if
+    nodes do not report how many iterations they took.
     """
 
     name = "simulated-time"
@@ -114,7 +109,7 @@ class SimulatedTime(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Begin at zero."""
+        """Start at zero."""
         self._seconds = [0.0] * len(self._near)
         self._clients: dict[int, list[int]] = {}
 
@@ -125,18 +120,18 @@ class SimulatedTime(Part):
         return System(federation.num_parameters, preset("paper-text").compute)
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Note who trains for which server."""
+        """Note which clients train for which server."""
         if exchange.kind == "train":
             self._clients = {ask.pool: list(ask.nodes) for ask in exchange.asks}
         return exchange
 
     def ended(self, run: Run) -> None:
-        """Let the time of a round pass."""
+        """Advance the clock by a round."""
         if not self._steps.told:
             return
         federation, tau1 = run.federation, self._tau1
         system = self.system(federation)
-        # The share of a model's bits that the largest reply has; 1 where there is none.
+        # The largest reply as a share of a model's bits; 1 without replies.
         bits = federation.ledger.largest(run.round, self._up_link)
         uplink = bits / federation.model_bits if bits else 1.0
         mixed = run.round % self._tau2 == 0
@@ -162,7 +157,7 @@ class SimulatedTime(Part):
         return {"server-seconds": list(self._seconds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; ValueError for those of another number of servers."""
+        """Restore the servers' clocks; ValueError for another number of servers."""
         seconds = [float(one) for one in state["server-seconds"]]
         if len(seconds) != len(self._near):
             raise ValueError(f"state must have the clocks of {len(self._near)} servers, got {len(seconds)}")

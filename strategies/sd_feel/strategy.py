@@ -1,11 +1,10 @@
-"""SD-FEEL: edge clusters whose edge servers gossip.
+"""SD-FEEL: clusters of clients with edge servers that gossip.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5).
-Differs: edge servers are emulated, or nodes between which the server relays (``edges/relayed.py``); the
-mixing matrix is I - s L Omega with columns summing to one, the reading under which eq. (5) keeps consensus
-and the weighted mean; a client that drops out leaves its cluster's mean to the others, which the paper leaves
-open.
+Differs: edge servers are emulated, or are nodes with messages relayed by the server (``edges/relayed.py``).
+The mixing matrix is I - s L Omega with columns summing to one; read so, eq. (5) preserves consensus and the
+weighted mean. The paper does not cover dropouts; here a cluster's mean is that of its remaining clients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,15 +32,15 @@ EDGE_SERVERS = ("emulated", "nodes")
 
 
 class SDFeel(ClusteredStrategy):
-    """Semi-decentralised federated edge learning: edge servers that gossip, no cloud.
+    """Semi-decentralised federated edge learning: edge servers that gossip, without a cloud.
 
     Every ``tau1`` local iterations each server takes the weighted mean of its clients' models, eq. (3);
     every ``tau1 * tau2`` iterations the servers then run ``alpha`` gossip steps over their graph:
 
     .. math:: w^{(d)}_l = \\sum_{j \\in N_d \\cup \\{d\\}} p_{j,d} \\, w^{(j)}_{l-1}  \\quad (5)
 
-    One strategy round is ``tau1`` local iterations. The returned arrays are u, the data-weighted mean of
-    the servers' models, which no single server owns unless they agree.
+    A strategy round is ``tau1`` local iterations. The returned arrays are u, the data-weighted mean of the
+    servers' models; no server holds it unless all servers agree.
 
     Parameters
     ----------
@@ -55,38 +54,32 @@ class SDFeel(ClusteredStrategy):
     tau2 : int (default: 1)
         Inter-cluster period in intra-cluster aggregations, >= 1.
     alpha : int (default: 1)
-        Gossip steps of an inter-cluster aggregation, >= 0; 0 leaves the clusters alone.
+        Gossip steps per inter-cluster aggregation, >= 0; with 0 clusters stay isolated.
     clusters : Sequence[int], "group" or None (default: None)
-        The server of each client, by partition id; ``"group"`` for the groups of the nodes' configs; None
-        for contiguous clusters as equal as can be. See ``ClusteredStrategy``.
+        The server of each client; see ``ClusteredStrategy``.
     exact_if_complete : bool (default: False)
-        On a complete graph take the exact mean in one step. The paper's matrix does so only if all
+        On a complete graph, take the exact mean in one step. The paper's matrix does so only if all
         clusters have the same size.
     edge_servers : {"emulated", "nodes"} (default: "emulated")
         Where the edge servers are: in the strategy's state, or nodes of their own with the partition ids C
         to C + D - 1, which answer ``train.intra`` and ``train.gossip``
         (``hedgerow.clients.sd_feel_client`` does). Models, modelled traffic and simulated seconds are the
-        same, bit for bit. A round with gossip is then 2 + alpha exchanges, each with the round's deadline;
-        see ``hedgerow.strategies.edges.relayed.EdgeNodes``, also for edge servers that are lost, and
-        those that lie: ``aggregation`` is then also what each takes in gossip, and the models of the two
-        levels differ under a rule.
+        same, bit for bit. With nodes, a round with gossip takes 2 + alpha exchanges, each with the round's
+        deadline; see ``hedgerow.strategies.edges.relayed.EdgeNodes``, also for lost and Byzantine edge
+        servers: each then uses ``aggregation`` in gossip too, and under a rule the models of the two
+        settings differ.
     stragglers : Stragglers or None (default: None)
-        Which clients are slow. Simulated time is then that of the last server, each on a clock of its own: it
-        waits for its slowest client, and in gossip for its neighbours.
+        The slow clients. Each server then has a clock of its own and waits for its slowest client, and in
+        gossip for its neighbours; simulated time is the last server's.
     probe_rounds : int (default: 0)
-        Before the first so many rounds all clients that are there tell grad F_i(u) and estimates of L and
+        Before each of this many first rounds all online clients report grad F_i(u) and estimates of L and
         sigma^2 (``train.gradient``), for the planner: the round's metrics have ``curvature``,
         ``gradient-variance``, ``gradient-dissimilarity`` (kappa^2) and ``gradient2`` (``sd_feel.probes``).
-        The server holds all gradients at once. Training and simulated seconds are as without. Not with
-        ``secure_sum``: gradients are each client's own.
+        The server holds all gradients at once. Training and simulated seconds do not change. Not allowed
+        with ``secure_sum``, as a gradient reveals a single client.
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
     """
 
     scheme = SystemName.SD_FEEL
@@ -132,11 +125,11 @@ class SDFeel(ClusteredStrategy):
 
     @property
     def mixing(self) -> Mixing:
-        """The mixing matrix of the clusters' sizes as far as they are known."""
+        """The mixing matrix for the known sizes of the clusters."""
         return self._gossip.mixing(self.cluster_sizes)
 
     def _planned_with(self, federation: Federation) -> Mapping[str, float]:
-        """Return what a plan needs of the system beside the probes' estimates."""
+        """Return the planner's inputs beside the probes' estimates."""
         system = self.time.system(federation)
         return {
             "zeta": float(self.mixing.zeta),

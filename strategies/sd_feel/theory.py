@@ -1,9 +1,18 @@
-"""What the paper's formulas say before a run: latency, traffic, convergence bound, and a plan.
+"""Latency, traffic, convergence bound and a plan of a run, by the paper's formulas.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13), Theorem 1 (14)-(15).
-Differs: the paper prints no latency formula for the baselines; theirs follow from its rates. Downlinks
-and a cloud link shared by all senders are hypotheses of ours, switched off by default.
+Differs: the paper prints no latency formulas for the baselines; theirs follow from its rates. Downlinks
+and a cloud link shared by all senders are our own assumptions, off by default.
+
+Recurring parameters; a value out of range raises a ValueError that names it, its value and the valid range:
+
+- ``scheme``: a ``SystemName`` or its value;
+- ``tau1``, ``tau2`` >= 1: aggregation periods; FEEL's rounds have tau1 iterations;
+- ``alpha`` >= 0: gossip steps. They are sequential: each costs one transfer, whatever the number of
+  neighbours;
+- ``K`` >= 0: local iterations;
+- ``zeta``: second largest eigenvalue modulus of the mixing matrix, in [0, 1).
 """
 
 import math
@@ -52,7 +61,7 @@ _PAPER_FLOPS_PER_SECOND = 10e9
 _PAPER_PARAMETERS = 21_840
 _CIFAR_LARGE_PARAMETERS = 5_852_170
 
-# The paper gives uplinks only; each downlink takes its uplink's rate.
+# The paper gives uplinks only; each downlink has the rate of its uplink.
 PAPER_RATES = Rates(
     {
         "client->edge": 5e6,
@@ -79,30 +88,25 @@ class SystemName(StrEnum):
 
 @dataclass(frozen=True)
 class System:
-    """The modelled system that a latency belongs to.
+    """The modelled system of a latency.
 
     Parameters
     ----------
     num_params : int
-        Trainable parameters M of a model, >= 1; each travels as 32 bits.
+        Trainable parameters M of a model, >= 1; each is sent as 32 bits.
     compute : Compute
         Cost of a client's local iteration.
     rates : Rates (default: PAPER_RATES)
         Rates of the links ``client->edge``, ``edge->edge``, ``edge->cloud``, ``client->cloud``, and of
         the opposite ones if ``downlink``.
     downlink : bool (default: False)
-        Count the broadcasts too. The paper leaves them out.
+        Count the broadcasts too, which the paper omits.
     shared_cloud_link : bool (default: False)
-        A hypothesis, not in the paper: all senders share one link to the cloud, so that a cloud leg
-        takes the time of ``num_clients`` (FedAvg) or ``num_servers`` (HierFAVG) models; the same holds
-        for the way back if ``downlink``.
+        An assumption that is not in the paper: all senders share one link to the cloud, so that an upload
+        takes the time of ``num_clients`` (FedAvg) or ``num_servers`` (HierFAVG) models, and so does the
+        download if ``downlink``.
     num_clients, num_servers : int (default: 50, 10)
-        C and D, >= 1; the latency depends on them only if ``shared_cloud_link``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not an integer >= 1.
+        C and D, >= 1; used only if ``shared_cloud_link``.
     """
 
     num_params: int
@@ -117,13 +121,13 @@ class System:
         at_least(1, num_params=self.num_params, num_clients=self.num_clients, num_servers=self.num_servers)
 
     def model_seconds(self, link: str) -> float:
-        """Return the seconds that one model takes over a link."""
+        """Return the seconds of sending one model over a link."""
         return self.rates.seconds(_BITS_PER_PARAMETER * self.num_params, link)
 
     def leg_seconds(self, up: str, down: str, uplink: float = 1.0) -> float:
         """Return the seconds of one aggregation between two tiers: up, and down again if counted.
 
-        ``uplink`` is the share of a model's bits that goes up.
+        ``uplink`` is the share of a model's bits that is uploaded.
         """
         return self.model_seconds(up) * uplink + (self.model_seconds(down) if self.downlink else 0.0)
 
@@ -132,20 +136,15 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
     """Return the system of a latency preset; state its name beside every axis of simulated time.
 
     The paper's 21,840 parameters are those of a net for one-channel 28 x 28 images, its 138.4 MFLOPs
-    those of a far larger net, and neither belongs to CIFAR-10's small one.
+    those of a far larger net; neither matches CIFAR-10's small one.
 
     Parameters
     ----------
     name : str
         ``"paper-text"``: the paper's two numbers, whatever net is trained. ``"honest"``: those of the
-        net that is trained. ``"cifar-large"``: 5,852,170 parameters with the paper's 138.4 MFLOPs.
+        trained net. ``"cifar-large"``: 5,852,170 parameters with the paper's 138.4 MFLOPs.
     num_params, flops_per_iteration : int | None, float | None (default: None)
-        Of the trained net; ``"honest"`` needs both, the others do not look at them.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or ``"honest"`` lacks a number.
+        Of the trained net; ``"honest"`` needs both, the others ignore them.
     """
     one_of("preset", name, PRESETS)
     if name == "honest":
@@ -164,8 +163,8 @@ def _valid_scheme(scheme: str) -> SystemName:
     return SystemName(scheme)
 
 
-# A block is what repeats: so many rounds, each of local iterations and one aggregation of clients'
-# models, then the servers' part.
+# A block is the repeated unit: some rounds, each with local iterations and one aggregation of the clients'
+# models, then the servers' aggregation.
 
 
 def _rounds_per_block(scheme: SystemName, tau2: Count) -> Count:
@@ -207,7 +206,7 @@ def _block_seconds(scheme: SystemName, system: System, tau1: Number, tau2: Numbe
 def round_seconds(
     scheme: str, system: System, *, tau1: int, tau2: int = 1, slowdown: float = 1.0, uplink: float = 1.0
 ) -> float:
-    """Return the seconds of one round of local iterations and its aggregation of clients' models.
+    """Return the seconds of one round: local iterations and the aggregation of clients' models.
 
     A round is tau1 iterations (tau1 * tau2 in FedAvg). Every tau2-th round of SD-FEEL and HierFAVG
     takes ``inter_seconds`` longer. The slowest client takes ``slowdown`` (>= 1) times as long for an
@@ -228,26 +227,11 @@ def inter_seconds(scheme: str, system: System, *, alpha: int = 1) -> float:
 
 
 def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alpha: int = 1) -> float:
-    """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all they send.
+    """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all their messages.
 
-    SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the gossip's part is
-    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge.
-
-    Parameters
-    ----------
-    scheme : str
-        A ``SystemName`` or its value.
-    system : System
-        Sizes, compute and rates.
-    tau1, tau2 : int
-        Aggregation periods, >= 1. FEEL's rounds are tau1 iterations long.
-    alpha : int (default: 1)
-        Gossip steps, >= 0. Sequential, so each costs a transfer; how many neighbours does not matter.
-
-    Raises
-    ------
-    ValueError
-        If the scheme is unknown, a number is out of range, or a link has no rate.
+    SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the same with t_edge->cloud
+    in place of the gossip. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge. A
+    link without a rate is a ValueError.
     """
     at_least(1, tau1=tau1, tau2=tau2)
     at_least(0, alpha=alpha)
@@ -255,9 +239,20 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
 
 
 def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, alpha: int = 1) -> float:
-    """Return t_tot, the seconds of K (>= 0) local iterations; an incomplete block counts as complete.
+    """Return t_tot, the seconds of K local iterations; an incomplete block counts as complete.
 
-    Other parameters and errors as in ``block_seconds``.
+    Parameters
+    ----------
+    scheme : str
+        ``"sd-feel"``, ``"fedavg"``, ``"feel"`` or ``"hierfavg"``.
+    system : System
+        Sizes, compute and rates; a link without a rate is a ValueError.
+    K : int
+        Local iterations, >= 0.
+    tau1, tau2 : int
+        Aggregation periods, >= 1. FEEL's rounds have tau1 iterations.
+    alpha : int (default: 1)
+        Gossip steps, >= 0.
     """
     at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
@@ -267,10 +262,7 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
 def iterations_within(
     scheme: str, system: System, seconds: float, *, tau1: int, tau2: int = 1, alpha: int = 1
 ) -> int:
-    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks.
-
-    Other parameters and errors as in ``block_seconds``.
-    """
+    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks."""
     not_negative(seconds=seconds)
     blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return int(blocks) * _block_iterations(SystemName(scheme), tau1, tau2)
@@ -287,33 +279,28 @@ def traffic(
     num_servers: int = 1,
     num_edges: int = 0,
 ) -> dict[str, int]:
-    """Return the models that a run of K iterations sends, by link, in the ledger's link names.
+    """Return how many models a run of K iterations sends, by the ledger's link names.
 
-    The first distribution of w_0 is not counted. Who sends models at a round's start instead of its
-    end sends the same numbers: w_0 goes down, and the last mean does not. With participation beta < 1
-    the clients' numbers are expected to shrink by beta.
+    The first distribution of w_0 is not counted. Sending models at a round's start instead of its end
+    gives the same numbers: w_0 is then sent down, and the last mean is not. With participation beta < 1
+    the clients' numbers shrink by beta in expectation.
 
     Parameters
     ----------
     scheme : str
-        A ``SystemName`` or its value.
+        As in ``latency``.
     K : int
-        Local iterations, a multiple of the block (tau1 * tau2; FEEL: tau1), >= 0.
+        Local iterations, >= 0, a multiple of the block (tau1 * tau2; FEEL: tau1).
     tau1, tau2 : int
         Aggregation periods, >= 1.
     alpha : int (default: 1)
         Gossip steps, >= 0.
     num_clients : int
-        Clients that take part in a round, >= 1: all C of them; in FEEL the scheduled ones.
+        Clients per round, >= 1: all C of them; in FEEL the scheduled ones.
     num_servers : int (default: 1)
-        D, >= 1.
+        D >= 1.
     num_edges : int (default: 0)
         Edges of the servers' graph; a gossip step sends one model each way over every edge.
-
-    Raises
-    ------
-    ValueError
-        If the scheme is unknown or a number is out of range.
     """
     at_least(1, tau1=tau1, tau2=tau2, num_clients=num_clients, num_servers=num_servers)
     at_least(0, K=K, alpha=alpha, num_edges=num_edges)
@@ -335,62 +322,31 @@ def traffic(
 
 @dataclass(frozen=True)
 class ProblemConstants:
-    """The constants of Assumption 1. The paper never gives them; measured ones are lower estimates.
+    """The constants of Assumption 1. The paper does not give them; measured ones are lower estimates."""
 
-    Parameters
-    ----------
-    delta : float
-        F(w_0) - F*, >= 0.
-    smoothness : float
-        L, > 0.
-    sigma2 : float
-        Bound on the variance of a mini-batch gradient, >= 0.
-    kappa2 : float
-        Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
-    sum_m2 : float
-        Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
-
-    Raises
-    ------
-    ValueError
-        If a constant is out of range.
-    """
-
-    delta: float
-    smoothness: float
-    sigma2: float
-    kappa2: float
-    sum_m2: float
+    delta: float  # F(w_0) - F*, >= 0.
+    smoothness: float  # L > 0.
+    sigma2: float  # Bound on the variance of a mini-batch gradient, >= 0.
+    kappa2: float  # Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
+    sum_m2: float  # Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
 
     def __post_init__(self) -> None:
-        for key in ("delta", "sigma2", "kappa2"):
-            not_negative(**{key: getattr(self, key)})
+        not_negative(delta=self.delta, sigma2=self.sigma2, kappa2=self.kappa2)
         positive(smoothness=self.smoothness)
         in_range("sum_m2", self.sum_m2, 0.0, 1.0, open_below=True)
 
 
 @dataclass(frozen=True)
 class BoundConstants:
-    """The constants of Lemma 2 that the periods and the graph decide.
+    """The constants of Lemma 2 that depend on the periods and the graph only.
 
-    They know tau1 and tau2 only by their product, and the graph and alpha only by q = zeta^alpha: they
-    cannot say that intra-cluster averaging between inter-cluster rounds helps.
-
-    Parameters
-    ----------
-    q : float
-        zeta^alpha, in [0, 1).
-    kernel : float
-        Lambda.
-    V1_prime : float
-        V_1', the numerator of V_1.
-    V3 : float
-        V_3.
+    tau1 and tau2 enter only by their product, and the graph and alpha only by q = zeta^alpha, so the
+    constants cannot show that intra-cluster averaging between inter-cluster rounds helps.
     """
 
-    q: float
-    kernel: float
-    V1_prime: float
+    q: float  # zeta^alpha, in [0, 1).
+    kernel: float  # Lambda.
+    V1_prime: float  # V_1', the numerator of V_1.
     V3: float
 
 
@@ -402,20 +358,7 @@ def _constants(tau: Number, q: Number) -> tuple[Number, Number, Number]:
 
 
 def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConstants:
-    """Return Lambda, V_1' and V_3 of Lemma 2.
-
-    Parameters
-    ----------
-    tau1, tau2, alpha : int
-        Aggregation periods and gossip steps, >= 1.
-    zeta : float
-        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
+    """Return Lambda, V_1' and V_3 of Lemma 2, for ``alpha`` >= 1."""
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
     in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     q = float(zeta) ** alpha
@@ -423,29 +366,17 @@ def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConst
 
 
 def eta_max(smoothness: float, V3: float) -> float:
-    """Return the largest step size that (14) admits.
+    """Return the largest step size that satisfies (14), for L > 0 and V_3 >= 0.
 
     With x = eta L and V_2 eliminated, (14) is g(x) = 1 - x - 24 V_3 x^2 + 16 V_3 x^3 >= 0 together with
-    x < 1 / (4 sqrt(V_3)); g falls from 1 on (0, 1) and is -1/2 at the latter end.
-
-    Parameters
-    ----------
-    smoothness : float
-        L, > 0.
-    V3 : float
-        V_3, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    x < 1 / (4 sqrt(V_3)); g decreases from 1 on (0, 1) and is -1/2 at the upper end.
     """
     positive(smoothness=smoothness)
     not_negative(V3=V3)
-    low, high = 0.0, 1.0 if V3 == 0 else min(1.0, 0.25 / math.sqrt(V3))
     if V3 == 0:
-        return high / smoothness
-    # Bisection down to neighbouring floats; the lower end is admissible throughout.
+        return 1.0 / smoothness
+    low, high = 0.0, min(1.0, 0.25 / math.sqrt(V3))
+    # Bisection down to neighbouring floats; the lower end always satisfies (14).
     while low < (x := (low + high) / 2) < high:
         low, high = (x, high) if 1 - x - 24 * V3 * x**2 + 16 * V3 * x**3 >= 0 else (low, x)
     return low / smoothness
@@ -467,26 +398,10 @@ def _floor(problem: ProblemConstants, eta: float, V1_prime: Any, V3: Any) -> npt
 
 
 def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K: int) -> float:
-    """Return the right side of (15), a bound on the mean squared gradient norm over K iterations.
+    """Return the right side of (15), a bound on the mean squared gradient norm over K >= 1 iterations.
 
-    It is +inf where (14) fails, that is where eta > ``eta_max``. Training may well work there: the
-    paper's own experiments lie outside.
-
-    Parameters
-    ----------
-    problem : ProblemConstants
-        The constants of Assumption 1.
-    constants : BoundConstants
-        Of the periods and the graph.
-    eta : float
-        Step size, > 0.
-    K : int
-        Local iterations, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    It is +inf if (14) fails, i.e. if the step size eta > 0 exceeds ``eta_max``. Training may still work
+    there: the paper's own experiments violate (14).
     """
     positive(eta=eta)
     at_least(1, K=K)
@@ -496,7 +411,7 @@ def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """A schedule whose bound (15) reaches a target, and what it costs."""
+    """A schedule with a bound (15) that reaches a target, and its cost."""
 
     tau1: int
     tau2: int
@@ -516,34 +431,15 @@ def plans(
     tau2: Iterable[int] = range(1, 11),
     alpha: Iterable[int] = range(1, 31),
 ) -> list[SchedulePlan]:
-    """Return every SD-FEEL schedule of a grid whose bound (15) reaches the target, cheapest first.
+    """Return every SD-FEEL schedule of a grid that brings the bound (15) down to a target, cheapest first.
 
-    K is the fewest iterations, a multiple of tau1 * tau2, that bring (15) down to the target; the cost
-    is the latency. Ties (to a nanosecond) go to the smaller tau1 * tau2, then the smaller alpha.
+    K is the fewest iterations, a multiple of tau1 * tau2, that reach the target; the cost is the latency.
+    Ties (to a nanosecond) prefer the smaller tau1 * tau2, then the smaller alpha. ``target`` > 0 is a mean
+    squared gradient norm, ``eta`` > 0 the step size, and the grid's entries are >= 1.
 
-    Warning: the bound sees tau1 and tau2 only by their product, while at a fixed product the latency
-    falls with tau1. So it always prefers tau2 = 1, unless the grid's tau1 ends too early to reach the
-    best product. That is a property of the paper's formulas, not evidence about training.
-
-    Parameters
-    ----------
-    target : float
-        Mean squared gradient norm to reach, > 0.
-    problem : ProblemConstants
-        The constants of Assumption 1.
-    system : System
-        The system whose seconds count.
-    eta : float
-        Step size, > 0.
-    zeta : float
-        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
-    tau1, tau2, alpha : Iterable[int]
-        The grid, all >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    Warning: the bound depends on tau1 and tau2 only by their product, while at a fixed product the latency
+    falls with tau1. So tau2 = 1 always wins, unless the grid's tau1 ends too early to reach the best
+    product. That is a property of the paper's formulas, not evidence about training.
     """
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}
@@ -566,7 +462,7 @@ def plans(
 
 
 class PlanGrid(TypedDict, total=False):
-    """What ``plan`` takes by keyword, as ``plans`` does."""
+    """Keyword arguments of ``plan``, as of ``plans``."""
 
     eta: Required[float]
     zeta: Required[float]
@@ -576,17 +472,14 @@ class PlanGrid(TypedDict, total=False):
 
 
 def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpack[PlanGrid]) -> SchedulePlan:
-    """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
+    """Return the first of ``plans``, the cheapest schedule; ``plans`` explains why its tau2 is always 1.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or no schedule of the grid reaches the target.
+    A ValueError means that no schedule of the grid reaches the target.
     """
     found = plans(target, problem, system, **grid)
     if not found:
         raise ValueError(
-            f"target must be one that a schedule of the grid reaches, got {target!r} at eta {grid['eta']!r} "
+            f"target must be reachable by a schedule of the grid, got {target!r} at eta {grid['eta']!r} "
             f"and zeta {grid['zeta']!r}: take a larger target, a smaller eta or more gossip steps"
         )
     return found[0]
@@ -595,7 +488,7 @@ def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpac
 def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:
     values = list(values)
     if not values:
-        raise ValueError(f"{key} must not be empty: it must have at least one integer >= 1")
+        raise ValueError(f"{key} must have at least one integer >= 1, got none")
     for value in values:
         at_least(1, **{key: value})
     return np.array(values, dtype=np.float64)

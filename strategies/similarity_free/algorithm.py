@@ -2,8 +2,8 @@
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the server's lines of Algorithms 1 to 4.
-Differs: what becomes of a round in which a worker is missing, which the paper leaves out. The divisor stays
-n and the missing worker counts as one that did not move, which keeps the virtual iterate exact.
+Differs: the paper does not cover missing workers. Here the divisor stays n and a missing worker counts as one
+that did not move, which keeps the virtual iterate exact.
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ DOWN, UP = "server->worker", "worker->server"
 
 @dataclass(frozen=True)
 class InnerSolver:
-    """How a worker approximates its proximal point, by gradient steps on the inner problem.
+    """How a worker approximates its proximal point: gradient steps on the inner problem.
 
     Parameters
     ----------
     lr : str (default: "auto:0.1")
-        ``auto:<max>``, a third of the proximal parameter but no more than the maximum, or
-        ``fixed:<value>``, which diverges where it exceeds twice the proximal parameter.
+        ``auto:<max>``, a third of the proximal parameter and at most the maximum; or ``fixed:<value>``, which
+        diverges if it exceeds twice the proximal parameter.
     steps : int (default: 30)
-        Inner steps at most, >= 1.
+        Maximum number of inner steps, >= 1.
     tol : float (default: 1e-3)
         Stop at this residual relative to the first gradient, in [0, 1).
     batch : {"fixed", "fresh"} (default: "fixed")
-        One mini-batch a round, as the theory has it, or one an inner step.
+        One mini-batch per round, as in the theory, or one per inner step.
     """
 
     lr: str = "auto:0.1"
@@ -66,7 +66,7 @@ class State:
 
 
 class Algorithm(Method[State]):
-    """Algorithms 1 to 4, line by line; ``SimilarityFree`` adds what a user sets."""
+    """Algorithms 1 to 4, line by line; ``SimilarityFree`` adds the user's settings."""
 
     state_class = State
     schedule: Schedule
@@ -82,14 +82,14 @@ class Algorithm(Method[State]):
         return State(model)
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Send x^k and gamma^k, and move x^k by the mean of the workers' moves."""
+        """Send x^k and gamma^k, and move x^k by the mean of the workers' changes."""
         x, k = state.x, run.round - 1
         workers = range(self.federation.num_clients)
         train = Exchange("train", [Ask(workers, x)], self.instructions(k, run), (DOWN, UP))
         mean = (yield from self.means(train, run)).get(0)
-        if mean is None:  # Nobody moved.
+        if mean is None:
             return state
-        # (1/n) sum_i: who is missing has stayed at x^k.
+        # (1/n) sum_i: missing workers count as unchanged, at x^k.
         missing = set(run.there) - set(mean.nodes)
         typical = mean.weight / len(mean.nodes)
         stayed = sum(self.aggregator.weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
@@ -100,17 +100,17 @@ class Algorithm(Method[State]):
         return state.x
 
     def moved(self, state: State, model: Vector) -> State:
-        """Go on from another x^k; what workers' compressors cut off before is still to come."""
+        """Replace x^k; the workers keep their error memories."""
         return State(model)
 
     def local_step(self, k: int) -> float:
-        """Return what multiplies a gradient in round k (from 0), or that round's proximal parameter."""
+        """Return the factor of a gradient in round k (from 0), or that round's proximal parameter."""
         gamma = self.schedule(k)
         return gamma / self.local_iters if self.schedule_drives == "round" else gamma
 
     def instructions(self, k: int, run: Run) -> Mapping[str, Any]:
-        """Return what workers are told in round k (from 0)."""
-        told: dict[str, Any] = {
+        """Return the workers' instructions for round k (from 0)."""
+        config: dict[str, Any] = {
             "server-round": run.round,
             "round-index": k,
             "operator": self.operator,
@@ -120,4 +120,4 @@ class Algorithm(Method[State]):
             "seed": run.seed,
             "probe": k < self.probe_rounds,
         }
-        return told | self.inner.instructions() if self.operator == "prox" else told
+        return config | self.inner.instructions() if self.operator == "prox" else config

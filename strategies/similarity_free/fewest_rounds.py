@@ -1,10 +1,10 @@
-"""Fewest rounds to an accuracy that ``theory.bound_any`` promises, over the first step of each schedule.
+"""The fewest rounds to an accuracy that ``theory.bound_any`` guarantees, over each schedule's first step.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity": the inequality inside the proof of Theorem 2, before it is bounded from above.
-Its sums, sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k with P_k = prod_{l <= k} (1 + b1 gamma_l^2), are taken
-without a term for each round: of equal steps in closed form, of falling ones in short blocks, each by its
-middle.
+without Data Similarity": the inequality inside the proof of Theorem 2, before its relaxation.
+Its sums are sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k with P_k = prod_{l <= k} (1 + b1 gamma_l^2). For
+equal steps they are computed in closed form, for decreasing ones in short blocks, by each block's midpoint.
+Parameters are as in ``theory``, with V0 > 0 in the functions ``fewest_...``.
 """
 
 from __future__ import annotations
@@ -21,24 +21,16 @@ from hedgerow.wire.extras import needed
 
 __all__ = ["bound_constant_steps", "fewest_diminishing", "fewest_fixed", "fewest_step_decay"]
 
-# A block is this share of the rounds before it; sums are off by less than its square.
+# Length of a block relative to the rounds before it; the error of the sums is below its square.
 _BLOCK = 1e-3
-# From here on rounds are in blocks, up to there they are looked at.
+# Single rounds up to the first number, blocks of rounds up to the second.
 _FIRST, _LAST = 1_000, 1e21
-# First steps down to this share of the largest are looked at.
+# Smallest first step that is searched, relative to the largest.
 _LEAST = 1e-12
 
 
 def bound_constant_steps(constants: Constants, V0: float, stages: list[tuple[float, float]]) -> float:
-    """Return ``theory.bound_any`` of steps that are equal over stages, in closed form.
-
-    Parameters
-    ----------
-    constants, V0
-        As in ``theory.bound_any``.
-    stages : list of tuple of float
-        Each stage's step and its number of rounds, both > 0.
-    """
+    """Return ``theory.bound_any`` in closed form for (step, rounds) stages of equal steps, all > 0."""
     log_p = first = second = 0.0
     for step, rounds in stages:
         growth = math.log1p(constants.b1 * step**2)
@@ -47,7 +39,7 @@ def bound_constant_steps(constants: Constants, V0: float, stages: list[tuple[flo
         first += step * math.exp(-log_p) * terms
         second += step**2 * math.exp(-log_p) * terms
         log_p += growth * rounds
-    # A step too small for float64's squares sums to nothing.
+    # The square of a tiny step underflows to 0.
     return (V0 + constants.b3 * second) / (constants.b2 * first) if first > 0 else math.inf
 
 
@@ -57,21 +49,7 @@ def fewest_fixed(
     """Return the fewest rounds of one step to ``epsilon``, and that step; inf rounds beyond float64.
 
     With S = V0 / (gamma (b2 epsilon - b3 gamma)) it takes K = -ln(1 - b1 gamma^2 S) / ln(1 + b1 gamma^2)
-    rounds, where gamma < b2 epsilon / (b3 + b1 V0).
-
-    Parameters
-    ----------
-    constants, V0
-        As in ``theory.bound_any``; V0 > 0.
-    epsilon : float
-        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
-    max_step : float
-        The largest admissible step, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    rounds, for gamma < b2 epsilon / (b3 + b1 V0).
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     b1, b2, b3 = constants.b1, constants.b2, constants.b3
@@ -93,30 +71,20 @@ def fewest_fixed(
 def fewest_diminishing(
     constants: Constants, V0: float, *, nu: float, epsilon: float, max_step: float
 ) -> tuple[int | float, float]:
-    """Return the fewest rounds of steps c / (k + 1)^nu to ``epsilon``, to a part in a hundred, and c.
+    """Return the fewest rounds of steps c / (k + 1)^nu to ``epsilon``, within 1 %, and c.
 
-    Parameters
-    ----------
-    constants, V0, epsilon, max_step
-        As in ``fewest_fixed``; inf stands for more than 10^21 rounds.
-    nu : float
-        In (1/2, 1).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    nu is in (1/2, 1); inf means more than 10^21 rounds.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
     blocks = int(math.log(_LAST / _FIRST) / math.log1p(_BLOCK))
     grown = np.ceil(_FIRST * np.exp(np.arange(1, blocks + 1) * math.log1p(_BLOCK)))
-    # Block i is rounds edges[i] + 1 to edges[i + 1], from 1.
+    # Block i covers rounds edges[i] + 1 to edges[i + 1], from 1.
     edges = np.concatenate([np.arange(_FIRST + 1.0), np.unique(grown[grown > _FIRST])])
     lengths, steps = np.diff(edges), ((edges[:-1] + 1 + edges[1:]) / 2) ** -nu
 
     def rounds(c: float) -> float:
         growth = np.log1p(constants.b1 * (c * steps) ** 2)
-        # ln P_k in the middle of each block; P_k counts round k whole.
+        # ln P_k in the middle of each block; P_k includes all of round k.
         log_p = np.cumsum(lengths * growth) - (lengths - 1) / 2 * growth
         weights = lengths * c * steps * np.exp(-log_p)
         first, second = np.cumsum(weights), np.cumsum(weights * c * steps)
@@ -130,19 +98,9 @@ def fewest_diminishing(
 def fewest_step_decay(
     constants: Constants, V0: float, *, decay_factor: float, epsilon: float, max_step: float
 ) -> tuple[int | float, float]:
-    """Return the fewest rounds of steps that are cut after each of Theorem 3's stages, and the first step.
+    """Return the fewest rounds to ``epsilon`` with Theorem 3's stages, and the first step.
 
-    Parameters
-    ----------
-    constants, V0, epsilon, max_step
-        As in ``fewest_fixed``; inf stands for 2^60 or more.
-    decay_factor : float
-        As in ``StepDecay``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``decay_factor`` is as in ``StepDecay``; inf means 2^60 or more.
     """
     positive(V0=V0, epsilon=epsilon, max_step=max_step)
 
@@ -163,7 +121,7 @@ def fewest_step_decay(
         low, high = high, 2 * high
         if high >= 2**60:
             return math.inf, max_step
-    # To a part in a thousand.
+    # Within 0.1 %.
     while high - low > max(1, high >> 10):
         middle = (low + high) // 2
         low, high = (low, middle) if best(middle)[0] <= epsilon else (middle, high)
@@ -171,7 +129,7 @@ def fewest_step_decay(
 
 
 def _least(cost: Callable[[float], float], most: float) -> float:
-    """Return where in (0, most] a cost that falls and then rises is least, on a logarithmic scale."""
+    """Return the minimiser in (0, most] of a cost that falls and then rises, on a logarithmic scale."""
     optimize = needed("scipy.optimize", "math")
     grid = np.linspace(math.log(most * _LEAST), math.log(most), 80)
     values = [cost(math.exp(at)) for at in grid]

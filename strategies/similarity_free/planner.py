@@ -1,7 +1,7 @@
-"""What is known of a problem before or after a run, and a plan from it: steps, rounds and uplink to accuracy.
+"""Plans from a problem's constants, given or measured: steps, rounds and uplink to an accuracy.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds.
+without Data Similarity": Theorems 1-3 and Propositions 1-4, implemented in ``theory.py``.
 """
 
 import math
@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 _BITS_PER_PARAMETER = 32
-# Bounds sum over all rounds' steps, which take 80 MB.
+# The bounds sum over the steps of all rounds; this many take 80 MB.
 _MOST_ROUNDS = 10**7
-# A complete stage takes its square of rounds.
+# A complete stage takes decay_factor^2 rounds.
 _MOST_DECAY = 3_000.0
 
 
 class Source(StrEnum):
-    """Where an input of a plan comes from."""
+    """The source of a plan's input."""
 
     GIVEN = "given"
     MEASURED = "measured"
@@ -64,17 +64,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """An input of a plan and where it comes from.
-
-    Parameters
-    ----------
-    value : float
-        The number.
-    source : Source
-        Given, measured in a run, or assumed.
-    rule : str (default: "")
-        How it was measured, or by which rule it was assumed.
-    """
+    """An input of a plan, its source, and the rule by which it was measured or assumed."""
 
     value: float
     source: Source
@@ -83,32 +73,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ProblemEstimates:
-    """What the theory must know of a problem, each number with its source.
+    """The constants that the theory needs, each with its source."""
 
-    Parameters
-    ----------
-    L : Estimate
-        Smoothness of every f_i, > 0.
-    sigma2 : Estimate
-        Variance bound of a mini-batch gradient, >= 0. Its mean over nodes is enough: it enters only so.
-    delta_inf : Estimate
-        Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
-    V0 : Estimate
-        f(x^0) - f^inf, > 0.
-    R : Estimate
-        Upper bound on every V_k, >= V0; the step-decay bound alone needs it.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
-
-    L: Estimate
-    sigma2: Estimate
-    delta_inf: Estimate
-    V0: Estimate
-    R: Estimate
+    L: Estimate  # Smoothness of every f_i, > 0.
+    sigma2: Estimate  # Variance bound of a mini-batch gradient, >= 0; only its mean over nodes is used.
+    delta_inf: Estimate  # Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
+    V0: Estimate  # f(x^0) - f^inf, > 0.
+    R: Estimate  # Upper bound on every V_k, >= V0; only the step-decay bound needs it.
 
     def __post_init__(self) -> None:
         positive(L=self.L.value, V0=self.V0.value)
@@ -118,7 +89,7 @@ class ProblemEstimates:
         require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
 
     def assumed(self) -> dict[str, str]:
-        """Return what was assumed: the rule by the input's name."""
+        """Return the assumed inputs: name to rule."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: one.rule for name, one in every.items() if one.source is Source.ASSUMED}
 
@@ -132,22 +103,10 @@ def estimates(
     V0: float | None = None,
     R: float | None = None,
 ) -> ProblemEstimates:
-    """Return what was given, completed by what a non-negative loss allows to assume.
+    """Return the given constants, and the missing (None) ones as a non-negative loss bounds them.
 
-    Parameters
-    ----------
-    L, sigma2 : float
-        As in ``ProblemEstimates``.
-    initial_loss : float
-        f(x^0), finite, > 0. If no loss is negative, V0 = f(x^0) - f^inf and Delta^inf <= f^inf are at most
-        that.
-    delta_inf, V0, R : float | None (default: None)
-        As in ``ProblemEstimates``; None is assumed. R is then V0, which no theorem promises.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``initial_loss`` is f(x^0) > 0: it bounds V0 = f(x^0) - f^inf and Delta^inf <= f^inf. R is assumed to be
+    V0, which no theorem guarantees. See ``ProblemEstimates`` for the others.
     """
     positive(initial_loss=initial_loss)
     gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
@@ -176,23 +135,12 @@ def estimates_from_rounds(
     V0: float | None = None,
     R: float | None = None,
 ) -> ProblemEstimates:
-    """Return what was given, completed by what a run with probing on measured.
+    """Return the given constants, and the missing (None) ones as measured in a run with probing.
 
-    L is the largest ``curvature``, sigma2 the largest ``gradient-variance`` of all rounds, both estimates
-    from below: they hold where the run has been. Losses are those of the central evaluation.
-
-    Parameters
-    ----------
-    rounds : iterable of mapping
-        The run's rounds: ``round``, and the metrics ``train`` and ``central``, as in ``RoundEnd``.
-    L, sigma2, delta_inf, V0, R : float | None (default: None)
-        As in ``ProblemEstimates``; None is measured, or bounded by measured losses: delta_inf by the
-        smallest, V0 by that of round 0, R by the largest.
-
-    Raises
-    ------
-    ValueError
-        If the rounds lack what is needed (all of it is named), or a number is out of range.
+    L is the largest ``curvature`` and sigma2 the largest ``gradient-variance`` of all rounds. Both are
+    estimates from below, valid where the run has been. The losses of the central evaluation bound the others:
+    delta_inf by the smallest, V0 by that of round 0, R by the largest. ``rounds`` are the run's: ``round``,
+    and the metrics ``train`` and ``central``, as in ``RoundEnd``; a ValueError names all that they lack.
     """
     rounds = list(rounds)
     curvatures = _recorded(rounds, "train", "curvature")
@@ -229,7 +177,7 @@ def _recorded(rounds: Sequence[Mapping[str, Any]], source: str, metric: str) -> 
 
 
 def _most(values: Sequence[float]) -> float:
-    return float(np.max(values))  # NaN wins, and is refused
+    return float(np.max(values))  # NaN propagates, and is rejected.
 
 
 def _probed(what: str, values: Sequence[float]) -> str:
@@ -238,42 +186,18 @@ def _probed(what: str, values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is guaranteed for one algorithm and one schedule.
-
-    Parameters
-    ----------
-    algorithm : AlgorithmName
-        Which of the four.
-    schedule : Schedule
-        The system's step: divide by T for the local step of the FedAvg family.
-    max_step, max_local_step : float
-        The largest admissible step of the system, and of a local iteration.
-    constants : Constants
-        Of recursion (1).
-    bound : float
-        ``bound_any`` after the planned rounds.
-    theorem : float
-        The bound of the schedule's own theorem.
-    rounds : int | float
-        To epsilon; inf if the formulas do not reach it.
-    first_step : float
-        With which these rounds begin, at most ``max_step``; of the system, as ``schedule``.
-    uplink_bits : int | float | None
-        All nodes' uplink to epsilon; None where the bits of a message are not known.
-    estimates : ProblemEstimates
-        The inputs, each with its source: ``estimates.assumed()`` says what was assumed.
-    """
+    """The guarantee for one algorithm and one schedule."""
 
     algorithm: AlgorithmName
-    schedule: Schedule
-    max_step: float
-    max_local_step: float
+    schedule: Schedule  # The system's step: divide by T for the local step of the FedAvg family.
+    max_step: float  # The largest admissible step of the system.
+    max_local_step: float  # The same for a local iteration.
     constants: Constants
-    bound: float
-    theorem: float
-    rounds: int | float
-    first_step: float
-    uplink_bits: int | float | None
+    bound: float  # ``bound_any`` after the planned rounds.
+    theorem: float  # The bound of the schedule's own theorem.
+    rounds: int | float  # Rounds to epsilon; inf if the formulas do not reach it.
+    first_step: float  # The first step of these rounds, of the system, at most ``max_step``.
+    uplink_bits: int | float | None  # Of all nodes, to epsilon; None if the bits per message are unknown.
     estimates: ProblemEstimates
 
 
@@ -291,45 +215,21 @@ def plan(
     message_bits: int | None = None,
     mode: str = "corrected",
 ) -> list[Guarantee]:
-    """Return what is guaranteed for each algorithm with each schedule, in the order of ``AlgorithmName``.
+    """Return the guarantee for each algorithm with each schedule, in the order of ``AlgorithmName``.
 
-    No argument says how dissimilar the nodes' data are: that no step size depends on it is the paper's
-    message. Heterogeneity enters the bounds through Delta^inf alone.
+    No argument describes how dissimilar the nodes' data are: the paper's message is that no step size depends
+    on it. Heterogeneity enters the bounds through Delta^inf alone.
 
-    The fixed schedule takes the c that is best for K rounds, the others start at the largest admissible
-    step; a stage of the step-decay schedule is ``theory_stage_len`` rounds long. Rounds to epsilon are the
-    fewest that ``bound_any`` promises, over all first steps that are admissible; with constants as printed,
-    those of the theorems: of Theorem 1 with the c that is best for many rounds, of Theorem 2, and of
-    ``rounds_step_decay``.
+    The fixed schedule uses the best c for K rounds, the others start at the largest admissible step; a stage
+    of the step-decay schedule has ``theory_stage_len`` rounds. Rounds to epsilon are the fewest that
+    ``bound_any`` guarantees, over all admissible first steps. With printed constants they are those of the
+    theorems: of Theorem 1 with the best c for many rounds, of Theorem 2, and of ``rounds_step_decay``.
 
-    Parameters
-    ----------
-    known : ProblemEstimates
-        L, sigma2, Delta^inf, V0 and R.
-    num_rounds : int (default: 400)
-        K, >= max(2, decay_factor^2), so that step-decay has a complete stage.
-    epsilon : float (default: 0.1)
-        Accuracy on min_k E||grad f(x^k)||^2, finite, > 0.
-    local_iters : int (default: 1)
-        T of the FedAvg family, >= 1.
-    contraction : float (default: 1.0)
-        alpha of the compressor of the error-feedback algorithms, in (0, 1].
-    nu, decay_factor : float (default: 0.75, 2.0)
-        Of the diminishing and of the step-decay schedule. With the 0.51 of the paper's experiments
-        Theorem 2 says nothing useful: e^{b1 s} is 10^9 for FedAvg.
-    num_nodes : int (default: 10)
-        n, >= 1.
-    num_params : int | None (default: None)
-        Trainable parameters, >= 1; a message without compression is 32 bits each.
-    message_bits : int | None (default: None)
-        Bits of one compressed message, >= 1.
-    mode : str (default: "corrected")
-        A ``Mode`` or its value: of the constants and of Theorem 3.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``local_iters`` is T of the FedAvg family, and ``contraction`` is for the error-feedback algorithms; both,
+    ``num_rounds`` K, ``epsilon`` and ``mode`` are as in ``theory``. K must be at least max(2,
+    decay_factor^2), so that step-decay has a complete stage. With nu = 0.51 as in the paper's experiments
+    Theorem 2 is useless: e^{b1 s} is 10^9 for FedAvg. ``num_params`` are the trainable parameters, 32 bits
+    each in an uncompressed message; ``message_bits`` is the size of a compressed one.
     """
     at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
     require("num_rounds", num_rounds, f"an integer up to {_MOST_ROUNDS}", num_rounds <= _MOST_ROUNDS)

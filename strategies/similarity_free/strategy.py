@@ -1,6 +1,6 @@
-"""The strategy of FedAvg, FedProx and their error-feedback forms: what a user sets, and what goes together.
+"""The settings of FedAvg, FedProx and their error-feedback forms, and their valid combinations.
 
-The paper's lines are in ``algorithm.py``.
+The paper's algorithms are in ``algorithm.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,26 +24,26 @@ from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["InnerSolver", "SimilarityFree"]
 
-# Metrics of single workers whose mean says nothing.
+# Metrics that are summed, and metrics that are maximised over workers; their means are meaningless.
 _TOTALS = ("memory-lost", "payload-bits")
 _LARGEST = ("curvature", "prox-residual")
-# What a ClientApp must take from a message's config.
+# The config keys that a ClientApp must follow.
 _INSTRUCTIONS = ("operator", "local-step", "local-iters")
 
 
 class SimilarityFree(Algorithm):
-    """Federated learning whose step sizes need no bound on how much the workers' data differ.
+    """Federated learning with step sizes that need no bound on the dissimilarity of the workers' data.
 
     Round k (from 0) sends x^k and gamma^k to every worker, which applies its operator and replies with
 
     - no compressor: its model x_i^k; then x^{k+1} = (1/n) sum_i x_i^k (Algorithms 1 and 3);
-    - a compressor Q and error feedback: q_i^k = Q(x_i^k - x^k + e_i^k), and keeps what was not sent;
+    - a compressor Q and error feedback: q_i^k = Q(x_i^k - x^k + e_i^k), keeping the rest as its error memory;
       then x^{k+1} = x^k + (1/n) sum_i q_i^k (Algorithms 2 and 4);
     - a compressor without error feedback: the same with e_i = 0, which is FedPAQ.
 
-    **The ClientApp must be** ``hedgerow.clients.similarity_free_client()``, or one that takes ``operator``,
-    ``local-step`` and ``local-iters`` from a message's config and says so: its metrics tell ``local-step``,
-    the step that it took. A reply that tells neither this nor ``drift-norm`` is refused; where all are, the
+    **The ClientApp must be** ``hedgerow.clients.similarity_free_client()``, or one that follows ``operator``,
+    ``local-step`` and ``local-iters`` in a message's config and reports the step it took as the metric
+    ``local-step``. A reply with neither this metric nor ``drift-norm`` is refused; if all are refused, the
     run ends in its first round.
 
     Parameters
@@ -55,38 +55,33 @@ class SimilarityFree(Algorithm):
     compressor : str or Compressor (default: "identity")
         ``identity``, ``topk(0.01)``, ``randk(0.1)``, ``sign`` or ``ternary``, see ``hedgerow.wire.compress``.
     error_feedback : bool (default: True)
-        Whether a worker keeps what its compressor cut off. Without a compressor it keeps nothing.
+        Keep what the compressor cuts off in an error memory; no effect without a compressor.
     schedule_drives : {"local", "round"} (default: "local")
-        Whether gamma_k is the step of a local iteration, as in the paper's experiments, or that of a whole
-        round, as in its theory: then a local step of the gradient operator is gamma_k / ``local_iters``.
+        Whether gamma_k is the step of a local iteration, as in the paper's experiments, or of a whole round,
+        as in its theory: a local step of the gradient operator is then gamma_k / ``local_iters``.
     local_iters : int (default: 30)
         Local iterations T of the gradient operator, >= 1.
     batch_size : int (default: 64)
-        Samples of a mini-batch, >= 1.
+        Samples per mini-batch, >= 1.
     inner : InnerSolver (default: InnerSolver())
         How workers approximate a proximal point.
     weighting : {"uniform", "examples"} (default: "uniform")
-        Every worker 1/n, as in the paper, or its share of all examples.
+        A weight of 1/n for each worker, as in the paper, or its share of all examples.
     aggregation : str, Aggregation or Aggregator (default: "mean")
-        What the server takes of the workers' updates, decoded where they are compressed: the mean, as in the
-        paper, a rule that some lying nodes cannot ruin, see ``parse_aggregation``, or your own aggregator.
-        Under a rule a worker that did not answer does not count, and error feedback keeps no virtual iterate
-        exact. Of a round of too few replies for the rule their median is taken.
+        How the server combines the workers' decoded updates: the mean, as in the paper, a Byzantine-robust
+        rule, see ``parse_aggregation``, or your own aggregator. A rule ignores missing workers, so error
+        feedback then keeps no virtual iterate exact. With too few replies for the rule the median is used.
     secure_sum : bool or SecureSum (default: False)
-        Whether the server sees the sum of the workers' updates alone (``SecureSum`` for other settings than
-        the defaults), as in SD-FEEL. Of the compressors ``identity`` and ``randk`` go with it: masks are on
-        every entry that is sent, so that all workers must send the same ones. With ``SecureSum(noise=...)``
-        all workers weigh the same.
+        Whether the server sees only the sum of the workers' updates, as in SD-FEEL; a ``SecureSum`` changes
+        the default settings. Only the compressors ``identity`` and ``randk`` are allowed: every sent entry is
+        masked, so all workers must send the same entries. With ``SecureSum(noise=...)`` all workers have the
+        same weight.
     probe_rounds : int (default: 0)
-        In the first so many rounds workers also estimate curvature and gradient variance, for the planner.
+        The number of first rounds in which workers also estimate curvature and gradient variance, for the
+        planner.
     **options
         See ``FederationOptions``. ``min_available_nodes`` is the number of workers n (default 2). A round
-        goes on without workers whose replies are missing; ``min_train_nodes`` = n repeats it instead.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        continues without missing replies; ``min_train_nodes`` = n repeats it instead.
     """
 
     def __init__(
@@ -133,15 +128,14 @@ class SimilarityFree(Algorithm):
         super().__init__(federation, aggregator=aggregator, parts=[uplink, followed])
 
     def _sums(self, asked: bool | SecureSum, federation: Federation, workers: int) -> SecureSums | None:
-        """Return the sums of a run; ValueError where what workers send cannot be in one."""
+        """Return the run's secure sums; ValueError if the workers' messages cannot be summed."""
         settings = parse_secure_sum(asked, self.aggregation, probe_rounds=self.probe_rounds)
         if settings is None:
             return None
         if not isinstance(self.compressor, Identity | RandK):
             raise ValueError(
                 f"compressor must be 'identity' or 'randk(0.1)' with secure_sum, got '{self.compressor}': "
-                "masks are on every entry, so that nothing is saved where each worker chooses its own or "
-                "sends signs"
+                "every entry is masked, so choosing entries per worker or sending signs saves nothing"
             )
         if workers < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} workers; there are {workers}")
@@ -152,8 +146,8 @@ class SimilarityFree(Algorithm):
     def named(cls, algorithm: str, **parameters: Any) -> Self:
         """Return one of the paper's algorithms: ``fedavg``, ``fedprox``, ``ef-fedavg`` or ``ef-fedprox``.
 
-        Parameters are those of the class. The first two send whole models: they take no ``compressor``.
-        The last two take ``topk(0.01)`` unless given another.
+        Parameters are those of the class. The first two send whole models and take no ``compressor``; the
+        last two default to ``topk(0.01)``.
         """
         one_of("algorithm", algorithm, ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox"))
         parameters["operator"] = "prox" if algorithm.endswith("fedprox") else "gradient"
@@ -165,11 +159,9 @@ class SimilarityFree(Algorithm):
             )
         return cls(**parameters)
 
-    # State.
-
     @property
     def num_workers(self) -> int:
-        """Workers n."""
+        """The number of workers n."""
         return self.federation.num_clients
 
     @property
@@ -178,7 +170,7 @@ class SimilarityFree(Algorithm):
         return self.completed_rounds * self.local_iters
 
     def unwrapped(self) -> str | None:
-        """Return that replies are compressed, where they are."""
+        """Return why wrappers are refused: compressed replies."""
         compressor = f"compressor must be 'identity', got '{self.compressor}': a compressed reply is no model"
         return compressor if self.compressed else None
 
@@ -194,31 +186,29 @@ class SimilarityFree(Algorithm):
         log(INFO, "\t├──> ErrorFeedback: %s, %s", self.compressor, memory)
         self.federation.log_keys()
 
-    # Mechanics.
-
     @property
     def compressed(self) -> bool:
         """Whether workers send compressed changes instead of models."""
         return not isinstance(self.compressor, Identity)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        """Aggregate as asked for; sums and maxima where a mean says nothing."""
+        """Aggregate the metrics, with sums and maxima for those with a meaningless mean."""
         metrics = super().train_metrics(contents)
         if self.settings.train_metrics_aggr_fn is not None:
             return metrics
         return _combined(metrics, lambda key: [_metric(content, key) for content in contents])
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
-        """Aggregate metrics in columns likewise."""
+        """Do the same for metrics in columns."""
         return _combined(super().table_metrics(table), lambda key: table[key].tolist())
 
 
-def _combined(metrics: MetricRecord, told: Callable[[str], list[float]]) -> MetricRecord:
-    """Put sums and maxima of what nodes told in the place of means that say nothing."""
+def _combined(metrics: MetricRecord, values: Callable[[str], list[float]]) -> MetricRecord:
+    """Replace meaningless means by the sums and maxima of the workers' values."""
     for keys, combine in ((_TOTALS, sum), (_LARGEST, max)):
         for key in keys:
             if key in metrics:
-                metrics[key] = combine(told(key))
+                metrics[key] = combine(values(key))
     if lost := metrics.get("memory-lost"):
         log(WARNING, "%.0f workers had lost their error memory: what it held is gone.", lost)
     return metrics

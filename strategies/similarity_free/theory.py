@@ -1,13 +1,26 @@
-"""What the theory says before a run: admissible steps, constants, bounds, rounds and uplink to accuracy.
+"""Bounds that are known before a run: admissible steps, constants, rounds and uplink to an accuracy.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity": recursion (1), Theorems 1-3, Propositions 1-4, Lemmas 1-4, Appendix E.
-Differs: by default the constants and the step-decay bound are corrected. Proposition 1 prints a superfluous
-T; Proposition 3 a variance coefficient that is too small; Proposition 4 loses an L^2, which admits too large
-steps if L > 1; the proof of Theorem 3 bounds the largest of its stages' terms by the smallest, and its
-statement is false in general. The printed versions are there on request. Where gradients are noisy, the
-bounds of the proximal algorithms are heuristic: gradients at a proximal point are not unbiased, as the
-paper takes them to be.
+Differs: the constants and the step-decay bound are corrected by default; the printed versions are available.
+Proposition 1 prints a superfluous T. The variance coefficient of Proposition 3 is too small. Proposition 4
+loses an L^2, which admits too large steps if L > 1. The proof of Theorem 3 bounds the largest of its stages'
+terms by the smallest, and its statement is false in general. With noisy gradients the bounds of the proximal
+algorithms are heuristic: the paper assumes unbiased gradients, and those at a proximal point are biased.
+
+Recurring parameters, finite unless stated otherwise; a value out of range raises a ValueError that names it:
+
+- ``algorithm``, ``mode``: an ``AlgorithmName`` and a ``Mode``, or their values;
+- ``L`` > 0: smoothness of every f_i;
+- ``contraction``: alpha in (0, 1], ||Q(v) - v||^2 <= (1 - alpha) ||v||^2; 1 is no compression;
+- ``sigma2`` >= 0: bound on the variance of a mini-batch gradient;
+- ``delta_inf`` >= 0: Delta^inf, the mean over nodes of f^inf - f_i^inf; 0 iff all share a minimiser;
+- ``local_iters``: T >= 1; 1 for the proximal algorithms;
+- ``V0`` >= 0: V_0, which is f(x^0) - f^inf, as all error memories start at zero;
+- ``R`` >= 0: upper bound on every V_k, unknown before a run;
+- ``num_rounds``: K >= 1;
+- ``max_step`` > 0: the largest admissible step, possibly infinite;
+- ``epsilon`` > 0: accuracy on min W_k, the squared norm of a gradient.
 """
 
 import math
@@ -64,17 +77,17 @@ class AlgorithmName(StrEnum):
 
     @property
     def proximal(self) -> bool:
-        """Whether a local iteration is a proximal step, of which a round takes one."""
+        """Whether a local iteration is a proximal step; a round then takes one."""
         return self in (AlgorithmName.FEDPROX, AlgorithmName.EF_FEDPROX)
 
     @property
     def error_feedback(self) -> bool:
-        """Whether updates are compressed and nodes keep what compression dropped."""
+        """Whether updates are compressed and nodes keep what compression drops."""
         return self in (AlgorithmName.EF_FEDAVG, AlgorithmName.EF_FEDPROX)
 
 
 class Mode(StrEnum):
-    """Whose constants: the corrected ones, or those that the paper prints."""
+    """Which constants: corrected, or as printed in the paper."""
 
     CORRECTED = "corrected"
     PRINTED = "printed"
@@ -84,36 +97,13 @@ class Mode(StrEnum):
 
 
 def omega(contraction: float) -> float:
-    """Return omega = (1 - alpha)(1 + 2 / alpha), how strongly an update's norm enters the error memory.
-
-    Parameters
-    ----------
-    contraction : float
-        alpha of ||Q(v) - v||^2 <= (1 - alpha) ||v||^2, in (0, 1]; 1 is no compression.
-    """
+    """Return omega = (1 - alpha)(1 + 2 / alpha), the weight of an update's norm in the error memory."""
     _contraction(contraction)
     return (1 - contraction) * (1 + 2 / contraction)
 
 
 def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = "corrected") -> float:
-    """Return the largest step of recursion (1): alpha^k = T gamma^k of FedAvg, gamma^k of FedProx.
-
-    Parameters
-    ----------
-    algorithm : str
-        An ``AlgorithmName`` or its value.
-    L : float
-        Smoothness of every f_i, finite, > 0.
-    contraction : float (default: 1.0)
-        alpha of the compressor, in (0, 1]; matters with error feedback only.
-    mode : str (default: "corrected")
-        A ``Mode`` or its value.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown or a number is out of range.
-    """
+    """Return the largest step of recursion (1): alpha^k = T gamma^k of FedAvg, gamma^k of FedProx."""
     algorithm, mode = _algorithm(algorithm), _mode(mode)
     positive(L=L)
     w = omega(contraction)
@@ -133,25 +123,13 @@ class Constants:
     W_k is E||grad f(x^k)||^2. V_k is E[f(z^k)] - f^inf + error_weight gamma_k (1/n) sum_i E||e_i^k||^2,
     where z^k is x^k plus the mean of the error memories e_i^k.
 
-    Parameters
-    ----------
-    b1, b3 : float
-        Finite, >= 0; in curvature^2 and loss curvature^2.
-    b2 : float
-        Finite, > 0.
-    error_weight : float (default: 0.0)
-        Finite, >= 0; 0 without error feedback.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    All are finite and >= 0, b2 > 0; b1 is in units of curvature^2 and b3 of loss curvature^2.
     """
 
     b1: float
     b2: float
     b3: float
-    error_weight: float = 0.0
+    error_weight: float = 0.0  # 0 without error feedback.
 
     def __post_init__(self) -> None:
         positive(b2=self.b2)
@@ -170,21 +148,7 @@ def system_constants(
 ) -> Constants:
     """Return the constants of Propositions 1-4, valid for steps up to ``max_step``.
 
-    Parameters
-    ----------
-    algorithm, L, contraction, mode
-        As in ``max_step``.
-    sigma2 : float
-        Bound on the variance of a mini-batch gradient, finite, >= 0.
-    delta_inf : float
-        Delta^inf, the mean over nodes of f^inf - f_i^inf, finite, >= 0; 0 iff they share a minimiser.
-    local_iters : int (default: 1)
-        T, >= 1; 1 for the proximal algorithms. Only FedAvg's printed constants depend on it.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown or a number is out of range.
+    Only FedAvg's printed constants depend on ``local_iters``.
     """
     algorithm, mode = _algorithm(algorithm), _mode(mode)
     not_negative(sigma2=sigma2, delta_inf=delta_inf)
@@ -206,17 +170,7 @@ def system_constants(
 def sgd_constants(L: float, A: float, C: float) -> Constants:
     """Return the constants of plain SGD, Appendix E.
 
-    Parameters
-    ----------
-    L : float
-        Smoothness, finite, > 0.
-    A, C : float
-        Of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C, finite, >= 0; steps are at most 1 / (L B).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    A and C, >= 0, are those of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C; steps are at most 1 / (L B).
     """
     return robust_sgd_constants(L, A, C, angle=0.0)
 
@@ -224,17 +178,8 @@ def sgd_constants(L: float, A: float, C: float) -> Constants:
 def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Constants:
     """Return the constants of Byzantine-robust SGD, Appendix E.
 
-    Parameters
-    ----------
-    L, A, C : float
-        As in ``sgd_constants``, of the robust aggregate.
-    angle : float
-        By how much the aggregate may turn away from the gradient, radians in [0, pi/2).
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    L, A and C are as in ``sgd_constants``, for the robust aggregate. ``angle``, in [0, pi/2) radians, bounds
+    the deviation of the aggregate's direction from the gradient.
     """
     positive(L=L)
     not_negative(A=A, C=C)
@@ -249,22 +194,9 @@ def bound_any(constants: Constants, V0: float, steps: ArrayLike) -> float:
     """Return the bound for any positive steps, the inequality inside the proof of Theorem 2.
 
     With P_k = prod_{l <= k} (1 + b1 gamma_l^2) it is
-    (V0 + b3 sum_k gamma_k^2 / P_k) / (b2 sum_k gamma_k / P_k): never larger than Theorems 1 and 2, attained
-    by a constant W_k, and in need of no bound on later V_k.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1).
-    V0 : float
-        V_0, finite, >= 0; f(x^0) - f^inf, as all error memories start at zero.
-    steps : array_like
-        gamma_0, ..., gamma_{K-1} of the system, (rounds,), finite, > 0; ``schedule.values(K)``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    (V0 + b3 sum_k gamma_k^2 / P_k) / (b2 sum_k gamma_k / P_k). It never exceeds Theorems 1 and 2, a constant
+    W_k attains it, and it needs no bound on later V_k. ``steps`` are gamma_0, ..., gamma_{K-1} of the system,
+    (rounds,), > 0: ``schedule.values(K)``.
     """
     not_negative(V0=V0)
     first, second = _discounted_sums(constants, steps)
@@ -278,7 +210,7 @@ def _discounted_sums(
     gamma = np.asarray(steps, dtype=np.float64)
     valid = gamma.ndim == 1 and gamma.size > 0 and bool(np.all(np.isfinite(gamma) & (gamma > 0)))
     require("steps", steps, "a list of finite numbers > 0", valid)
-    # P_k grows beyond float64 where its logarithm is a plain number.
+    # P_k may overflow float64; its logarithm does not.
     weights = np.exp(-np.cumsum(np.log1p(constants.b1 * gamma**2)))  # 1 / P_k
     return np.cumsum(gamma * weights), np.cumsum(gamma**2 * weights)
 
@@ -286,26 +218,13 @@ def _discounted_sums(
 def bound_fixed(constants: Constants, V0: float, schedule: Fixed) -> float:
     """Return the bound of Theorem 1: (e^{b1 c^2} V0 / (b2 c) + b3 c / b2) / sqrt(K).
 
-    Parameters
-    ----------
-    constants, V0
-        As in ``bound_any``.
-    schedule : Fixed
-        c and K; admissible if c <= ``max_step`` sqrt(K).
-
-    Raises
-    ------
-    ValueError
-        If V0 is out of range.
+    The schedule is admissible if c <= ``max_step`` sqrt(K).
     """
     return _fixed_numerator(constants, V0, schedule.c) / math.sqrt(schedule.num_rounds)
 
 
 def bound_fixed_product(constants: Constants, V0: float, schedule: Fixed) -> float:
-    """Return Theorem 1 before its last relaxation: (1 + b1 gamma^2)^K V0 / (K b2 gamma) + b3 gamma / b2.
-
-    Parameters and errors as in ``bound_fixed``.
-    """
+    """Return Theorem 1 before its last relaxation: (1 + b1 gamma^2)^K V0 / (K b2 gamma) + b3 gamma / b2."""
     not_negative(V0=V0)
     gamma, K = schedule(0), schedule.num_rounds
     start = _times_exp(V0, K * math.log1p(constants.b1 * gamma**2)) / (K * gamma)
@@ -320,19 +239,7 @@ def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
 def bound_diminishing(constants: Constants, V0: float, schedule: Diminishing, num_rounds: int) -> float:
     """Return the bound of Theorem 2: (V0 + b3 s) e^{b1 s} / (b2 c K^{1 - nu}), s of ``square_sum_bound``.
 
-    Parameters
-    ----------
-    constants, V0
-        As in ``bound_any``.
-    schedule : Diminishing
-        c and nu; admissible if c <= ``max_step``.
-    num_rounds : int
-        K, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    The schedule is admissible if c <= ``max_step``.
     """
     at_least(1, num_rounds=num_rounds)
     return _diminishing_numerator(constants, V0, schedule) / _power(num_rounds, 1 - schedule.nu)
@@ -349,26 +256,9 @@ def bound_step_decay(
 ) -> float:
     """Return the bound for step-decay: the best complete stage, or Theorem 3 as the paper prints it.
 
-    Theorem 3 is false in general; it follows from the corrected bound where decay_factor <= 2 or
-    K >= 2^decay_factor.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1).
-    R : float
-        Upper bound on every V_k, finite, >= 0. Not known before a run; ``bound_any`` needs V_0 only.
-    schedule : StepDecay
-        Admissible if gamma0 <= ``max_step``.
-    num_rounds : int
-        K, >= stage_len.
-    printed : bool (default: False)
-        Return Theorem 3, whose stage_len is ``theory_stage_len``: no other is valid.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    Theorem 3, ``printed``, is false in general; it follows from the corrected bound if decay_factor <= 2 or
+    K >= 2^decay_factor. Its stage_len must be ``theory_stage_len``. K must be at least stage_len, and the
+    schedule is admissible if gamma0 <= ``max_step``.
     """
     if not printed:
         return float(step_decay_stage_bounds(constants, R, schedule, num_rounds).min())
@@ -389,8 +279,7 @@ def step_decay_stage_bounds(
 ) -> NDArray[np.float64]:
     """Return, for each complete stage m, (R / (gamma_m T_s) + (b1 R + b3) gamma_m) / b2, (stages,).
 
-    Each is a bound of its own: recursion (1) summed over the T_s rounds of a stage, with 0 <= V_k <= R.
-    Parameters and errors as in ``bound_step_decay``.
+    Each is a bound on its own: recursion (1) summed over the T_s rounds of a stage, with 0 <= V_k <= R.
     """
     not_negative(R=R)
     at_least(1, num_rounds=num_rounds)
@@ -408,23 +297,8 @@ def best_c_fixed(
 ) -> float:
     """Return the c that minimises Theorem 1's bound, clipped to ``max_step`` sqrt(K).
 
-    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2.
-
-    Parameters
-    ----------
-    constants : Constants
-        Of recursion (1); b1 or b3 must be > 0 if ``max_step`` is infinite.
-    V0 : float
-        Finite, > 0.
-    max_step : float (default: inf)
-        The largest admissible step, > 0; the default does not clip.
-    num_rounds : int (default: 1)
-        K, >= 1; matters for clipping only.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2, for V0 > 0. If
+    ``max_step`` is infinite, b1 or b3 must be > 0.
     """
     positive(V0=V0)
     at_least(1, num_rounds=num_rounds)
@@ -439,7 +313,7 @@ def _stationary_c(constants: Constants, V0: float) -> float:
         return math.sqrt(V0 / constants.b3) if constants.b3 > 0 else math.inf
     if constants.b3 == 0:
         return 1 / math.sqrt(2 * constants.b1)
-    # In u = b1 c^2 the root of e^u (1 - 2 u) = u / r; on a logarithmic scale it is found at any r.
+    # With u = b1 c^2, solve e^u (1 - 2 u) = u / r on a logarithmic scale, which works for any r.
     r = constants.b1 * V0 / constants.b3
     low, high = math.log(min(0.25, r / 2)), math.log(min(0.5 * (1 - 2**-50), r))
 
@@ -447,7 +321,7 @@ def _stationary_c(constants: Constants, V0: float) -> float:
         u = math.exp(log_u)
         return u + math.log1p(-2 * u) - log_u + math.log(r)
 
-    # Where r or its inverse is too small for float64 to tell the ends' signs, the end is the root.
+    # If r or 1 / r is so small that float64 loses the sign at an end, that end is the root.
     if excess(low) <= 0 or excess(high) >= 0:
         log_u = low if excess(low) <= 0 else high
     else:
@@ -462,29 +336,7 @@ def _stationary_c(constants: Constants, V0: float) -> float:
 def rounds_fixed(
     constants: Constants, V0: float, *, c: float, epsilon: float, max_step: float = math.inf
 ) -> int | float:
-    """Return the rounds K from which Theorem 1's bound is at most epsilon and c / sqrt(K) is admissible.
-
-    Parameters
-    ----------
-    constants, V0
-        As in ``bound_any``.
-    c : float
-        Finite, > 0; the plan is for steps c / sqrt(K).
-    epsilon : float
-        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
-    max_step : float (default: inf)
-        The largest admissible step, > 0.
-
-    Returns
-    -------
-    int | float
-        K; inf where it exceeds float64.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
+    """Return the smallest K with Theorem 1's bound <= epsilon and c / sqrt(K) admissible; inf at overflow."""
     positive(c=c, epsilon=epsilon)
     require("max_step", max_step, "a number > 0", max_step > 0)
     return _round_up(
@@ -495,10 +347,7 @@ def rounds_fixed(
 def rounds_diminishing(
     constants: Constants, V0: float, schedule: Diminishing, *, epsilon: float, max_step: float = math.inf
 ) -> int | float:
-    """Return the rounds from which Theorem 2's bound is at most epsilon.
-
-    Parameters and errors as in ``rounds_fixed``; ``schedule.c`` > ``max_step`` is a ValueError too.
-    """
+    """Return the smallest K with Theorem 2's bound at most epsilon, for ``schedule.c`` <= ``max_step``."""
     positive(epsilon=epsilon)
     require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
     numerator = _diminishing_numerator(constants, V0, schedule)
@@ -514,23 +363,10 @@ def rounds_step_decay(
     epsilon: float,
     max_step: float = math.inf,
 ) -> int | float:
-    """Return rounds K that bring the corrected step-decay bound, with theory's stage length, to epsilon.
+    """Return a K at which the corrected step-decay bound, with theory's stage length, is at most epsilon.
 
-    The paper gives the order only. K is found by doubling and bisection; inf stands for 2^60 or more.
-
-    Parameters
-    ----------
-    constants, R
-        As in ``bound_step_decay``.
-    gamma0, decay_factor : float
-        As in ``StepDecay``; the stage length is ``theory_stage_len(K, decay_factor)``.
-    epsilon, max_step
-        As in ``rounds_fixed``; gamma0 > ``max_step`` is a ValueError.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    The paper gives the order only. K is found by doubling and bisection; inf means 2^60 or more. gamma0 must
+    not exceed ``max_step``.
     """
     positive(epsilon=epsilon)
     require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
@@ -539,7 +375,7 @@ def rounds_step_decay(
         schedule = StepDecay(gamma0, decay_factor, theory_stage_len(K, decay_factor))
         return bound_step_decay(constants, R, schedule, K) <= epsilon
 
-    # From K = decay_factor^2 on a stage is no longer than the run.
+    # From K = decay_factor^2 on, a stage is no longer than the run.
     low = high = max(2, math.ceil(decay_factor**2))
     while not reached(high):
         low, high = high, 2 * high
@@ -554,23 +390,9 @@ def rounds_step_decay(
 def rounds_any(
     constants: Constants, V0: float, schedule: Schedule, *, epsilon: float, limit: int = 1_000_000
 ) -> int | float:
-    """Return the first number of rounds at which ``bound_any`` is at most epsilon; inf beyond ``limit``.
+    """Return the first number of rounds at which ``bound_any`` is <= epsilon; inf beyond ``limit`` (>= 1).
 
-    Parameters
-    ----------
-    constants, V0
-        As in ``bound_any``.
-    schedule : Schedule
-        Of the system's step; its steps are taken as they are, whatever K a ``Fixed`` was made for.
-    epsilon : float
-        Accuracy on min W_k, finite, > 0.
-    limit : int (default: 1,000,000)
-        Rounds to look at, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    The schedule's steps are used as they are, whatever K a ``Fixed`` was made for.
     """
     positive(epsilon=epsilon)
     not_negative(V0=V0)
@@ -580,59 +402,29 @@ def rounds_any(
 
 
 def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: int) -> int | float:
-    """Return rounds x nodes x bits of a message, what all nodes send up; inf for infinitely many rounds.
+    """Return rounds x nodes x bits per message, the uplink of all nodes; inf for infinitely many rounds.
 
-    Parameters
-    ----------
-    rounds : int | float
-        Of a ``rounds_...`` function, >= 0.
-    num_nodes : int
-        n, >= 1; all of them take part in every round.
-    message_bits : int
-        Bits of one node's message, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``num_nodes`` >= 1 nodes take part in every round, and ``message_bits`` >= 1 is for one node.
     """
     at_least(1, num_nodes=num_nodes, message_bits=message_bits)
     require("rounds", rounds, "a number >= 0", rounds >= 0)
     return rounds * (num_nodes * message_bits)
 
 
-# Lemmas 1-4 and the other inequalities that a run can be checked against
+# Lemmas 1-4 and the other inequalities that can be checked in a run
 
 
 def square_sum_bound(schedule: Diminishing) -> float:
-    """Return 2 nu c^2 / (2 nu - 1), which the squares of a diminishing schedule never exceed (Lemma 2)."""
+    """Return 2 nu c^2 / (2 nu - 1), a bound on the sum of squares of a diminishing schedule (Lemma 2)."""
     return 2 * schedule.nu * schedule.c**2 / (2 * schedule.nu - 1)
 
 
 def client_drift_bound(
     local_step: float, local_iters: int, *, L: float, grad_norm2: float, sigma2: float = 0.0
 ) -> float:
-    """Return the bound of Lemma 3 on sum_{l < T} E||x^k - x_i^{k,l}||^2.
+    """Return Lemma 3's bound on sum_{l < T} E||x^k - x_i^{k,l}||^2.
 
-    6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2).
-
-    Parameters
-    ----------
-    local_step : float
-        gamma^k, in (0, 1 / (sqrt(6) T L)].
-    local_iters : int
-        T, >= 1.
-    L : float
-        Smoothness, finite, > 0.
-    grad_norm2 : float
-        ||grad f_i(x^k)||^2, finite, >= 0.
-    sigma2 : float (default: 0.0)
-        Variance bound, finite, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    It is 6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2), for gamma^k in (0, 1 / (sqrt(6) T L)].
     """
     at_least(1, local_iters=local_iters)
     positive(local_step=local_step, L=L)
@@ -646,7 +438,7 @@ def client_drift_bound(
 def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2: float = 0.0) -> float:
     """Return the bound of Lemma 4 on E||x^k - p_i^k||^2: 6 gamma^2 (||grad f_i(x^k)||^2 + sigma^2).
 
-    Parameters and errors as in ``client_drift_bound`` with T = 1; ``step`` is the prox parameter.
+    ``step`` is the proximal parameter, in (0, 1 / (sqrt(6) L)].
     """
     return client_drift_bound(step, 1, L=L, grad_norm2=grad_norm2, sigma2=sigma2)
 
@@ -654,17 +446,7 @@ def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2:
 def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
     """Return 2 L (f(x) - f^inf) + 2 L Delta^inf, a bound on the mean of ||grad f_i(x)||^2 over nodes.
 
-    Parameters
-    ----------
-    L : float
-        Smoothness, finite, > 0.
-    gap, delta_inf : float
-        f(x) - f^inf and Delta^inf, finite, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``gap`` is f(x) - f^inf >= 0.
     """
     positive(L=L)
     not_negative(gap=gap, delta_inf=delta_inf)
@@ -672,38 +454,15 @@ def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
 
 
 def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: float) -> float:
-    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2.
-
-    Parameters
-    ----------
-    contraction : float
-        alpha, in (0, 1].
-    memory_norm2, drift_norm2 : float
-        The two squared norms, finite, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
+    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2."""
     not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
     return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
 
 
 def error_memory_radius(contraction: float, drift_norm: float) -> float:
-    """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G: no error memory grows longer.
+    """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G, which bounds the norm of every error memory.
 
-    Parameters
-    ----------
-    contraction : float
-        alpha, in (0, 1].
-    drift_norm : float
-        G, a bound on every ||x_i^k - x^k||, finite, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``drift_norm`` is G >= 0, a bound on every ||x_i^k - x^k||.
     """
     _contraction(contraction)
     not_negative(drift_norm=drift_norm)
@@ -721,29 +480,13 @@ def fedprox_similarity_margin(
     dissimilarity: float,
     form: str = "as-quoted",
 ) -> float:
-    """Return rho of the similarity-based condition that the paper argues against; it demands rho > 0.
+    """Return rho of the similarity-based condition rho > 0 that the paper argues against.
 
-    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice.
-
-    Parameters
-    ----------
-    mu, mu_bar : float
-        Proximal weight, and strong convexity of the proximal objective, finite, > 0.
-    inexactness : float
-        gamma, that of the local solve, in [0, 1].
-    num_sampled : int
-        K, the devices of a round, >= 1.
-    L : float
-        Smoothness, finite, > 0.
-    dissimilarity : float
-        B of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2, finite, >= 0.
-    form : str (default: "as-quoted")
-        ``"as-quoted"`` in the paper, or ``"original"``: Theorem 4 of the cited work by Li et al.
-
-    Raises
-    ------
-    ValueError
-        If the form is unknown or a number is out of range.
+    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice. ``mu`` is the
+    proximal weight, ``mu_bar`` the strong convexity of the proximal objective, both > 0; ``inexactness`` is
+    gamma of the local solve, in [0, 1]; ``num_sampled`` is K, devices per round; ``dissimilarity`` is B >= 0
+    of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2. ``form`` is ``"as-quoted"`` in the paper, or ``"original"``:
+    Theorem 4 of the cited work by Li et al.
     """
     one_of("form", form, ("as-quoted", "original"))
     positive(mu=mu, mu_bar=mu_bar, L=L)
@@ -759,7 +502,7 @@ def fedprox_similarity_margin(
 
 
 def _times_exp(value: float, exponent: float) -> float:
-    """Return value e^exponent for value >= 0, inf where it exceeds float64."""
+    """Return value e^exponent for value >= 0; inf if it exceeds float64."""
     with np.errstate(over="ignore"):
         return 0.0 if value == 0 else float(value * np.exp(exponent))
 

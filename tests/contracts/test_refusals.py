@@ -1047,7 +1047,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"works": work([np.array([-1])])}, r"batches\[0\] must be indices 0 to 1, got -1 to -1"),
     ],
     "clients.similarity_free.proximal:ProximalWork": [
-        ({"batches": [ONE] * 2}, "batches must be 1 or one a step, 3, got 2"),
+        ({"batches": [ONE] * 2}, "batches must be 1, or one per step, 3, got 2"),
     ],
     "clients.training.batches:epoch_batches": [
         ({"part": np.arange(0)}, "must have at least 1 sample to train on, got 0"),

@@ -23,7 +23,7 @@ from hedgerow.strategies import (
     Privacy,
     TooFewRepliesError,
 )
-from hedgerow.strategies.ceps.strategy import neighbourhood_graph, participants
+from hedgerow.strategies.ceps.algorithm import neighbourhood_graph, participants
 from hedgerow.strategies.gossip import SET_UP
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.wire import Purpose, generator, parse_codec

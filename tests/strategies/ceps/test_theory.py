@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies.ceps.strategy import participants
+from hedgerow.strategies.ceps.algorithm import participants
 from hedgerow.strategies.ceps.theory import (
     connection_probability,
     contraction,
