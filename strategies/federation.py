@@ -616,7 +616,7 @@ class Federation:
     # Models as vectors.
 
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
-        """Store the model's layout and return the arrays as one vector (M,): float64 if any is, else float32."""
+        """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
         self.layout = Layout.of(arrays)
         floats = (d for d in self.layout.dtypes if np.dtype(d).kind == "f")
         return self.layout.flatten(arrays, np.result_type(np.float32, *floats))

@@ -592,7 +592,7 @@ class Roster:
         return True
 
     def resting(self) -> dict[str, list[int]]:
-        """Return how often, and until which round, nodes are quarantined, by partition id, for a checkpoint."""
+        """Return how often and until which round nodes are quarantined, by partition id, for a checkpoint."""
         return {str(at): list(since) for at, since in sorted(self._resting.items())}
 
     def put_to_rest(self, resting: Mapping[str, Sequence[int]]) -> None:
