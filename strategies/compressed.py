@@ -87,8 +87,8 @@ class Compressed(Strategy):
     compressor : str or Compressor (default: "topk(0.01)")
         As for ``parse_compressor``. With ``identity`` replies are dense, and only checked and counted.
         Medians, trimmed means, Krum and Bulyan require ``sign``, or ``randk(0.1)`` (the same entries at all
-        nodes). In ``randk(0.1)`` an entry is sent every ten rounds on average, scaled tenfold, so local steps
-        must be smaller than without compression: a tenth is safe.
+        nodes). In ``randk(0.1)`` an entry is sent every tenth round on average, with the changes of ten
+        rounds, so local steps must be smaller than without compression: a tenth is safe.
     error_feedback : bool (default: True)
         Nodes keep the compression error and add it to their next message.
 

@@ -93,12 +93,12 @@ class Router(Part):
     is booked as ``node->node``, and the legs through the hub as such: a request and a reply per publisher,
     whatever the number of its receivers. ``route`` does the same outside a ``Gossip``.
 
-    The router sees the graph, which node queries which and when, how often a node communicates, payload sizes,
-    failed deliveries, and **everything in an open payload**; a method's privacy must account for this. It does
-    not read or combine payloads, and keeps none after the event, but its operator could: the server knows the
-    run's seed, which suffices to decode an open payload. It can drop, delay or corrupt a sealed payload
-    (``hedgerow.wire.sealed``), but cannot read it unless it was a man in the middle when the two ends were
-    introduced, which pinned keys prevent.
+    The router sees the graph, which node queries which and when, how often a node communicates, payload
+    sizes, failed deliveries, and **everything in an open payload**; a method's privacy must account for this.
+    It does not read or combine payloads, and keeps none after the event, but its operator could: the server
+    knows the run's seed, which suffices to decode an open payload. It can drop, delay or corrupt a sealed
+    payload (``hedgerow.wire.sealed``), but cannot read it unless it was a man in the middle when the two ends
+    were introduced, which pinned keys prevent.
 
     Parameters
     ----------

@@ -296,7 +296,7 @@ def _drawn(name: str, num_nodes: int, seed: int, *, directed: bool = False) -> n
 
 
 def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.DiGraph:
-    """Return a strongly connected directed graph on the nodes 0, ..., D - 1; an edge (j, i) is j sending to i.
+    """Return a strongly connected directed graph on the nodes 0, ..., D - 1; j sends to i on an edge (j, i).
 
     Parameters
     ----------
