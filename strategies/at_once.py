@@ -11,13 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.exchange import (
-    Columns,
-    Exchange,
-    Models,
-    RoundFailedError,
-    Vector,
-)
+from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.run import Run, read

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
-from hedgerow.strategies.exchange import (
-    Exchange,
-    Question,
-    RoundFailedError,
-    Steps,
-    Together,
-    Vector,
-)
+from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.run import Run, send

@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least, is_real, positive, require
 
-__all__ = [
-    "SCHEDULES",
-    "Diminishing",
-    "Fixed",
-    "Schedule",
-    "StepDecay",
-    "schedule",
-    "theory_stage_len",
-]
+__all__ = ["SCHEDULES", "Diminishing", "Fixed", "Schedule", "StepDecay", "schedule", "theory_stage_len"]
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,7 @@ class SumNoise(Noise):
 
     def of_plan(self) -> dict[str, Any]:
         """Return the settings as fields of a ``SumPlan``."""
-        return {
-            "norm": float(self.clip),
-            "multiplier": float(self.multiplier),
-            "noise_source": self.source,
-        }
+        return {"norm": float(self.clip), "multiplier": float(self.multiplier), "noise_source": self.source}
 
 
 class SumReleases:

@@ -27,18 +27,7 @@ from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, Roste
 from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.topology import Mixing
-from hedgerow.wire.edge_servers import (
-    CLIENT,
-    EDGE,
-    LACKS,
-    MODEL,
-    MODELS,
-    OWN,
-    RULE,
-    WEIGHTS,
-    Column,
-    columns,
-)
+from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, RULE, WEIGHTS, Column, columns
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule

@@ -125,11 +125,7 @@ class ErrorFeedback(Part):
     def asked(self, round_index: int) -> dict[str, str | bool | int]:
         """Return the config entries that ask for a round's compressed replies."""
         compressor = str(in_round(self.compressor, round_index))
-        return {
-            "compressor": compressor,
-            "error-feedback": self.error_feedback,
-            "round-index": round_index,
-        }
+        return {"compressor": compressor, "error-feedback": self.error_feedback, "round-index": round_index}
 
     def acknowledge(self, nodes: Iterable[int], round_index: int) -> None:
         """Record that the model has absorbed these nodes' updates of a round."""

@@ -59,9 +59,7 @@ class Download:
 
     def __add__(self, other: Download) -> Download:
         return Download(
-            self.messages + other.messages,
-            self.bits + other.bits,
-            self.payload_bytes + other.payload_bytes,
+            self.messages + other.messages, self.bits + other.bits, self.payload_bytes + other.payload_bytes
         )
 
     def __mul__(self, times: int) -> Download:
