@@ -83,8 +83,8 @@ def _checked(
         inbox.take(node)
         try:
             if not fine[k]:
-                told = {key: values[k] for key, values in metrics.items()}
-                read(run, exchange, node, _reply(run, rows[k], told))
+                own = {key: values[k] for key, values in metrics.items()}
+                read(run, exchange, node, _reply(run, rows[k], own))
             if bounded:
                 federation.bound().check_norm(float(norms[k]), sent[pools[k]])
         except PayloadError as error:
@@ -116,8 +116,8 @@ def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, S
     ledger = run.federation.ledger
     for content, members in asked:
         ask = exchange.asked[members[0]]
-        told = content[run.federation.settings.configrecord_key]
-        size = sum(payload_bytes(record) for record in content.values() if record is not told)
+        config = content[run.federation.settings.configrecord_key]
+        size = sum(payload_bytes(record) for record in content.values() if record is not config)
         bits = run.federation.model_bits if ask.bits is None else ask.bits
         whole, count = payload_bytes(content), len(members)
         if exchange.links[0]:

@@ -207,8 +207,8 @@ class Compressed(Strategy):
             for caller in filter(is_flowers, outer_strategies(self)):
                 name = type(caller).__name__
                 raise ValueError(
-                    f"strategy of {name} must not be Compressed, whose updates are still coded when {name} "
-                    f"sees them: write Compressed({name}(...)), which decodes them first"
+                    f"strategy of {name} must not be Compressed: its updates are still coded when {name} "
+                    f"sees them; write Compressed({name}(...)), which decodes them first"
                 )
         # With the request in its config, the strategy books messages at their final size.
         config = ConfigRecord({**config, **self.uplink.feedback.asked(server_round - 1), "acknowledged": -1})
@@ -246,10 +246,7 @@ class Compressed(Strategy):
         self.strategy.summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped strategy's state, acknowledgements and traffic, for a checkpoint.
-
-        AttributeError if the wrapped strategy has no ``state_dict``, like Flower's.
-        """
+        """Return the state; AttributeError if the wrapped strategy has no ``state_dict``, like Flower's."""
         theirs: Any = self.strategy
         return {"strategy": theirs.state_dict(), "uplink": self.uplink.state_dict()}
 

@@ -143,10 +143,9 @@ class _Settings:
             valid = is_real(ratio) and (ratio == 0 or ratio >= 1)
             require(name, ratio, "a number >= 1, or 0 for no bound", valid)
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
-        int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
-        int_at_least(0, quarantine_after=self.quarantine_after)
+        for name in ("seed", "min_train_nodes", "quarantine_after", "max_repeats"):
+            int_at_least(0, **{name: getattr(self, name)})
         int_at_least(1, min_available_nodes=self.min_available_nodes)
-        int_at_least(0, max_repeats=self.max_repeats)
         if self.num_clients is None:
             return
         int_at_least(0, num_clients=self.num_clients)
@@ -366,10 +365,7 @@ class Federation:
         return reasons
 
     def scheduled(self, server_round: int, pool: Sequence[int], count: int) -> list[int]:
-        """Return ``count`` of a pool's partitions, ascending, or all if there are fewer.
-
-        They are drawn uniformly without replacement, from the round's own random stream.
-        """
+        """Return ``count`` of a pool's partitions, ascending, drawn uniformly, or all if there are fewer."""
         count = min(count, len(pool))
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
         return sorted(pool[i] for i in stream.choice(len(pool), count, replace=False)) if count else []
@@ -543,7 +539,7 @@ class Federation:
             self.fell_back += 1
             log(
                 WARNING,
-                "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
+                "%d updates are left for %s, which needs %d: the coordinate-wise median is used.",
                 len(updates),
                 rule,
                 rule.least,

@@ -58,25 +58,17 @@ class Reply:
 
 @dataclass
 class ExchangeReport:
-    """Message counts of one exchange.
+    """Message counts of one exchange."""
 
-    Parameters
-    ----------
-    sent : int
-        Instructions sent.
-    accepted : int
-        Replies that arrived in time and passed every check.
-    rejected : Counter[str]
-        Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
-        ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and
-        excluded nodes: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
-    errors : dict[int, Error]
-        Error replies, by partition id.
-    """
-
+    # Instructions.
     sent: int = 0
+    # Replies that arrived in time and passed every check.
     accepted: int = 0
+    # Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
+    # ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and excluded
+    # nodes: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
     rejected: Counter[str] = field(default_factory=Counter)
+    # Error replies, by partition id.
     errors: dict[int, Error] = field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
     hello = config_in(content, "hello")
     introduction = hello.get("introduction")
     if not isinstance(introduction, bytes) or len(introduction) != INTRODUCTION_BYTES:
-        raise PayloadError("no sealing", f"the node told no introduction of {INTRODUCTION_BYTES} bytes")
+        raise PayloadError("no sealing", f"the node sent no introduction of {INTRODUCTION_BYTES} bytes")
     return introduction, hello.get("pinned") is True
 
 
@@ -38,10 +38,7 @@ def refused_in(content: RecordDict, senders: Iterable[int]) -> dict[str, list[in
 
 
 class Introductions:
-    """The introductions of a run, by partition id.
-
-    ``pinning`` nodes trust only their pinned keys; the others trust the first key that they get.
-    """
+    """A run's introductions, by partition id; ``pinning`` nodes trust only pinned keys, others the first."""
 
     def __init__(self) -> None:
         self.of: dict[int, bytes] = {}

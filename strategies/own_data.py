@@ -62,8 +62,8 @@ class OwnNodes:
         shape, classes = roster.shapes.input_shape, roster.shapes.num_classes
         if shape is None or classes is None:
             raise RosterError(
-                "No node said what its data look like. Valid with partition = 'own' are nodes whose node "
-                "config names their data: --node-config 'data=\"/srv/x.npz\"'."
+                "No node has reported the shape of its data. With partition = 'own' node configs must name "
+                "the data: --node-config 'data=\"/srv/x.npz\"'."
             )
         self.input_shape, self.num_classes = shape, classes
         # ``mean`` and ``std`` of each feature.
@@ -145,7 +145,7 @@ class OwnNodes:
             if not replies:
                 raise RosterError(
                     "standardise = 'federated' needs the moments of at least one node's features, and no "
-                    "node told any. Nodes refuse with share-statistics = false."
+                    "node reported any. Nodes refuse if share-statistics = false."
                 )
             mean, std = pooled([reply.value for reply in replies])
             self._standardisation = {"mean": mean.tolist(), "std": std.tolist()}

@@ -239,7 +239,7 @@ class PeerChannel:
                 proof = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
                 server.add_secure_port(self._listen, proof)
         except RuntimeError as error:
-            raise OSError(f"peers cannot be listened for on {self._listen}: {error}") from error
+            raise OSError(f"cannot listen for peers on {self._listen}: {error}") from error
         server.start()
         self._server = server
         self._channels = {peer: self._channel(peer) for peer in self.traffic}

@@ -79,10 +79,7 @@ class Registry:
 
     @classmethod
     def read(cls, path: str | Path) -> "Registry":
-        """Return the registry of a TOML file; paths of key files are relative to it.
-
-        A RegistryError names the file, the node and the key.
-        """
+        """Return the registry of a TOML file; paths of key files are relative to it."""
         file = Path(path).expanduser()
         try:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -116,14 +113,12 @@ class Registry:
 def _registered(at: int, table: object, folder: Path) -> Registered:
     if not isinstance(table, dict):
         raise RegistryError(f"node {at} must be a table [[node]], got {quoted(table)}")
-    if unknown := sorted(set(table) - set(_READERS)):
-        raise RegistryError(
-            f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_READERS)}"
-        )
-    read = {key: _READERS[key](table[key], folder) for key in table}
+    if unknown := sorted(set(table) - set(_KEYS)):
+        raise RegistryError(f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_KEYS)}")
+    read = {key: _KEYS[key][0](table[key], folder) for key in table}
     for key, value in read.items():
         if value is None:
-            raise RegistryError(f"node {at}: {key} must be {_VALID[key]}, got {quoted(table[key])}")
+            raise RegistryError(f"node {at}: {key} must be {_KEYS[key][1]}, got {quoted(table[key])}")
     return Registered(**{key.replace("-", "_"): value for key, value in read.items()})
 
 
@@ -158,22 +153,15 @@ def _der(text: bytes) -> bytes | None:
     return der
 
 
-_READERS: Mapping[str, Callable[[object, Path], Any]] = {
-    "key": _key,
-    "name": _text,
-    "partition": _between(0, MAX_PLACES - 1),
-    "role": _text,
-    "group": _text,
-    "max-examples": _between(1, MAX_EXAMPLES),
-}
-_TEXT = f"a text of up to {MAX_WORD} printable characters"
-_VALID: Mapping[str, str] = {
-    "key": "an OpenSSH public key, or a file that holds one",
+_TEXT = _text, f"a text of up to {MAX_WORD} printable characters"
+# How each key is read (None if its value is not valid), and the valid values in words.
+_KEYS: Mapping[str, tuple[Callable[[object, Path], Any], str]] = {
+    "key": (_key, "an OpenSSH public key, or a file that holds one"),
     "name": _TEXT,
-    "partition": f"an integer from 0 to {MAX_PLACES - 1}",
+    "partition": (_between(0, MAX_PLACES - 1), f"an integer from 0 to {MAX_PLACES - 1}"),
     "role": _TEXT,
     "group": _TEXT,
-    "max-examples": f"an integer from 1 to {MAX_EXAMPLES}",
+    "max-examples": (_between(1, MAX_EXAMPLES), f"an integer from 1 to {MAX_EXAMPLES}"),
 }
 
 

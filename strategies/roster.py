@@ -47,7 +47,7 @@ _VACANT = 0
 # The partition id of a node that reported only a name.
 _UNKNOWN = -1
 _POLL_SECONDS = 0.1
-# What Flower's ClientApp raises for a message without a handler: with functions, with a client_fn.
+# What Flower's ClientApp raises without a handler for a message: with functions, with a client_fn.
 _NO_HANDLER = ("No query function registered", "Invalid message type")
 # A SuperNode's report of what its ClientApp raised.
 _REASON = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>")
@@ -73,7 +73,7 @@ class RosterError(RunFailedError):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes of a node's data; None if the node did not report them.
+    """The shapes of a node's data; None for what it did not report.
 
     Parameters
     ----------
@@ -158,10 +158,7 @@ def rounds_away(times: int) -> int:
 
 
 def placed(node: Node) -> str | None:
-    """Return why a node that must know its partition id is excluded; None if it knows it.
-
-    It must know it where both sides draw random numbers by it, or where nodes form a graph.
-    """
+    """Return why a node is excluded that must know its partition id, for common random draws or a graph."""
     return None if node.knows_its_place else "no partition id"
 
 
@@ -247,10 +244,7 @@ class Roster:
         return {node.partition_id: node.node_id for node in self.nodes if node.node_id in self.online}
 
     def take_refusals(self) -> Counter[str]:
-        """Return how many nodes were excluded since the last call, by reason.
-
-        Nodes beyond the federation's places are not counted.
-        """
+        """Return how many nodes with a place were excluded since the last call, by reason."""
         taken, self._refusals = self._refusals, Counter()
         if self.places is not None:
             taken.pop(_NO_PLACE, None)
@@ -316,7 +310,7 @@ class Roster:
         """
         needed = quorum or expected
         if needed is None:
-            raise ValueError("quorum must be an integer >= 1 where expected is None")
+            raise ValueError("quorum must be an integer >= 1 if expected is None")
         node_ids = _wait_for_nodes(grid, needed, timeout)
         answers = _Introductions(grid, timeout)
         # Two nodes at most: if their ClientApp cannot answer, no other can, and each would log an error.
@@ -365,7 +359,9 @@ class Roster:
                 return seated
             answers.step(listed, self._question)
 
-    def _seated(self, told: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
+    def _seated(
+        self, claims: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None
+    ) -> "Roster":
         """Return the roster of these nodes."""
         roster = Roster([Node(i, _VACANT) for i in range(self.places or 0)], True)
         roster.places, roster._question, roster._admits = self.places, self._question, self._admits
@@ -374,9 +370,9 @@ class Roster:
         roster.names = dict(names)
         for name, at in names.items():
             roster._nodes[at] = Node(at, _VACANT, name=name)
-        welcome = [node for node, refused in told if refused is None]
+        welcome = [node for node, refused in claims if refused is None]
         roster.shapes = _most_common(welcome) if shapes is None else shapes
-        roster._take_in(told, 0)
+        roster._take_in(claims, 0)
         return roster
 
     def continued(
@@ -398,15 +394,15 @@ class Roster:
     def _by_rank(cls, node_ids: list[int], expected: int | None, registry: Registry | None) -> "Roster":
         if registry is not None:
             raise RosterError(
-                "No node says who it is, which a registry is held against. Valid are ClientApps that answer: "
-                "ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce'."
+                "No node introduces itself, which a registry requires. Use ClientApp(mods=[introduce]), with "
+                "'from hedgerow.clients import introduce'."
             )
         log(
             WARNING,
-            "No node says who it is: partition ids are the ranks of the sorted node ids, other ones in every "
-            "run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with 'from "
-            "hedgerow.clients import introduce', keeps each node's own partition id. Two nodes were asked; "
-            "what their logs say of that is of no consequence.",
+            "No node introduces itself: partition ids are the ranks of the sorted node ids, which change "
+            "from run to run, and sizes come from the replies. ClientApp(mods=[introduce]), with 'from "
+            "hedgerow.clients import introduce', keeps each node's own partition id. Two nodes were queried; "
+            "you can ignore errors about this in their logs.",
         )
         ranked = sorted(node_ids)[:expected]
         nodes = [Node(rank, node_id) for rank, node_id in enumerate(ranked)]
@@ -482,10 +478,10 @@ class Roster:
             for new in strangers[len(vacant) :]:
                 self._sit(Node(len(self.nodes), new))
 
-    def _identified(self, told: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
+    def _identified(self, nodes: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
         """Return the online nodes under their keys' registered names, and why each is refused."""
         claims: list[_Claim] = []
-        for node, (name, public_key) in ((told[i], listed[i]) for i in told if i in listed):
+        for node, (name, public_key) in ((nodes[i], listed[i]) for i in nodes if i in listed):
             known = replace(node, name=shown(name, MAX_WORD)) if name else node
             if self._registry is None:
                 claims.append((known, None))
@@ -495,13 +491,13 @@ class Roster:
                 claims.append((_as_registered(known, entry), _mismatch(known, entry, self._registry)))
         return claims
 
-    def _take_in(self, told: Sequence["_Claim"], server_round: int) -> None:
+    def _take_in(self, claims: Sequence["_Claim"], server_round: int) -> None:
         """Give nodes their places: first those that report a partition id, then the others by name."""
 
         def by_name(claim: _Claim) -> str:  # Independent of the order of arrival.
             return (claim[0].name or "") if claim[0].partition_id == _UNKNOWN else ""
 
-        for node, refused in sorted(told, key=by_name):
+        for node, refused in sorted(claims, key=by_name):
             seat, reason = (node, refused) if refused is not None else self._seat(node)
             if reason is None:
                 reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
@@ -571,10 +567,7 @@ class Roster:
         self._warn_of_all()
 
     def rest(self, partition: int, server_round: int) -> bool:
-        """Quarantine a node for 2, 4, 8, … 64 rounds; it keeps its place.
-
-        Returns False, and does nothing, if half of the online nodes would then be quarantined.
-        """
+        """Quarantine a node for 2, 4, 8, … 64 rounds in its place; False if half would be quarantined."""
         if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
             return False
         times = self._resting.get(partition, (0, 0))[0] + 1
@@ -622,13 +615,13 @@ class Roster:
 
     def _too_few(self, needed: int, answered: int, asked: int) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._refusals.items()))
-        told = f"({answered} of {asked} nodes answered{f'; left out: {reasons}' if reasons else ''})"
+        counts = f"({answered} of {asked} nodes answered{f'; left out: {reasons}' if reasons else ''})"
         if needed != self.places:
-            return f"{len(self.online)} nodes have their place, but {needed} are needed {told}."
+            return f"{len(self.online)} nodes have their place, but {needed} are needed {counts}."
         missing = [node.partition_id for node in self.nodes if node.node_id not in self.online]
         return (
             f"Expected partitions 0 to {needed - 1}, but no node introduced itself as {missing[:5]}"
-            f"{' …' if len(missing) > 5 else ''} {told}."
+            f"{' …' if len(missing) > 5 else ''} {counts}."
         )
 
 
@@ -839,7 +832,7 @@ def _node(me: ConfigRecord, node_id: int) -> Node:
     name = _text(me, "name") or None
     at = _integer(me, "partition-id") if "partition-id" in me or name is None else _UNKNOWN
     if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
-        raise ValueError(f"name is {name!r}, which is that of a node with this partition-id")
+        raise ValueError(f"name is {name!r}, which is reserved for the node with this partition-id")
     return Node(
         partition_id=at,
         node_id=node_id,

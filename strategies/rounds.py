@@ -146,7 +146,7 @@ def run_rounds(
         started = time.monotonic()
         central = _evaluate_centrally(evaluate_fn, 0, arrays, result)
         _check_loss(strategy, 0, central)
-        _tell(strategy, 0, started, central=central)
+        _report(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
         if strategy.finished or strategy.out_of_budget:
@@ -167,7 +167,7 @@ def run_rounds(
             result.evaluate_metrics_clientapp[current] = evaluate
         central = _evaluate_centrally(evaluate_fn, current, arrays, result)
         _check_loss(strategy, current, central)
-        _tell(strategy, current, started, lost, train=train, evaluate=evaluate, central=central)
+        _report(strategy, current, started, lost, train=train, evaluate=evaluate, central=central)
     return result
 
 
@@ -229,7 +229,7 @@ def _check_finite(current: int, arrays: ArrayRecord) -> None:
         if not np.isfinite(view(array)).all():
             raise DivergenceError(
                 f"Round {current}: the global model is not finite, in {quoted(key)}: the run diverges. "
-                "A smaller step size keeps it stable, or bounds and robust means where nodes lie."
+                "A smaller step size keeps it stable; against Byzantine nodes, bounds and robust means do."
             )
 
 
@@ -247,7 +247,7 @@ def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str,
         if (problem := bound.problem(kind, value)) is not None:
             raise DivergenceError(
                 f"Round {current}: {problem}: the run diverges. A smaller step size keeps it stable; "
-                "max_loss_ratio = 0 lets it go on."
+                "max_loss_ratio = 0 lets it continue."
             )
 
 
@@ -261,7 +261,7 @@ def _evaluate_centrally(
     return metrics
 
 
-def _tell(
+def _report(
     strategy: FederatedStrategy,
     current: int,
     started: float,

@@ -229,8 +229,8 @@ class Run:
         if alike not in known:
             content = self.instruction(exchange, at)
             booked = RecordDict({k: v for k, v in content.items() if k not in exchange.unbooked})
-            told = content[self.federation.settings.configrecord_key]
-            size = sum(payload_bytes(record) for record in booked.values() if record is not told)
+            config = content[self.federation.settings.configrecord_key]
+            size = sum(payload_bytes(record) for record in booked.values() if record is not config)
             known[alike] = content, (size, payload_bytes(booked))
         return known[alike]
 
@@ -239,14 +239,14 @@ class Run:
         ask, settings = exchange.asked[node], self.federation.settings
         own = {key: values[node] for key, values in ask.own.items() if node in values}
         records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord | ConfigRecord)}
-        told = {key: value for key, value in own.items() if key not in records}
+        values = {key: value for key, value in own.items() if key not in records}
         arrays = ask.arrays
         if arrays is None and ask.model is not None:
             if id(ask.model) not in self._arrays:
                 self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
             arrays = self._arrays[id(ask.model)][1]
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
-        config = ConfigRecord({**exchange.config, **ask.config, **told})
+        config = ConfigRecord({**exchange.config, **ask.config, **values})
         return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
 
     def reader(self, exchange: Exchange | Together) -> Callable[[Node, RecordDict], Any]:

@@ -13,17 +13,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.checks import at_least, is_real, positive, require
+from hedgerow.wire.checks import at_least, is_real, one_of, positive, require
 
 __all__ = ["SCHEDULES", "Diminishing", "Fixed", "Schedule", "StepDecay", "schedule", "theory_stage_len"]
 
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A step size for every round k = 0, 1, ...: positive and never increasing.
-
-    The caller uses it as the step of a round or of a local iteration.
-    """
+    """A step size for every round k = 0, 1, ..., or for its local iterations: > 0, never increasing."""
 
     name: ClassVar[str]
 
@@ -149,22 +146,14 @@ SCHEDULES = tuple(_KINDS)
 
 
 def schedule(kind: str, **params: float) -> Schedule:
-    """Return a schedule by its name.
-
-    Parameters
-    ----------
-    kind : str
-        One of ``SCHEDULES``.
-    **params : float
-        That schedule's parameters, all of them and no others.
+    """Return a schedule by its name, one of ``SCHEDULES``, with exactly its parameters.
 
     Examples
     --------
     >>> schedule("fixed", c=2, num_rounds=400)
     Fixed(c=2, num_rounds=400)
     """
-    if kind not in _KINDS:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {kind!r}")
+    one_of("schedule", kind, SCHEDULES)
     needed = [field.name for field in fields(_KINDS[kind])]
     if sorted(params) != sorted(needed):
         got = ", ".join(params) or "nothing"
@@ -173,16 +162,9 @@ def schedule(kind: str, **params: float) -> Schedule:
 
 
 def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
-    """Return ceil(2 K / log_a K), the stage length of Theorem 3 for K rounds and decay factor a.
+    """Return ceil(2 K / log_a K), the stage length of Theorem 3 for K >= 2 rounds and decay factor a > 1.
 
     A stage is longer than the whole run if K < a^2.
-
-    Parameters
-    ----------
-    num_rounds : int
-        K, >= 2.
-    decay_factor : float
-        a, finite, > 1.
 
     Examples
     --------

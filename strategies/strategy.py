@@ -32,10 +32,7 @@ __all__ = ["FederatedStrategy", "check_options"]
 
 
 def check_options(cls: type, options: Iterable[str]) -> None:
-    """Raise TypeError unless a class takes keyword arguments of these names.
-
-    For ``**options: Unpack[…]`` the names are the keys of the TypedDict.
-    """
+    """Raise TypeError unless a class takes keyword arguments of these names, or its ``Unpack[…]`` does."""
     if (valid := _options(cls)) is None:
         return
     for name in options:
@@ -178,10 +175,7 @@ class FederatedStrategy(Strategy):
         )
 
     def unwrapped(self) -> str | None:
-        """Return why Flower's wrappers cannot wrap this strategy; None if they can.
-
-        They can if every reply is a whole model, trained from the round's arrays.
-        """
+        """Return why Flower's wrappers cannot wrap this strategy; None if replies are whole models."""
         return "what its nodes reply is no model that a wrapper could clip or add noise to"
 
     @abstractmethod

@@ -20,7 +20,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import at_least, int_at_least
 from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
@@ -119,10 +119,6 @@ def _even(D: int, p: tuple[float, ...]) -> bool:
     return D % 2 == 0 and not p
 
 
-def _six(D: int, p: tuple[float, ...]) -> bool:
-    return D == 6 and not p
-
-
 def _is_torus(D: int, p: tuple[float, ...]) -> bool:
     return not p or (len(p) == 2 and p[0] >= 1 and p[0] == int(p[0]) and p[0] * p[1] == D)
 
@@ -139,12 +135,13 @@ def _all(D: int, *_: float) -> float:
     return D * (D - 1) / 2
 
 
-def _half(D: int) -> float:
-    return D * D / 4
+def _fig2(edges: Callable[..., Edges]) -> _Family:
+    return _Family(edges, "have six nodes", lambda D, p: D == 6 and not p)
 
 
+_BIPARTITE = _Family(_bipartite, "have an even number of nodes", _even, size=lambda D: D * D / 4)
 _FAMILIES = {
-    "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
+    "bipartite": _BIPARTITE,
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
         lambda D, rng, p: [pair for pair in permutations(range(D), 2) if rng.random() < p],
@@ -178,9 +175,9 @@ _FAMILIES = {
         random=True,
         size=_all,
     ),
-    "fig2a": _Family(_ring, "have six nodes", _six),
-    "fig2b": _Family(_ring_chords, "have six nodes", _six),
-    "fig2c": _Family(_complete, "have six nodes", _six),
+    "fig2a": _fig2(_ring),
+    "fig2b": _fig2(_ring_chords),
+    "fig2c": _fig2(_complete),
     "geometric": _Family(
         _geometric,
         "be geometric(r) with r > 0 in the unit square",
@@ -190,7 +187,7 @@ _FAMILIES = {
         size=_all,
     ),
     "line": _Family(_path),
-    "partial": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
+    "partial": _BIPARTITE,
     "path": _Family(_path),
     "regular": _Family(
         _regular,
@@ -219,8 +216,7 @@ ONE_PEER = "one-peer-exponential"
 
 
 def _parse(name: str, num_nodes: int, *, directed: bool = False) -> tuple[_Family, tuple[float, ...]]:
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes must be an integer >= 1, got {num_nodes!r}")
+    at_least(1, num_nodes=num_nodes)
     if num_nodes > _MAX_NODES:
         raise ValueError(f"num_nodes must be at most {_MAX_NODES} for a graph, got {num_nodes!r}")
     match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
@@ -254,10 +250,7 @@ def _from_edges(D: int, edges: Edges, kind: type[nx.Graph] = nx.Graph) -> nx.Gra
 
 
 def validate_topology(name: str, num_nodes: int, *, directed: bool = False) -> None:
-    """Raise ValueError unless a named graph exists on this number of nodes (>= 1), without drawing it.
-
-    Valid names are ``TOPOLOGIES``, with ``directed`` also ``DIRECTED_TOPOLOGIES``.
-    """
+    """Raise ValueError unless a named graph exists on ``num_nodes`` nodes; does not draw random graphs."""
     _parse(name, num_nodes, directed=directed)
 
 
@@ -401,8 +394,7 @@ def _check_nodes(candidate: nx.Graph, D: int) -> None:
 
 
 def _checked_edges(candidate: Edges, D: int) -> nx.Graph:
-    if D < 1:
-        raise ValueError(f"num_nodes must be an integer >= 1, got {D!r}")
+    at_least(1, num_nodes=D)
     edges = [_checked_edge(edge, D) for edge in candidate]
     if repeated := sorted(edge for edge, count in Counter(edges).items() if count > 1):
         raise ValueError(f"topology must have each edge once, got {repeated[0]} more than once")

@@ -23,19 +23,19 @@ __all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyRepor
 EVALUATION, OWN_DATA = "evaluation", "own-data"
 
 REASONS = {
-    EVALUATION: "nodes tell losses of models on their own data",
-    OWN_DATA: "nodes of own data tell shapes, classes, or sums of features or scores without noise",
-    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
-    LOST_ROUNDS: "the run was resumed, and nobody knows what was released after the checkpoint",
+    EVALUATION: "nodes report losses of models on their own data",
+    OWN_DATA: "nodes with own data report shapes, classes, or sums of features or scores without noise",
+    SEEDED: "noise is drawn from the run's seed, and anyone who knows it can remove the noise",
+    LOST_ROUNDS: "the run was resumed, and releases after the checkpoint are unknown",
 }
 
 # Why a model with counters, such as those of batch normalisation, cannot have noise.
 NO_COUNTERS = "noise on the running statistics of batch normalisation makes variances negative"
 
 COVERS = (
-    "all data of one node, replaced by any other, against whoever sees all sums and models and knows all "
-    "other updates: the server, listeners, and any one other node; not that a node takes part, when, or its "
-    "number of examples; members who tell the server their noise take off a share of it each"
+    "all data of one node, replaced by any other, against any party that sees all sums and models and knows "
+    "all other updates: the server, eavesdroppers, and any one other node; not that a node takes part, when, "
+    "or its number of examples; each member that reveals its noise to the server removes one share of it"
 )
 
 
@@ -53,7 +53,8 @@ class SumNoise(Noise):
     delta : float (default: 1e-5)
         The delta of the reported epsilon, in (0, 1); should be below one over the number of nodes.
     source : {"entropy", "seed"} (default: "entropy")
-        As in ``Noise``.
+        The operating system's entropy; or the run's seed: reproducible, but anyone who knows it can remove
+        the noise.
     unprotected : tuple of str (default: ())
         Other paths on which nodes disclose their data, keys of ``REASONS``.
     """
@@ -73,10 +74,7 @@ class SumNoise(Noise):
 
 
 class SumReleases:
-    """The number of noisy sums of each node, and their total rho.
-
-    Lost sums and sums of repeated rounds count too: a malicious server may have them.
-    """
+    """The number of each node's noisy sums and their total rho; lost and repeated sums count too."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[int, float]] = {}

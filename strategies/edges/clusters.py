@@ -95,10 +95,7 @@ class Clusters(Part):
         return dict(sorted(clusters.items()))
 
     def sizes(self, by_examples: bool) -> NDArray[np.float64]:
-        """Return the number of samples, or of clients, of each cluster (D,).
-
-        A client of unknown size counts as the mean client.
-        """
+        """Return the clusters' samples, or clients, (D,); a client of unknown size counts as the mean one."""
         known = len(self.federation.sizes)
         if self._sizes is None or self._sizes[0] is not self.of or self._sizes[1] != known:
             of = np.array(self.of, np.int64)
@@ -182,10 +179,7 @@ class Clusters(Part):
 
 
 def _servers_of(groups: Sequence[str], num_servers: int) -> dict[str, int]:
-    """Return the servers of the ``num_servers`` largest groups, in the order of names.
-
-    Smaller groups are ignored, so that nodes with a wrong group do not stop the others.
-    """
+    """Return the servers of the ``num_servers`` largest groups; nodes with a wrong group stop no others."""
     sizes = Counter(groups)
     names = [name for name, _ in sizes.most_common(num_servers)]
     smallest = min((sizes[name] for name in names), default=0)

@@ -244,7 +244,7 @@ class DirectGossip:
                 break
             time.sleep(0.2)
         if missing:
-            log(WARNING, "Neighbours that are not there yet: %s", missing)
+            log(WARNING, "Neighbours that are not online yet: %s", missing)
         with self._lock:
             # Agreements hold, also with a neighbour that has begun since.
             agreed = [link.first for link in self._links.values() if link.first <= num_rounds]

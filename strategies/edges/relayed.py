@@ -320,7 +320,7 @@ class EdgeNodes:
             d = node.partition_id - first
             if any(LACKS in config for config in content.config_records.values()):
                 self._forgetful.add(d)
-                raise PayloadError("no state", "the edge server has not the model to go on from")
+                raise PayloadError("no state", "the edge server lacks its start model")
             model = layout.flatten(only_arrays(content), dtype)
             self._check_move(model, before[d], most[d])
             return model

@@ -134,7 +134,7 @@ class Algorithm(Method[State]):
     def _read(self, k: int, node: Node, content: RecordDict) -> tuple[int, list[int]]:
         """Return a valid update's next communication: the iteration, and the wanted neighbours."""
         if records_of(content, ArrayRecord):
-            raise PayloadError("bad arrays", "an update tells scalars alone")
+            raise PayloadError("bad arrays", "an update must hold only scalars")
         checked_metrics(content, self.settings.weighted_by_key)
         return next_communication(content, "next", after=k)
 

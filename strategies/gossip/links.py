@@ -99,11 +99,13 @@ class SealedLinks(OpenLinks):
         """Ask nodes to seal, and add the introductions of new pairs."""
         if exchange.kind == HELLO:
             name = self.carrier.run_name
-            told = {"sealed": True, **({} if name is None else {"link-run": name})}
+            config = {"sealed": True, **({} if name is None else {"link-run": name})}
             asks = [replace(ask, config={**ask.config, **self._peers(ask)}) for ask in exchange.asks]
-            return replace(exchange, asks=asks, config={**exchange.config, **told})
+            return replace(exchange, asks=asks, config={**exchange.config, **config})
         if exchange.kind == PUBLISH:
-            return replace(exchange, asks=[self._to_sender(ask) for ask in exchange.asks])
+            new = self.introductions.for_sender
+            asks = [_beside(ask, new(ask.nodes[0], ask.config["receivers"])) for ask in exchange.asks]
+            return replace(exchange, asks=asks)
         if exchange.kind == UPDATE:
             if self._first:
                 pinning, all_of = len(self.introductions.pinning), len(self.introductions.of)
@@ -113,7 +115,7 @@ class SealedLinks(OpenLinks):
                     pinning,
                     all_of,
                 )
-                log(INFO, "trust the first that they are told.")
+                log(INFO, "trust the first key that they get.")
             self.unopened, self._senders = Counter(), {}
             return replace(exchange, asks=[self._to_receiver(ask, run) for ask in exchange.asks])
         return exchange
@@ -122,9 +124,6 @@ class SealedLinks(OpenLinks):
         # A node trusts the first key only of the peers in its settings.
         peers = list(self.method.peers(ask.nodes[0]))
         return {} if peers == ask.config["neighbours"] else {"peers": peers}
-
-    def _to_sender(self, ask: Ask) -> Ask:
-        return _beside(ask, self.introductions.for_sender(ask.nodes[0], ask.config["receivers"]))
 
     def _to_receiver(self, ask: Ask, run: Run) -> Ask:
         """Add the senders' introductions for a receiver, as senders got the receiver's before; book both."""

@@ -75,23 +75,14 @@ class Looks(Part):
             refusing = sum(NO_MONITOR in reason or NO_MESSAGE in reason for reason in reasons)
             if 2 * refusing > len(nodes):
                 self.refused = refusing
-                log(
-                    WARNING,
-                    "%d of %d nodes answer no monitor: nobody looks at the models in this run.",
-                    refusing,
-                    len(nodes),
-                )
+                refusals = f"{refusing} of {len(nodes)} nodes refuse the monitor"
+                log(WARNING, "%s: it does not look at the models in this run.", refusals)
                 return
             if not seen:
                 continue
             sights = self.monitor.believed(seen)
             if left_out := sorted(seen.keys() - sights.keys()):
-                log(
-                    WARNING,
-                    "Iteration %d: no look at %s, whose models are out of bounds.",
-                    iteration,
-                    left_out,
-                )
+                log(WARNING, "Iteration %d: the models of %s are out of bounds.", iteration, left_out)
             at_mean = sights
             if self.monitor.measures_loss:
                 mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})

@@ -58,10 +58,7 @@ class GossipMethod(Protocol):
         return None
 
     def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
-        """Return a node's config for its communication at iteration k.
-
-        ``readers`` are the receivers of its payload, ascending.
-        """
+        """Return a node's config for iteration k; ``readers`` are its payload's receivers, ascending."""
         return {}
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:

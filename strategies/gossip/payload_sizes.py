@@ -42,30 +42,20 @@ class PayloadSizes:
 
 @dataclass(frozen=True)
 class PayloadCoding:
-    """The coding of a method's messages, from which their size follows.
+    """The coding of a method's messages, from which their size follows."""
 
-    Parameters
-    ----------
-    codec : str
-        ``1bcs`` (a norm and d signs), ``sparse16``, ``sparse32``, ``sparse64`` (s values and indices),
-        ``dense32``, ``dense64`` (n values) or ``quantised<b>`` (a scale and n values of b bits, 2 to 16).
-    dim : int
-        Model dimension n, >= 1.
-    sparsity : int or None (default: None)
-        s of a vector, 1 to n; needed by the sparse codecs.
-    measurements : int or None (default: None)
-        d, >= 1; needed by ``1bcs``.
-    vectors : int (default: 1)
-        Vectors per message, >= 1.
-    per_receiver : bool (default: False)
-        Whether a sender encodes separately for each receiver.
-    """
-
+    # ``1bcs`` (a norm and d signs), ``sparse16``, ``sparse32``, ``sparse64`` (s values and indices),
+    # ``dense32``, ``dense64`` (n values) or ``quantised<b>`` (a scale and n values of b bits, 2 to 16).
     codec: str
+    # Model dimension n, >= 1.
     dim: int
+    # s of a vector, 1 to n; needed by the sparse codecs.
     sparsity: int | None = None
+    # d, >= 1; needed by ``1bcs``.
     measurements: int | None = None
+    # Vectors per message, >= 1.
     vectors: int = 1
+    # Whether a sender encodes separately for each receiver.
     per_receiver: bool = False
 
     def __post_init__(self) -> None:

@@ -226,7 +226,7 @@ class Sites(Router):
             self._seek(missing)
             time.sleep(0.1)
         if missing := self._lost():
-            log(WARNING, "Sites that are not there yet: %s", missing)
+            log(WARNING, "Sites that are not online yet: %s", missing)
 
     def _lost(self) -> list[int]:
         """Return the neighbours without an agreement."""
@@ -289,15 +289,12 @@ class Sites(Router):
         """Exclude a site until there is a new agreement; the caller holds the lock."""
         if self._links.get(peer) is link:
             del self._links[peer]
-            log(WARNING, "Site %d is lost: its nodes' messages are.", peer)
+            log(WARNING, "Site %d is lost, with its nodes' messages.", peer)
 
     # From event to event.
 
     def _next_event(self, own: int | None) -> int | None:
-        """Return the next known event of this site and its neighbours; ``own`` is that of own nodes.
-
-        None if there is none, which is final only if ``over``.
-        """
+        """Return the next known event, with ``own`` of own nodes; None is final only if ``over``."""
         with self._lock:
             events = [link.event for link in self._links.values() if link.event is not None]
         return min([*events, *([own] if own is not None else [])], default=None)
@@ -373,22 +370,22 @@ class Sites(Router):
 
         Raises one of ``UNREADABLE`` if the message is not valid; a site may only report its own nodes.
         """
-        told = json.loads(message)
-        event = told["next"]
+        content = json.loads(message)
+        event = content["next"]
         if event is not None and not (isinstance(event, int) and before <= event < self._end):
             raise ValueError(f"next is {event!r}")
         asked = {}
-        for name, those in told["wants"].items():
+        for name, those in content["wants"].items():
             if not self._is_of(peer, i := int(name)):
                 raise ValueError(f"node {i} is none of site {peer}")
             asked[i] = sorted({j for j in those if isinstance(j, int) and j in self.nodes})
         if (introductions := self.introductions) is not None:
-            for name, (text, pinning) in told["introductions"].items():
+            for name, (text, pinning) in content["introductions"].items():
                 one = base64.b64decode(text, validate=True)
                 if not self._is_of(peer, i := int(name)) or len(one) != INTRODUCTION_BYTES:
                     raise binascii.Error(f"node {i}")
                 introductions.take(i, one, pinning is True)
-            for name, (senders, refused) in told["read"].items():
+            for name, (senders, refused) in content["read"].items():
                 if not self._is_of(peer, i := int(name)):
                     raise ValueError(f"node {i} is none of site {peer}")
                 introductions.confirm(i, self.nodes.intersection(senders), refused)

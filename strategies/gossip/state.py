@@ -138,10 +138,7 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
 
 
 def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
-    """Return the iteration, after ``after``, and the neighbours of a node's next communication.
-
-    PayloadError with reason ``bad next`` if there is none.
-    """
+    """Return iteration and neighbours of the next communication after ``after``; else PayloadError."""
     record = config_in(content, key)
     k, want = record.get("next"), record.get("want", [])
     if not isinstance(k, int) or k <= after:

@@ -135,7 +135,7 @@ class Gossip(Algorithm):
                 f"{options['min_available_nodes']!r}"
             )
         if site is not None and monitor is not None:
-            raise ValueError("monitor must be None with a site: nobody sees all models")
+            raise ValueError("monitor must be None with a site: no party sees all models")
         options["num_clients"] = method.num_nodes
         federation = Federation(**options)
         seed = federation.settings.seed

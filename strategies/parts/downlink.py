@@ -188,10 +188,7 @@ class Downlink(Part):
             held[client] = self.log.version
 
     def lose(self, client: int) -> None:
-        """Record that a node has lost its base, and holds ``initial``.
-
-        If it was just sent the base, or started from ``initial``, it holds nothing.
-        """
+        """Record that a node has lost its base; it holds ``initial``, or nothing if it failed from that."""
         failed = self.start(client) in (None, self.initial)
         for held in self._held.values():
             held[client] = None if failed else self.initial
@@ -359,10 +356,7 @@ class Downlink(Part):
     # The traffic of each way.
 
     def _count(self, exchange: Exchange, nodes: Sequence[Node], listeners: Sequence[Node]) -> None:
-        """Count one round's messages, for each way.
-
-        For the hypothetical ways, all nodes are assumed to be online and all messages to arrive.
-        """
+        """Count one round's messages for each way; in the hypothetical ways nothing is lost or offline."""
         trainers, own = [node.partition_id for node in nodes], self._own(exchange)
         for way in SYNCS:
             total = self.traffic[way]
@@ -382,10 +376,7 @@ class Downlink(Part):
         return Download.of(*(record for record in records if isinstance(record, ArrayRecord)))
 
     def _inform_all(self, trainers: Sequence[int]) -> Download:
-        """Count a broadcast to all nodes that do not train, and record their new version.
-
-        Almost all nodes hold the same version; these are counted together, without a loop.
-        """
+        """Count a broadcast to all nodes that do not train; those at a common version without a loop."""
         held, (version, count) = self._held["broadcast"], self._others
         clients = self.federation.num_clients
         if version != self.initial:  # Nodes that have joined since hold the initial version.

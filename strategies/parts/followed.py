@@ -44,7 +44,7 @@ class Followed(Part):
         if exchange.trains and exchange.reads is None:
             metrics = only_record(content, MetricRecord, "bad metrics")
             if not any(key in metrics for key in self.tells):
-                raise PayloadError(self.reason, f"it tells {sorted(metrics)}")
+                raise PayloadError(self.reason, f"its metrics are {sorted(metrics)}")
             for key in self.tells:
                 if (asked := exchange.config.get(key)) is not None and metrics.get(key, asked) != asked:
                     raise PayloadError(f"{key} is not what was asked", f"{quoted(metrics[key])}, not {asked}")

@@ -24,10 +24,7 @@ _BATCHES = "num-batches"
 
 
 class LocalIterations(Part):
-    """Counts local iterations, and refuses impossible numbers of batches.
-
-    ``required`` is True if every reply must report its batches.
-    """
+    """Counts local iterations; refuses impossible numbers of batches, and missing ones if ``required``."""
 
     name = "iterations"
 

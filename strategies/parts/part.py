@@ -61,20 +61,14 @@ class Part:
         """Raise PayloadError to refuse a reply before it is read."""
 
     def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
-        """Check the metrics of all replies (K,), by name; return a reason to refuse any, or None.
-
-        With a reason, single replies are created, for ``check`` and ``take``.
-        """
+        """Check all replies' metrics (K,), by name; return a reason to create single replies, or None."""
         return None
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Observe a valid reply."""
 
     def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
-        """Observe the nodes' models, or their changes if ``exchange.coding.changes``.
-
-        Not called if the server sees only sums.
-        """
+        """Observe the models, or changes if ``exchange.coding.changes``; not called with secure sums."""
 
     def ended(self, run: Run) -> None:
         """Observe a completed round; metrics for its record go into ``run.told``."""

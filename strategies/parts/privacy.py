@@ -20,24 +20,16 @@ SEEDED, MONITOR, LOST_ROUNDS = "seeded-noise", "monitor", "lost-rounds"
 
 @dataclass(frozen=True)
 class Noise:
-    """Clipping and noise.
+    """Clipping and noise."""
 
-    Parameters
-    ----------
-    clip : float
-        C, > 0: the clipping norm.
-    multiplier : float
-        Standard deviation of the noise over C, > 0.
-    delta : float (default: 1e-5)
-        The delta of the reported epsilon, in (0, 1).
-    source : {"entropy", "seed"} (default: "entropy")
-        The operating system's entropy; or the run's seed: reproducible, but anyone who knows the seed can
-        remove the noise.
-    """
-
+    # C, > 0: the clipping norm.
     clip: float
+    # Standard deviation of the noise over C, > 0.
     multiplier: float
+    # The delta of the reported epsilon, in (0, 1).
     delta: float = 1e-5
+    # The operating system's entropy; or the run's seed: reproducible, but anyone who knows it can remove the
+    # noise.
     source: Literal["entropy", "seed"] = "entropy"
 
     def __post_init__(self) -> None:
@@ -58,23 +50,15 @@ def open_paths(paths: Iterable[str], *, seeded: bool, resumed: bool) -> tuple[st
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """The privacy guarantee for the most exposed party.
-
-    Parameters
-    ----------
-    epsilon : float
-        At ``delta``; infinite if anything was disclosed without noise.
-    delta : float
-        The delta of ``epsilon``.
-    unprotected : tuple of str
-        The paths that make it infinite, keys of ``reasons``.
-    """
+    """The privacy guarantee for the most exposed party."""
 
     # Why each path is open.
     reasons: ClassVar[Mapping[str, str]]
 
+    # At ``delta``; infinite if anything was disclosed without noise.
     epsilon: float
     delta: float
+    # The paths that make ``epsilon`` infinite, keys of ``reasons``.
     unprotected: tuple[str, ...]
 
     @property

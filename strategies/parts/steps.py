@@ -25,10 +25,7 @@ _NUM_STEPS = "num-steps"
 
 
 class StepsTold(Part):
-    """Refuses replies of nodes that took another number of iterations than ``config["local-steps"]``.
-
-    ``told`` is True as long as every reply has reported its number.
-    """
+    """Refuses replies with ``num-steps`` other than ``config["local-steps"]``; ``told``: all report them."""
 
     name = "steps"
 
@@ -65,8 +62,8 @@ class StepsTold(Part):
             self.told = False
             log(
                 WARNING,
-                "Replies do not tell 'num-steps' in their MetricRecord: whether config['local-steps'] = %d "
-                "was honoured is not known, and iterations and simulated seconds are recorded as unknown.",
+                "Replies do not report 'num-steps' in their MetricRecord: whether nodes followed "
+                "config['local-steps'] = %d, the iterations, and the simulated seconds are unknown.",
                 asked,
             )
 
