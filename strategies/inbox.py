@@ -65,8 +65,8 @@ class ExchangeReport:
     # Replies that arrived in time and passed every check.
     accepted: int = 0
     # Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
-    # ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and excluded
-    # nodes: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
+    # ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and
+    # excluded nodes: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
     rejected: Counter[str] = field(default_factory=Counter)
     # Error replies, by partition id.
     errors: dict[int, Error] = field(default_factory=dict)
