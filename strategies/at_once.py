@@ -1,4 +1,4 @@
-"""An exchange without messages, where the grid answers it in columns: to the same bits, books and counts."""
+"""An exchange without messages, if the grid answers it in columns; bits, traffic and counts are the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.exchange import (
-    Columns,
-    Exchange,
-    Models,
-    RoundFailedError,
-    Vector,
-)
+from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.run import Run, read
@@ -32,7 +26,7 @@ Rows = NDArray[Any] | Tensor
 
 
 def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
-    """Make the training exchange without messages, to the same ends; None where messages must go."""
+    """Make the training exchange without messages, with equal results; None if it needs messages."""
     answer = getattr(run.grid, "columns", None)
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
     simple = simple and all(part.sees_columns for part in run.parts)
@@ -89,8 +83,8 @@ def _checked(
         inbox.take(node)
         try:
             if not fine[k]:
-                told = {key: values[k] for key, values in metrics.items()}
-                read(run, exchange, node, _reply(run, rows[k], told))
+                own = {key: values[k] for key, values in metrics.items()}
+                read(run, exchange, node, _reply(run, rows[k], own))
             if bounded:
                 federation.bound().check_norm(float(norms[k]), sent[pools[k]])
         except PayloadError as error:
@@ -122,8 +116,8 @@ def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, S
     ledger = run.federation.ledger
     for content, members in asked:
         ask = exchange.asked[members[0]]
-        told = content[run.federation.settings.configrecord_key]
-        size = sum(payload_bytes(record) for record in content.values() if record is not told)
+        config = content[run.federation.settings.configrecord_key]
+        size = sum(payload_bytes(record) for record in content.values() if record is not config)
         bits = run.federation.model_bits if ask.bits is None else ask.bits
         whole, count = payload_bytes(content), len(members)
         if exchange.links[0]:
@@ -140,7 +134,7 @@ def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:
 
 
 def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> NDArray[Any]:
-    """Return how far each row is from the model that its pool was sent (K,)."""
+    """Return the norm of each row's update (K,)."""
     if isinstance(rows, Tensor):
         norms = np.empty(len(rows))
         for pool, model in sent.items():
@@ -150,20 +144,20 @@ def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> NDAr
         return norms
     with np.errstate(over="ignore", invalid="ignore"):
         moved = (row - sent[pool] for row, pool in zip(rows, pools, strict=True))
-        # As ``norm_of`` takes it, of all rows at once.
+        # As ``norm_of``, of all rows at once.
         found: NDArray[Any] = np.sqrt(np.array([move.dot(move) for move in moved]))
         return found
 
 
 def _reply(run: Run, row: Vector | Tensor, metrics: Mapping[str, Any]) -> RecordDict:
-    """Return the reply that a row stands for."""
-    told = MetricRecord({key: value.item() for key, value in metrics.items()})
+    """Return a row as a reply's content."""
+    record = MetricRecord({key: value.item() for key, value in metrics.items()})
     row = row.numpy(force=True) if isinstance(row, Tensor) else row
-    return RecordDict({"arrays": run.layout.unflatten(row), "metrics": told})
+    return RecordDict({"arrays": run.layout.unflatten(row), "metrics": record})
 
 
 def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
-    """Return the bytes of each reply's arrays, and of all of it; integers take more as they grow."""
+    """Return the bytes of each reply's arrays, and of the whole reply; larger integers take more bytes."""
     whole = [values for values in metrics.values() if values.dtype.kind != "f"]
     known: dict[Any, tuple[int, int]] = {}
     sizes = []

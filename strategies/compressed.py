@@ -1,9 +1,9 @@
 """Any Strategy with compressed uplinks and error feedback.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity", Algorithm 2, step 5: the server adds what came, x^k + Q(m), and needs its own copy
-of x^k. What differs: each reply is turned back into the model that it stands for before the wrapped strategy
-sees it, so that any rule of aggregation goes on as it was.
+without Data Similarity", Algorithm 2, step 5: the server adds the update to its copy of x^k, x^k + Q(m).
+Differs: each reply is decoded to a model before the wrapped strategy sees it, so that any aggregation works
+unchanged.
 """
 
 from collections import Counter
@@ -61,12 +61,12 @@ from hedgerow.wire.records import (
 __all__ = ["Compressed"]
 
 _UPDATE = "update"
-# Flower's codes: an unknown error, a mod that is not given what it needs.
+# Flower's codes for an unknown error, and for a mod that lacks an input.
 _ERROR, _MOD_FAILED = 0, 6
 _NOT_COMPRESSED = "not compressed"
-# They compare what nodes tell entry by entry, or node by node. Krum is a MultiKrum.
+# They compare updates by coordinates or by distances. Krum is a MultiKrum.
 _ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, MultiKrum)
-# Their models are trees, as bytes.
+# Their models are trees, sent as bytes.
 _TREES = (FedXgbBagging, FedXgbCyclic)
 _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
 
@@ -74,44 +74,42 @@ _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPr
 class Compressed(Strategy):
     """A Strategy whose nodes send compressed updates.
 
-    **The ClientApp must compress: this suite's do, any other whose replies to ``train`` hold one ArrayRecord
-    and one MetricRecord as ``ClientApp(mods=[compress_reply])``.** What it is asked for stands in each
-    message's config: ``compressor``, ``error-feedback``, ``round-index`` (the
-    round, from 0) and ``acknowledged`` (the ``round-index`` of the node's last update that was absorbed, or
-    -1).
+    **The ClientApp must compress: hedgerow's do; any other with one ArrayRecord and one MetricRecord in its
+    replies to ``train`` needs ``ClientApp(mods=[compress_reply])``.** Each message's config requests the
+    ``compressor``, ``error-feedback``, ``round-index`` (the round, from 0) and ``acknowledged`` (the
+    ``round-index`` of the node's last absorbed update, or -1).
 
     Parameters
     ----------
     strategy : Strategy
-        Flower's own, this suite's, or any other whose ``start`` does not call ``super().start``. Whatever is
-        not named here is read from it and written to it.
+        Any strategy of Flower or hedgerow, or any other with a ``start`` that does not call
+        ``super().start``. Attributes that this class does not define are read from it and written to it.
     compressor : str or Compressor (default: "topk(0.01)")
-        As ``parse_compressor`` reads it. With ``identity`` replies are dense, and only checked and counted.
-        A median, a trimmed mean, Krum and Bulyan take ``sign``, or ``randk(0.1)``, the same entries at all
-        nodes. An entry waits ten rounds for its turn in ``randk(0.1)`` and then comes tenfold, so that local
-        steps must be smaller than without compression: a tenth is safe.
+        As for ``parse_compressor``. With ``identity`` replies are dense, and only checked and counted.
+        Medians, trimmed means, Krum and Bulyan require ``sign``, or ``randk(0.1)`` (the same entries at all
+        nodes). In ``randk(0.1)`` an entry is sent every tenth round on average, with the changes of ten
+        rounds, so local steps must be smaller than without compression: a tenth is safe.
     error_feedback : bool (default: True)
-        Nodes keep what compression drops, and add it to their next message.
+        Nodes keep the compression error and add it to their next message.
 
     Raises
     ------
     ValueError
-        If the compressor is none; if the strategy's models are trees; if the compressor lets each node choose
-        which entries it tells, and the strategy is a robust one, which takes the zeros of the others for what
-        most nodes want; if the strategy has nodes clip their updates and ``error_feedback`` adds to them
-        afterwards; at the first round, if a strategy of differential privacy is around this one rather than
-        inside it.
+        If the compressor is not valid; if the strategy's models are trees; if a sparse compressor (each node
+        chooses its entries) meets a robust strategy, which would take the missing entries for zeros that most
+        nodes want; if nodes clip their updates for the strategy and ``error_feedback`` adds to them
+        afterwards; in the first round, if a differential privacy wrapper is around this one, not inside it.
     TooFewRepliesError
-        After the first round, if no node's reply is an update, as without the mod, or with it behind others.
+        After the first round, if no reply is an update: the mod is missing, or is not the first one.
 
     Notes
     -----
-    - Running statistics and integers of a state dict travel as they are, beside the update.
-    - A reply that is no update of the model that was sent, or whose metrics are not finite, is handed on as
-      an error, which every Strategy counts as a lost reply, and is counted by reason in ``report``.
-    - An update counts as absorbed if the round gave a model and the wrapped strategy took it: by the
-      ``report`` of what it accepts, or, of Flower's, if its metrics were aggregated, which Krum and Bulyan do
-      of the replies that they select. A node whose update was not absorbed takes it back.
+    - Running statistics and integers of a state dict are sent uncompressed, beside the update.
+    - A reply that is not an update of the sent model, or has non-finite metrics, is passed on as an error,
+      which every Strategy counts as a lost reply, and is counted by reason in ``report``.
+    - An update counts as absorbed if the round returned a model and the wrapped strategy used the update:
+      according to its ``report``, or for Flower's strategies if its metrics were aggregated, which Krum and
+      Bulyan do for the replies that they select. A node adds an update that was not absorbed to its next one.
     """
 
     strategy: Strategy
@@ -130,13 +128,13 @@ class Compressed(Strategy):
         self._check_composition()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only the wrapped strategy has."""
+        """Return an attribute of the wrapped strategy."""
         if name in Compressed.__annotations__ or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what is the wrapped strategy's there: its ``start`` runs with this object as its self."""
+        """Set the wrapped strategy's attributes on it: its ``start`` runs with this object as its self."""
         if name in Compressed.__annotations__:
             super().__setattr__(name, value)
         else:
@@ -144,33 +142,32 @@ class Compressed(Strategy):
 
     @property
     def uplink_bits(self) -> int:
-        """The paper's bits of all updates since the start that decoded."""
+        """Bits, as the paper counts them, of all decoded updates since the start."""
         return self.uplink.bits
 
     @property
     def uplink_payload_bytes(self) -> int:
-        """Their bytes, as they were serialised."""
+        """Serialised bytes of all decoded updates since the start."""
         return self.uplink.payload_bytes
 
     @property
     def dense_uplink_bits(self) -> int:
-        """What ``uplink_bits`` would be had the models travelled that the updates stand for."""
+        """``uplink_bits`` if nodes had sent whole models."""
         return self.uplink.dense_bits
 
     @property
     def dense_uplink_payload_bytes(self) -> int:
-        """What ``uplink_payload_bytes`` would be had those models travelled."""
+        """``uplink_payload_bytes`` if nodes had sent whole models."""
         return self.uplink.dense_payload_bytes
 
     @property
     def report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost, updates that did not decode by reason."""
+        """Message counts of the last training exchange, with the undecoded updates by reason."""
         own, theirs = self.uplink.report, self._their_report()
         if theirs is None:
             return own
         errors = Counter({f"error {_ERROR}": self.uplink.replaced})
-        lost = self.uplink.undecoded
-        return ExchangeReport(theirs.sent, theirs.accepted, theirs.rejected - errors + lost)
+        return ExchangeReport(theirs.sent, theirs.accepted, theirs.rejected - errors + self.uplink.undecoded)
 
     def start(
         self,
@@ -183,9 +180,9 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         **more: Any,
     ) -> Result:
-        """Run the wrapped strategy's ``start``; its rounds come through here. ``more`` is its own."""
+        """Run the wrapped strategy's ``start`` with this object as its self; ``more`` are its own options."""
         run: Any = type(self.strategy).start
-        # By name: what records a run finds them so.
+        # By keyword, as the recording of runs expects.
         result: Result = run(
             self,
             grid=grid,
@@ -202,18 +199,18 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Let the wrapped strategy write its messages, and ask in each for a compressed reply."""
-        if server_round == 1 and self.uplink.feedback.acknowledged:
-            self.uplink.feedback.forget()
-            self.uplink = Uplink(self.uplink.feedback)
+        """Return the wrapped strategy's messages, with a request for compressed replies."""
         if server_round == 1:
+            if self.uplink.feedback.acknowledged:
+                self.uplink.feedback.forget()
+                self.uplink = Uplink(self.uplink.feedback)
             for caller in filter(is_flowers, outer_strategies(self)):
                 name = type(caller).__name__
                 raise ValueError(
-                    f"strategy of {name} must not be Compressed, whose updates are still coded when {name} "
-                    f"sees them: write Compressed({name}(...)), which decodes them first"
+                    f"strategy of {name} must not be Compressed: its updates are still coded when {name} "
+                    f"sees them; write Compressed({name}(...)), which decodes them first"
                 )
-        # Told now what nodes are asked for, the strategy books messages as large as they will be.
+        # With the request in its config, the strategy books messages at their final size.
         config = ConfigRecord({**config, **self.uplink.feedback.asked(server_round - 1), "acknowledged": -1})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self.uplink.ask(server_round - 1, messages, _partition_ids(self.strategy))
@@ -221,7 +218,7 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the replies as they arrive, and let the wrapped strategy aggregate them."""
+        """Decode the replies as they arrive; the wrapped strategy aggregates them."""
         with self._selection(), closing(self._decoded(replies)) as decoded:
             models = list(decoded) if isinstance(replies, list) else decoded
             arrays, metrics = self.strategy.aggregate_train(server_round, models)
@@ -249,13 +246,7 @@ class Compressed(Strategy):
         self.strategy.summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped strategy's state, the acknowledgements and the traffic, for a checkpoint.
-
-        Raises
-        ------
-        AttributeError
-            If the wrapped strategy has no ``state_dict``, as Flower's have not.
-        """
+        """Return the state; AttributeError if the wrapped strategy has no ``state_dict``, like Flower's."""
         theirs: Any = self.strategy
         return {"strategy": theirs.state_dict(), "uplink": self.uplink.state_dict()}
 
@@ -294,29 +285,28 @@ class Compressed(Strategy):
 
     @contextmanager
     def _selection(self) -> Iterator[None]:
-        """Note which replies a strategy of Flower's makes its model of, where it has its own choice."""
-        owner = next((s for s in chain(self.strategy) if "train_metrics_aggr_fn" in vars(s)), None)
+        """Record which replies a strategy of Flower's selects, by intercepting ``train_metrics_aggr_fn``."""
+        owner: Any = next((s for s in chain(self.strategy) if "train_metrics_aggr_fn" in vars(s)), None)
         if owner is None:
             yield
             return
-        theirs: Any = owner
-        aggregate = theirs.train_metrics_aggr_fn
+        aggregate = owner.train_metrics_aggr_fn
 
-        def noting(contents: list[RecordDict], *arguments: Any) -> Any:
+        def recording(contents: list[RecordDict], *arguments: Any) -> Any:
             self.uplink.select(contents)
             return aggregate(contents, *arguments)
 
-        theirs.train_metrics_aggr_fn = noting
+        owner.train_metrics_aggr_fn = recording
         self.uplink.contents = {}
         try:
             yield
         finally:
-            theirs.train_metrics_aggr_fn = aggregate
+            owner.train_metrics_aggr_fn = aggregate
             self.uplink.contents = None
 
     def _decoded(self, replies: Iterable[Message]) -> Generator[Message, None, None]:
-        """Yield what the wrapped strategy is to see; note which updates it takes."""
-        # A setting of Flower's strategies, or of this suite's.
+        """Yield decoded replies to the wrapped strategy; record which updates it accepts."""
+        # An attribute of Flower's strategies, a setting of hedgerow's.
         owners = self.strategy, getattr(self.strategy, "settings", None)
         keys = (getattr(owner, "weighted_by_key", None) for owner in owners)
         key = next(filter(None, keys), "num-examples")
@@ -328,7 +318,7 @@ class Compressed(Strategy):
             accepted = -1 if before is None else before.accepted
             try:
                 yield model
-            finally:  # Also where the strategy has heard enough and asks for no other.
+            finally:  # Also if the strategy stops reading replies.
                 after = self._their_report()
                 if model.has_content() and (after is None or after.accepted > accepted):
                     self.uplink.absorb(model)
@@ -340,7 +330,7 @@ class Compressed(Strategy):
 
 @dataclass(frozen=True)
 class _Sent:
-    """The model x^k that a node was sent: its layout, and the vector (d,) of its compressed keys."""
+    """The sent model x^k: its layout, and the vector (d,) of its compressed keys."""
 
     layout: Layout
     vector: NDArray[Any]
@@ -355,19 +345,19 @@ class _Sent:
 
 @dataclass
 class Uplink:
-    """What is asked of the nodes, what of it came, and what of that was absorbed."""
+    """The compressed uplink: requests to nodes, decoding of their replies, and acknowledgements."""
 
-    # By partition id where the wrapped strategy knows them: node ids do not outlive a run.
+    # Keyed by partition id if the wrapped strategy knows them: node ids do not outlive a run.
     feedback: ErrorFeedback
     bits: int = 0
     payload_bytes: int = 0
     dense_bits: int = 0
     dense_payload_bytes: int = 0
-    # Of the exchange at hand.
+    # Of the current exchange.
     absorbed: set[int] = field(default_factory=set)
     undecoded: Counter[str] = field(default_factory=Counter)
     replaced: int = 0
-    # By node, where the strategy selects: it holds all of them itself. Elsewhere replies are not kept.
+    # By node, if the strategy selects among the replies, all of which it holds itself; else None.
     contents: dict[int, RecordDict] | None = None
     _reasons: list[str] = field(default_factory=list)
     _errors: Counter[str] = field(default_factory=Counter)
@@ -382,7 +372,7 @@ class Uplink:
     def ask(
         self, round_index: int, messages: list[Message], partition_ids: Mapping[int, int]
     ) -> list[Message]:
-        """Write into each message's config what its node is asked for; equal contents stay one object."""
+        """Add the request to each message's config; equal contents stay one object."""
         self._partition_ids = partition_ids
         self._asked = {message.metadata.dst_node_id: message for message in messages}
         self._waiting = set(self._asked)
@@ -400,7 +390,7 @@ class Uplink:
         return messages
 
     def decoded(self, reply: Message, weighted_by_key: str) -> Message | None:
-        """Return the reply as the wrapped strategy is to see it: a model, an error, or None for nothing."""
+        """Return a reply as the wrapped strategy sees it: a model, an error, or None to drop it."""
         node_id = reply.metadata.src_node_id
         try:
             instruction = self._answered(reply)
@@ -421,18 +411,18 @@ class Uplink:
         return reply
 
     def absorb(self, model: Message) -> None:
-        """Note that the strategy takes a reply."""
+        """Record that the strategy accepts a reply."""
         self.absorbed.add(model.metadata.src_node_id)
         if self.contents is not None:
             self.contents[model.metadata.src_node_id] = model.content
 
     def select(self, contents: list[RecordDict]) -> None:
-        """Note that of all replies the strategy made its model of those with these contents."""
+        """Record that the strategy has selected the replies with these contents."""
         selected, known = set(map(id, contents)), self.contents or {}
         self.absorbed &= {node for node, content in known.items() if id(content) in selected}
 
     def explain(self, server_round: int) -> None:
-        """Raise TooFewRepliesError if what came says that the ClientApp does not compress as it should."""
+        """Raise TooFewRepliesError if the replies show that the ClientApp does not compress."""
         lost = self._errors + self.undecoded
         unsound = next((reason for reason in self._reasons if UNSOUND in reason), None)
         if unsound is not None:
@@ -448,7 +438,7 @@ class Uplink:
                 "compress_reply comes before all mods that look at arrays"
             )
         else:
-            # What Flower's mods answer to a reply that they do not take is itself no reply.
+            # Flower's mods reply with an error to a reply that they cannot handle.
             why = self._reasons[0] if self._reasons else "no reply"
             log(
                 WARNING, "Round %d: no update (%s). In mods=[...] compress_reply is first.", server_round, why
@@ -460,17 +450,17 @@ class Uplink:
         )
 
     def acknowledge(self, round_index: int) -> None:
-        """Note that the updates that were absorbed are in the model."""
+        """Acknowledge the absorbed updates."""
         self.feedback.acknowledge(map(self._key, sorted(self.absorbed)), round_index)
 
     @property
     def report(self) -> ExchangeReport:
-        """What was sent, decoded and lost."""
+        """Message counts of the current exchange."""
         silent = Counter({"no reply": len(self._waiting)} if self._waiting else {})
         return ExchangeReport(len(self._asked), len(self.absorbed), self._errors + self.undecoded + silent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what outlives a round."""
+        """Return acknowledgements and traffic."""
         traffic = [self.bits, self.payload_bytes, self.dense_bits, self.dense_payload_bytes]
         return {**self.feedback.state_dict(), "traffic": traffic}
 
@@ -493,7 +483,7 @@ class Uplink:
         return RecordDict({**content, key: ConfigRecord({**config, **asked})})
 
     def _answered(self, reply: Message) -> Message:
-        """Return what the reply answers, which is then waited for no longer."""
+        """Return the message that a reply answers, and stop waiting for it."""
         node_id = reply.metadata.src_node_id
         if node_id not in self._asked:
             raise PayloadError("unknown node", f"node {node_id}")
@@ -506,7 +496,7 @@ class Uplink:
         return instruction
 
     def _model(self, content: RecordDict, instruction: Message) -> RecordDict:
-        """Return the reply's content with the model in place of its update, and count both."""
+        """Return a reply's content with the model in place of its update, and count both."""
         ((name, arrays),) = instruction.content.array_records.items()
         if id(arrays) not in self._models:
             self._models[id(arrays)] = _Sent.of(arrays)
@@ -529,10 +519,10 @@ class Uplink:
 
 
 def _rebuilt(coding: CompressedChanges, record: ArrayRecord, sent: _Sent) -> ArrayRecord:
-    """Return the model x^k + Q(m), which is counted as the update that came."""
+    """Return the model x^k + Q(m), with bits and bytes of the update."""
     part = compressed_part(sent.layout)
     update, dense, bits = coding.unpacked(record, sent.layout)
-    with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+    with np.errstate(over="ignore"):  # An overflow is infinite, and refused below.
         values = record_payload(part.unflatten(sent.vector + update)) | dense
     if not all(np.isfinite(values[key]).all() for key in part.keys):
         raise PayloadError("non-finite", "the model with the update added overflows")
@@ -549,7 +539,7 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
 
 
 def _partition_ids(strategy: Strategy) -> dict[int, int]:
-    """Return partition ids by node id, where the strategy has asked its nodes."""
+    """Return partition ids by node id, if the strategy has queried its nodes."""
     federation = getattr(strategy, "federation", None)
     nodes = federation.nodes if isinstance(federation, Federation) else ()
     return {node.node_id: node.partition_id for node in nodes}

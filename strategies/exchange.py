@@ -1,7 +1,7 @@
-"""What a round of a method is made of: exchanges with its nodes, whose replies are columns.
+"""The exchanges that make up a round, with their replies as columns.
 
 ``Method.round`` is a generator. It yields an ``Exchange`` and is sent its replies, chunks of ``Columns`` in
-the order of partition ids. An aggregator may yield a ``Question`` beside, of which nothing is learnt.
+the order of partition ids. An aggregator may also yield a ``Question``, which is not part of the learning.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What the nodes of one pool are asked.
+    """The instructions for the nodes of one pool.
 
     Parameters
     ----------
     nodes : Sequence[int]
         Partition ids, ascending.
     model : NDArray or None
-        What they begin from, (M,); None where they are sent no model.
+        Their start model, (M,); None if no model is sent.
     config : Mapping[str, Any]
-        What they are told beside what the whole exchange is told.
+        The pool's config, added to that of the exchange.
     own : Mapping[str, Mapping[int, Any]]
-        What each is told alone: by key, its value for each node that is told; an ArrayRecord or ConfigRecord
-        is a record of the instruction, all else stands in its config.
+        Values for single nodes, by key and partition id: an ArrayRecord or ConfigRecord becomes a record of
+        the instruction, any other value an entry of its config.
     records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
     arrays : ArrayRecord or None (default: None)
-        What is sent as the model; None for all of it.
+        The arrays that are sent as the model; None for all of it.
     held : Mapping[str, ArrayRecord]
-        What nodes must hold beside, however they come by it: a part has it sent to those that do not.
+        Records that nodes must hold; a part sends them to the nodes that lack them.
     pool : int (default: 0)
-        The pool's number; an aggregator takes a mean of each pool.
+        The pool's number; an aggregator takes one mean per pool.
     bits : int or None (default: None)
-        What the paper counts of what each is sent; None for a model's bits.
+        Bits of one instruction as the paper counts them; None for a model's bits.
     """
 
     nodes: Sequence[int]
@@ -85,37 +85,31 @@ class Ask:
 
 @dataclass(frozen=True)
 class Row:
-    """What one reply stands for: a vector (M,) or a value, and the bits that the paper counts for it."""
+    """A decoded reply: a vector (M,) or another value, and its bits as the paper counts them."""
 
     vector: Any
     bits: int
 
 
 class Coding(Protocol):
-    """How the arrays of a reply stand for what its node learnt.
+    """How a reply's arrays encode its node's model.
 
-    ``changes`` says what a row is: the change of the model that its node was sent, or a model.
+    ``changes`` is True if a row is the change of the model that the node was sent, False if it is a model.
     """
 
     changes: bool
 
     def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
-        """Return what a node's arrays stand for.
-
-        Raises
-        ------
-        PayloadError
-            If they are none of this coding.
-        """
+        """Decode a node's arrays; raise PayloadError if they are not of this coding."""
 
     def bits(self, layout: Layout) -> int:
-        """Return the bits that the paper counts for a reply that only a sum decodes."""
+        """Return the bits, as the paper counts them, of a reply that only a sum decodes."""
 
     def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
-        """Return what of the model that they were sent (M,) nodes add up in a sum."""
+        """Return the arrays of a sent model (M,) whose changes nodes add up in a secure sum."""
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-        """Return the change of the model (M,) that the mean of what nodes added up stands for."""
+        """Decode the mean of a secure sum to a change of the model (M,)."""
 
 
 class Models:
@@ -128,11 +122,11 @@ class Models:
         return Row(layout.flatten(record, sent.dtype), self.bits(layout))
 
     def bits(self, layout: Layout) -> int:
-        """Return 32 a parameter; running statistics and counters are none."""
+        """Return 32 per parameter; running statistics and counters do not count."""
         return 32 * compressed_part(layout).size
 
     def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
-        """Return all of it."""
+        """Return all of the model."""
         return layout.unflatten(model)
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
@@ -142,44 +136,43 @@ class Models:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """One question to the nodes of some pools, by which a method learns.
+    """An exchange of messages with the nodes of some pools.
 
-    The first one of a round whose kind is of the category ``train`` is handed to Flower's loop; others go
-    over the grid, each in a group of its own.
+    Flower's loop makes the first exchange of a round whose kind is of the category ``train``; others go
+    over the grid, each in its own message group.
 
     Parameters
     ----------
     kind : str
         Flower's message type.
     asks : Sequence[Ask]
-        One for each pool.
+        One per pool.
     config : Mapping[str, Any]
-        What all of them are told.
+        Config for all nodes.
     links : tuple of str
-        Links of the modelled system: to the nodes, and back; empty where the legs through the hub alone are
-        booked.
+        Links of the modelled system, to the nodes and back; empty to book only the legs through the hub.
     coding : Coding
-        How replies are read.
+        Decodes replies.
     offline : int (default: 0)
-        How many of those that were chosen are not there, and not among its nodes.
+        Number of chosen nodes that are offline, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
-        Reads replies in place of ``coding``, where none stands for a model: returns what their row is, or a
-        ``Row``, where the reply's bits count.
+        Decodes replies that do not encode a model, in place of ``coding``: returns the row, or a ``Row``
+        with its bits.
     bounded : Mapping[str, (slice, NDArray)]
-        The parts of a row whose moves are bounded, by name: where they stand, and the model whose norm says
-        what is small. Empty for one part, the model that was sent.
+        The parts of a row with bounded updates, by name: the slice, and the reference model of the bound.
+        Empty for one part, the model that was sent.
     group : str (default: "")
-        Sets the messages of an exchange over the grid apart from the round's others.
+        Distinguishes the messages of an exchange over the grid from the round's others.
     timeout : float (default: inf)
-        Seconds that replies over the grid are waited for, if the run's deadline is not before.
+        Seconds to wait for replies over the grid, at most until the run's deadline.
     done : Callable[[], bool] or None (default: None)
-        Says after each reply over the grid whether no other is needed.
+        Called after each reply over the grid; returns whether no other reply is needed.
     booked : bool (default: True)
-        Whether it is traffic.
+        Whether it counts as traffic.
     beside : bool (default: False)
-        Whether it goes over the grid whatever its kind is.
+        Whether it goes over the grid whatever its kind.
     unbooked : tuple of str (default: ())
-        Records of its instructions that are no traffic.
+        Records of its instructions that do not count as traffic.
     """
 
     kind: str
@@ -199,12 +192,12 @@ class Exchange:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Return what is made at once: this one alone."""
+        """The exchanges that are made at once: this one alone."""
         return (self,)
 
     @property
     def trains(self) -> bool:
-        """Whether it is of the category ``train``, and not beside."""
+        """Whether it is of the category ``train`` and not ``beside``."""
         return self.kind.partition(".")[0] == MessageType.TRAIN and not self.beside
 
     @cached_property
@@ -219,37 +212,37 @@ class Exchange:
         return model
 
     def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
-        """Note how far a row is from what was sent (M,); PayloadError where that is too far."""
+        """Record the norm of a row's update (M,); PayloadError if it is too large."""
         for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
             federation.bound(name).check(move[where], model)
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is asked beside the learning: keys, shares.
+    """An exchange outside the learning, for example of keys or shares.
 
     Parameters
     ----------
     kind : str
         Flower's message type.
     group : str
-        Sets its messages apart from those of other questions.
+        Distinguishes its messages from those of other questions.
     contents : Mapping[Node, RecordDict]
-        What each node is told.
+        The message content for each node.
     check : Callable[[Node, RecordDict], Any]
-        Makes a value of a valid reply; raises PayloadError for others.
+        Converts a valid reply to a value; raises PayloadError for others.
     book : Callable[..., None]
-        Books what a member is told, or tells, on the modelled link, see ``SecureSums.book``.
+        Books a message on the modelled link, see ``SecureSums.book``.
     bits : Callable[[RecordDict], int]
         The nominal bits of a content on its leg to or from the hub.
     ended : Callable[[Inbox], None] or None
-        Told of the exchange when it is over; None for ``Federation.judge``.
+        Called when the exchange is over; None for ``Federation.judge``.
     timeout : float or None (default: None)
-        Seconds that replies are waited for; None for the run's deadline.
+        Seconds to wait for replies; None for the run's deadline.
     booked : bool (default: True)
-        Whether it is traffic.
+        Whether it counts as traffic.
     unbooked : tuple of str (default: ())
-        Records of its contents that are no traffic.
+        Records of its contents that do not count as traffic.
     """
 
     kind: str
@@ -271,13 +264,13 @@ class Columns:
     Parameters
     ----------
     nodes, pools : Sequence[int]
-        Partition ids, ascending, and the pools that they were asked in (K,).
+        Partition ids, ascending, and their pools (K,).
     rows : Sequence[Any]
-        What each reply stands for: vectors (M,), unless the exchange ``reads`` otherwise.
+        Decoded replies: vectors (M,), unless the exchange ``reads`` otherwise.
     claimed : Sequence[float]
-        The examples that each claims to have (K,).
+        The claimed numbers of examples (K,).
     replies : Sequence[Reply]
-        As they came.
+        The replies themselves.
     """
 
     nodes: Sequence[int]
@@ -288,11 +281,11 @@ class Columns:
 
 
 class RoundFailedError(Exception):
-    """An exchange got fewer valid replies than its minimum: the round is made again, from the same state."""
+    """An exchange got fewer valid replies than its minimum; the round is repeated from the same state."""
 
 
 def answered(federation: Federation, grid: Grid, server_round: int, question: Question) -> Iterator[Reply]:
-    """Ask a question; yield its valid replies in the order of partition ids, booked."""
+    """Send a question; yield its valid replies in the order of partition ids, booked."""
     inbox = Inbox(question.contents, question.group, question.check)
     ttl = federation.timeout if question.timeout is None else question.timeout
 
@@ -317,15 +310,15 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
 
 
 Replies = Iterator[Columns]
-# Yields exchanges and questions, is sent their replies, and returns a T.
+# A generator that yields exchanges and questions, is sent their replies, and returns a T.
 Steps = Generator["Exchange | Question | Together", Any, T]
 
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """Exchanges of one kind with different nodes, which are made at once: all are sent before any is read.
+    """Exchanges of one kind with different nodes, made at once: all are sent before any reply is read.
 
-    Messages go out pool by pool. The report of all that a round makes so is ``Run.whole``.
+    Messages are sent pool by pool. ``Run.whole`` has the message counts of all of a round's.
     """
 
     exchanges: tuple[Exchange, ...]
@@ -337,18 +330,18 @@ class Together:
 
     @property
     def trains(self) -> bool:
-        """Whether one of them is of the category ``train``, and not beside."""
+        """Whether one of them is of the category ``train`` and not ``beside``."""
         return any(exchange.trains for exchange in self.exchanges)
 
     def of(self, node: int) -> Exchange:
-        """Return the exchange that a node is asked in."""
+        """Return the exchange that a node takes part in."""
         return next(exchange for exchange in self.exchanges if node in exchange.asked)
 
 
 def together(*steps: Steps[Any]) -> Steps[tuple[Any, ...]]:
-    """Make the exchanges of several steps at once; return what comes of each.
+    """Run several generators in step, with their exchanges made at once; return their results.
 
-    Replies are handed to one after the other, in this order. Questions are asked one by one.
+    Replies are sent to the generators in this order. Questions are made one by one.
     """
     results: list[Any] = [None] * len(steps)
     replies: dict[int, Any] = dict.fromkeys(range(len(steps)))

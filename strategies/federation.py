@@ -1,4 +1,4 @@
-"""What every strategy of the suite holds: its nodes, the round at hand, and what has been spent."""
+"""The state that every strategy shares: its nodes, the current exchange, traffic and simulated time."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -38,9 +38,9 @@ from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
 
-# The metrics by which nodes tell a loss: this suite's, and those of Flower's examples.
+# The metric names of a loss: hedgerow's, and those of Flower's examples.
 _LOSSES = ("train-loss", "train_loss", "loss")
-# Partition ids, or what draws them from those that are there, ascending.
+# Partition ids, or a function that chooses them from the online ones, ascending.
 Chosen = Iterable[int] | Callable[[Sequence[int]], Iterable[int]] | None
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
@@ -51,22 +51,20 @@ class FederationOptions(TypedDict, total=False):
     Parameters
     ----------
     seed : int (default: 0)
-        Keys what the server draws, >= 0.
+        Seed of the server's random draws, >= 0.
     fraction_evaluate : float (default: 1.0)
         Share of nodes that evaluate the global model each round, in [0, 1]; 0 for none.
     min_train_nodes : int (default: 1)
-        A round with fewer valid replies is repeated; where fewer take part, all of them must reply.
+        A round with fewer valid replies is repeated; if fewer nodes take part, all of them must reply.
     min_available_nodes : int (default: 2)
-        The quorum: how many nodes must be there when the run starts, >= 1. Others are taken in when they
-        come.
+        The quorum: how many nodes must be online when the run starts, >= 1. Others may join later.
     num_clients : int or None (default: None)
-        The places of the federation, at least ``min_available_nodes``: partition ids are below it. 0 for as
-        many as come, where the method can do with that; None for ``min_available_nodes``: the run waits for
-        all.
+        Number of places, at least ``min_available_nodes``; partition ids are below it. 0 for no limit, if the
+        method supports that; None for ``min_available_nodes``: the run waits for all nodes.
     roster : Roster or None (default: None)
-        The nodes, where they were asked before (``Roster.gather``), as for a model of their shapes.
+        The nodes, if they were queried before (``Roster.gather``), for example to build a model.
     registry : Registry or None (default: None)
-        Who may take part as whom (``Registry.read("nodes.toml")``); None accepts any node.
+        The nodes that may take part (``Registry.read("nodes.toml")``); None accepts any node.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -74,24 +72,24 @@ class FederationOptions(TypedDict, total=False):
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round, and once before the first.
     parts : Sequence[Part] (default: ())
-        Parts of your own, see ``Part``.
+        Your own parts, see ``Part``.
     max_repeats : int (default: 2)
         How often a round below its minimum is repeated before the run stops.
     max_wait : float (default: 120.0)
         Seconds to wait for the nodes at the start.
     max_weight_ratio : float (default: 10.0)
-        A node counts at most so many times the median of what nodes claim, >= 1; 0 for no bound. The log says
-        once where that cuts a claim. A claim of more than 10^6 medians is refused (``claimed size too
-        large``).
+        Bound on a node's weight, in multiples of the median of the claimed sizes, >= 1; 0 for no bound. The
+        first cut is logged. A claim above 10^6 medians is refused (``claimed size too large``).
     max_update_norm_ratio : float (default: 100.0)
-        An update whose norm exceeds so many times what was usual in the rounds before is refused (``update
-        too large``), see ``UpdateBound``; >= 1, or 0 for no bound.
+        Bound on an update's norm, in multiples of the usual norm of the rounds before, >= 1; 0 for no bound.
+        A larger update is refused (``update too large``), see ``UpdateBound``.
     quarantine_after : int (default: 3)
-        A node rests for 2, 4, … 64 rounds after so many refused replies running, >= 1; 0 for never.
+        A node is quarantined for 2, 4, … 64 rounds after this many refused replies in a row, >= 1; 0 for
+        never.
     max_loss_ratio : float (default: 1e6)
-        A run ends with DivergenceError where its loss is not finite, or exceeds so many times that of the
-        start (or 1, where that is less); >= 1, or 0 for no bound. That is the loss which the server
-        evaluates, and the medians of those that nodes tell of training and of evaluation.
+        The run ends with DivergenceError if a loss is not finite, or exceeds this multiple of its first value
+        (or of 1, if that is larger), >= 1; 0 for no bound. The losses are the server's evaluation loss and
+        the medians of the nodes' training and evaluation losses.
     """
 
     seed: int
@@ -145,10 +143,9 @@ class _Settings:
             valid = is_real(ratio) and (ratio == 0 or ratio >= 1)
             require(name, ratio, "a number >= 1, or 0 for no bound", valid)
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
-        int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
-        int_at_least(0, quarantine_after=self.quarantine_after)
+        for name in ("seed", "min_train_nodes", "quarantine_after", "max_repeats"):
+            int_at_least(0, **{name: getattr(self, name)})
         int_at_least(1, min_available_nodes=self.min_available_nodes)
-        int_at_least(0, max_repeats=self.max_repeats)
         if self.num_clients is None:
             return
         int_at_least(0, num_clients=self.num_clients)
@@ -160,49 +157,43 @@ class _Settings:
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """Return a reply's one ArrayRecord.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``bad arrays``.
-    """
+    """Return a reply's one ArrayRecord; raise PayloadError (``bad arrays``) otherwise."""
     return only_record(content, ArrayRecord, "bad arrays")
 
 
 def _median_loss(contents: Iterable[RecordDict]) -> float | None:
-    """Return the median of the losses that nodes tell, the lower one of two; None where none does."""
+    """Return the lower median of the reported losses; None if there is none."""
     losses = list[float]()
     for content in contents:
         metrics = only_record(content, MetricRecord, "bad metrics")
-        told = next((metrics[key] for key in _LOSSES if key in metrics), None)
-        if isinstance(told, int | float):
-            losses.append(told)
+        loss = next((metrics[key] for key in _LOSSES if key in metrics), None)
+        if isinstance(loss, int | float):
+            losses.append(loss)
     return median_low(losses) if losses else None
 
 
 class Federation:
-    """The nodes of a run, the exchange at hand, and what the run has spent.
+    """The nodes of a run, the current exchange, traffic and simulated time.
 
     Parameters
     ----------
     clients : int or None (default: None)
-        Clients of the federation; None for what the options say.
+        Number of clients; None for ``num_clients`` of the options.
     **options
         See ``FederationOptions``.
     """
 
     def __init__(self, clients: int | None = None, /, **options: Unpack[FederationOptions]) -> None:
         self.settings = _Settings(**options)
-        said = self.settings.num_clients if clients is None else clients
-        if said != self.settings.num_clients is not None:
-            raise ValueError(f"num_clients must be {said}, got {self.settings.num_clients!r}")
-        # The places that a run's nodes can have; None for as many as come.
-        self.places: int | None = self.settings.min_available_nodes if said is None else said or None
+        wanted = self.settings.num_clients if clients is None else clients
+        if wanted != self.settings.num_clients is not None:
+            raise ValueError(f"num_clients must be {wanted}, got {self.settings.num_clients!r}")
+        # Number of places; None for no limit.
+        self.places: int | None = self.settings.min_available_nodes if wanted is None else wanted or None
         self.quorum = self.settings.min_available_nodes
-        if said is None or (clients is not None and self.settings.num_clients is None):
+        if wanted is None or (clients is not None and self.settings.num_clients is None):
             self.quorum = self.places or self.quorum
-        # Says why a node with its place is left out, in some words that are counted; None if it is not.
+        # Returns why a node is excluded (the reason is counted), or None.
         self.admits: Admits | None = None
         self.timeout = 3600.0
         self._loaded = False
@@ -210,7 +201,7 @@ class Federation:
 
     @classmethod
     def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
-        """Return a federation of gathered nodes, for exchanges outside of a run."""
+        """Return a federation of gathered nodes, for exchanges outside a run."""
         federation = cls(len(roster), min_available_nodes=1)
         federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
         federation.layout = Layout((), (), ())
@@ -223,80 +214,80 @@ class Federation:
         self.completed = 0
         self.layout: Layout | None = None
         self.sizes: MutableMapping[int, float] = {}
-        # The most that a client counts, and of how many sizes that is the bound.
+        # Number of known sizes, and the largest weight of a client that follows from them.
         self._most: tuple[int, float] = 0, float("inf")
-        self._cap_told = False
-        # The size from which on a claim is refused, and of how many sizes that is the bound.
+        self._cap_logged = False
+        # Number of known sizes, and the largest size that may be claimed.
         self._overstated: tuple[int, float] = 0, float("inf")
-        # Places whose nodes were left out for that: nobody waits for them.
+        # Places of nodes that claimed more; a round does not wait for them.
         self._barred: set[int] = set()
         self.losses = LossBound(self.settings.max_loss_ratio)
-        # The median of the losses that nodes told in the last evaluation, and in the last training.
+        # Median losses that nodes reported in the last evaluation, and in the last training.
         self.evaluated_loss: float | None = None
         self.trained_loss: float | None = None
         self._bounds: dict[str, UpdateBound] = {}
         self._bound_round = 0
-        # Means of the round that too few updates were left for, see ``combined``.
+        # Means of the round that had too few updates for the rule, see ``combined``.
         self.fell_back = 0
         self._roster: Roster | None = None
-        # Of the run that goes on.
+        # From a checkpoint: names, shapes, and quarantined nodes.
         self._names: dict[str, int] = {}
         self._shapes: Shapes | None = None
-        # By client, how many of its replies were refused running; who rests, of a run that goes on.
-        self._strikes: Counter[int] = Counter()
         self._rested: dict[str, list[int]] = {}
-        # Nodes that were left out, by reason, and in which round.
+        # Refused replies in a row, by client.
+        self._strikes: Counter[int] = Counter()
+        # A round, and the nodes excluded in it, by reason.
         self._left_out: tuple[int, Counter[str]] = 0, Counter()
         self._exchange = self._evaluation = Inbox([], "", lambda node, content: None)
 
     @property
     def num_clients(self) -> int:
-        """Clients of the federation; where as many take part as come, those that came so far."""
+        """Number of clients; without a limit, of those that have come so far."""
         if self.places is not None:
             return self.places
         return len(self._roster) if self._roster is not None else max(self._names.values(), default=-1) + 1
 
     def begin(self, timeout: float) -> bool:
-        """Begin a run with a round's deadline in seconds; return whether it goes on from a loaded state."""
-        goes_on, self._loaded = self._loaded, False
-        if not goes_on:
+        """Begin a run with a round's deadline in seconds; return whether it resumes from a loaded state."""
+        resumed, self._loaded = self._loaded, False
+        if not resumed:
             self.reset()
         self.timeout = timeout
-        return goes_on
+        return resumed
 
     @property
     def report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost."""
+        """Message counts of the last training exchange."""
         return self._exchange.report
 
     @property
     def whole_report(self) -> ExchangeReport:
-        """``report``, and what else is counted with the training exchange."""
+        """``report``, with the other exchanges that count with the training exchange."""
         return self.report
 
     @property
     def introduced(self) -> bool | None:
-        """Whether the nodes said who they are; None before they were asked."""
+        """Whether the nodes introduce themselves; None before they were queried."""
         return None if self._roster is None else self._roster.introduced
 
     def enough(self) -> bool:
-        """Return whether the training exchange got its minimum, or all where fewer were to take part."""
+        """Return whether the training exchange got its minimum, or all replies if fewer nodes take part."""
         chosen = self.report.sent + self.report.rejected["offline"]
         return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
 
     # Exchanges.
 
     def open_round(self, grid: Grid) -> Roster:
-        """Begin a try of a round; return the roster, see ``gather``."""
+        """Begin an attempt of a round; return the roster, see ``gather``."""
         return self.gather(grid)
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes that have a place, as they were last looked for."""
+        """The nodes with a place, as of the last ``gather``."""
         return [] if self._roster is None else [node for node in self._roster.nodes if not node.vacant]
 
     def gather(self, grid: Grid) -> Roster:
-        """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""
+        """Return the roster: gathered on the first call, refreshed later. First reported sizes count."""
         if self._roster is None:
             self._roster = self._gathered(grid)
             if self._rested:
@@ -305,8 +296,8 @@ class Federation:
             if self._roster.known is not None:
                 self.sizes = KnownSizes(self._roster.known.sizes)
                 return self._roster
-            told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
-            self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
+            claims = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
+            self.sizes = {**self.sizes, **{client: float(size) for client, size in claims.items() if size}}
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
             if self._roster.known is not None:
@@ -318,7 +309,7 @@ class Federation:
         return self._roster
 
     def _leave_out_overstated(self, roster: Roster) -> None:
-        """Leave out nodes that claim an impossible size: capped, it would still count ten medians."""
+        """Exclude nodes that claim an impossible size: capped, they would still count ten medians."""
         most = self._most_claimed()
         for client in [client for client, size in self.sizes.items() if size > most]:
             del self.sizes[client]
@@ -328,7 +319,7 @@ class Federation:
                     roster.refuse(node.node_id, OVERSTATED, self.completed)
 
     def _most_claimed(self) -> float:
-        """Return the most examples that a claim may be of; no bound where ``max_weight_ratio`` is 0."""
+        """Return the largest size that may be claimed; infinite if ``max_weight_ratio`` is 0."""
         if not self.settings.max_weight_ratio:
             return float("inf")
         if self._overstated[0] != len(self.sizes):
@@ -356,16 +347,16 @@ class Federation:
         )
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Leave out a node that has a place; the reason is counted."""
+        """Exclude a node that has a place; the reason is counted."""
         if self._roster is not None:
             self._roster.refuse(node.node_id, reason, self.completed)
 
     def shapes(self) -> Shapes:
-        """Return what the nodes' data look like; unknown before they were asked."""
+        """Return the shapes of the nodes' data; unknown before they were queried."""
         return Shapes() if self._roster is None else self._roster.shapes
 
     def left_out(self, server_round: int) -> Counter[str]:
-        """Return how many nodes were left out since the round began, by reason."""
+        """Return how many nodes were excluded since the round began, by reason."""
         began, reasons = self._left_out
         reasons = reasons if began == server_round else Counter()
         if self._roster is not None:
@@ -374,16 +365,13 @@ class Federation:
         return reasons
 
     def scheduled(self, server_round: int, pool: Sequence[int], count: int) -> list[int]:
-        """Return ``count`` of a pool's partitions, ascending, or all where they are fewer.
-
-        They are drawn uniformly without replacement, from a stream of the round's own.
-        """
+        """Return ``count`` of a pool's partitions, ascending, drawn uniformly, or all if there are fewer."""
         count = min(count, len(pool))
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
         return sorted(pool[i] for i in stream.choice(len(pool), count, replace=False)) if count else []
 
     def uniform(self, server_round: int, client: int) -> float:
-        """Return one client's draw in [0, 1) for taking part in a round."""
+        """Return a client's draw in [0, 1) for its participation in a round."""
         stream = generator(
             self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.PARTICIPATION
         )
@@ -395,13 +383,13 @@ class Federation:
         return self._roster.nodes[client]
 
     def there(self, chosen: Chosen = None) -> tuple[list[Node], int]:
-        """Return the chosen nodes that were online when they were last looked for, and how many were not."""
+        """Return the chosen nodes that were online at the last ``gather``, and how many were not."""
         roster = self._roster
         assert roster is not None
         if callable(chosen):
             chosen = chosen(roster.present)
         nodes = [roster.nodes[i] for i in (range(len(roster)) if chosen is None else chosen)]
-        if self.places is None:  # Nobody is missed who was never there.
+        if self.places is None:  # Vacant places do not count as offline.
             nodes = [node for node in nodes if not node.vacant]
         elif self._barred:
             nodes = [node for node in nodes if not (node.vacant and node.partition_id in self._barred)]
@@ -419,7 +407,7 @@ class Federation:
         message_type: str = MessageType.TRAIN,
         group: str = "",
     ) -> list[Message]:
-        """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
+        """Open a training exchange and return its messages; ``check`` converts a valid reply to a value."""
         group = f"{server_round}-{group}" if group else str(server_round)
         nodes = [node for node, _ in contents]
         self.open_exchange(server_round, nodes, check, offline=offline, group=group)
@@ -437,7 +425,7 @@ class Federation:
         offline: int = 0,
         group: str = "",
     ) -> Inbox:
-        """Open a round's training exchange, whose replies the inbox that it returns takes."""
+        """Open a round's training exchange and return the inbox for its replies."""
         self._bound_round = server_round
         for bound in self._bounds.values():
             bound.begin(server_round)
@@ -455,7 +443,7 @@ class Federation:
         self.judge(self._exchange)
 
     def judge(self, exchange: Inbox) -> None:
-        """Put nodes to rest whose replies were refused again and again, as long as most are not."""
+        """Quarantine nodes after repeatedly refused replies, but never half of the online nodes."""
         if not self.settings.quarantine_after:
             return
         for client in exchange.used:
@@ -469,27 +457,27 @@ class Federation:
     def book_down(
         self, server_round: int, link: str, source: int, client: int, bits: int, sizes: tuple[int, int]
     ) -> None:
-        """Book an instruction on the modelled link (payload) and on the leg from the hub (whole content).
+        """Book an instruction on the modelled link and on the leg from the hub.
 
-        ``sizes`` are the bytes of the method's records and of the whole content.
+        ``sizes`` are the bytes of the method's records (modelled link) and of the whole content (hub).
         """
         self.ledger.book(server_round, link, source, client, bits, sizes[0])
         self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, sizes[1])
 
     def checked_weight(self, content: RecordDict) -> float:
-        """Return what a valid reply tells as its weight; raises PayloadError for other replies."""
+        """Return the weight that a reply claims; raise PayloadError if it is not valid."""
         metrics = checked_metrics(content, self.settings.weighted_by_key)
-        told = float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
-        if told > (most := self._most_claimed()):
-            raise PayloadError(OVERSTATED, f"{told:g} examples, expected at most {most:g}")
-        return told
+        claimed = float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
+        if claimed > (most := self._most_claimed()):
+            raise PayloadError(OVERSTATED, f"{claimed:g} examples, expected at most {most:g}")
+        return claimed
 
-    def valid_weights(self, told: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def valid_weights(self, claimed: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which of these weights ``checked_weight`` would accept."""
-        return (told > 0) & (told <= min(MAX_EXAMPLES, self._most_claimed()))
+        return (claimed > 0) & (claimed <= min(MAX_EXAMPLES, self._most_claimed()))
 
     def weight_of(self, client: int) -> float:
-        """Return what a client of known size counts: its size, up to ``max_weight_ratio`` medians."""
+        """Return the weight of a client of known size: its size, up to ``max_weight_ratio`` medians."""
         here: Sequence[Node] = []
         if self._roster is not None and self.settings.registry is not None:
             here = self._roster.nodes[client : client + 1]
@@ -497,7 +485,7 @@ class Federation:
         return min(self.sizes[client], self._cap(), *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
-        """Return what each of the first clients counts (C,); one of unknown size as the mean client."""
+        """Return the weights of the first clients (C,); a client of unknown size has the mean weight."""
         if isinstance(self.sizes, KnownSizes):
             return np.minimum(self.sizes.array[:clients], self._cap())
         known = {client: self.weight_of(client) for client in self.sizes}
@@ -510,8 +498,8 @@ class Federation:
         most = capped(self.sizes, self.settings.max_weight_ratio)
         self._most = len(self.sizes), most
         cut = sorted(client for client, size in self.sizes.items() if size > most)
-        if cut and not self._cap_told:  # Once: a claim that is cut may be an honest one.
-            self._cap_told = True
+        if cut and not self._cap_logged:  # Once: the claim may be honest.
+            self._cap_logged = True
             log(
                 WARNING,
                 "Partitions %s claim more than max_weight_ratio = %g times the median of the examples that "
@@ -523,16 +511,16 @@ class Federation:
         return most
 
     def bound(self, part: str = "model") -> UpdateBound:
-        """Return what the updates of a part of the model are held against."""
+        """Return the bound on the updates of a part of the model."""
         if part not in self._bounds:
             self._bounds[part] = UpdateBound(self.settings.max_update_norm_ratio)
             self._bounds[part].begin(self._bound_round)
         return self._bounds[part]
 
     def check_update(self, vector: NDArray[Any], sent: NDArray[Any], part: str, noise: float) -> None:
-        """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far.
+        """Record a node's update from ``sent`` to ``vector``, both (d,); PayloadError if it is too large.
 
-        ``noise`` is the standard deviation of the noise that the run asked for on each number.
+        ``noise`` is the standard deviation of the noise that the run adds to each number.
         """
         if self.settings.max_update_norm_ratio:
             with np.errstate(over="ignore"):
@@ -541,17 +529,17 @@ class Federation:
     def combined(
         self, rule: Aggregation, updates: NDArray[np.float64], weights: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return what a rule makes of updates (n, d) and weights (n,), n >= 1.
+        """Return the aggregate of updates (n, d) with weights (n,), n >= 1, by a rule.
 
-        Where refused and silent nodes leave fewer than the rule works on, it is their median, entry by
-        entry; the round's metrics tell of how many means that was so (``rule-fell-back``).
+        If there are fewer updates than the rule needs, returns their coordinate-wise median; the round's
+        metric ``rule-fell-back`` counts such means.
         """
         taken = rule.for_count(len(updates))
         if taken is not rule:
             self.fell_back += 1
             log(
                 WARNING,
-                "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
+                "%d updates are left for %s, which needs %d: the coordinate-wise median is used.",
                 len(updates),
                 rule,
                 rule.least,
@@ -559,20 +547,20 @@ class Federation:
         return taken.combined(updates, weights)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        """Aggregate the metrics of the replies, as asked for or by weighted mean."""
+        """Aggregate the replies' metrics, by ``train_metrics_aggr_fn`` or the weighted mean."""
         self.trained_loss = _median_loss(contents)
         aggregate = self.settings.train_metrics_aggr_fn or self._mean_metrics
         metrics = aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
-        if self.fell_back:
-            metrics["rule-fell-back"] = self.fell_back
-        return metrics
+        return self._with_fallbacks(metrics)
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
         """Return the weighted mean of metrics in columns (K,), by name."""
-        told = next((table[key] for key in _LOSSES if key in table), None)
-        self.trained_loss = None if told is None else median_low(told.tolist())
+        losses = next((table[key] for key in _LOSSES if key in table), None)
+        self.trained_loss = None if losses is None else median_low(losses.tolist())
         key, most = self.settings.weighted_by_key, self.settings.max_weight_ratio
-        metrics = mean_metrics(table, key, most) if len(table[key]) else MetricRecord()
+        return self._with_fallbacks(mean_metrics(table, key, most) if len(table[key]) else MetricRecord())
+
+    def _with_fallbacks(self, metrics: MetricRecord) -> MetricRecord:
         if self.fell_back:
             metrics["rule-fell-back"] = self.fell_back
         return metrics
@@ -583,7 +571,7 @@ class Federation:
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send the global model to a share of the nodes that are there."""
+        """Send the global model to a share of the online nodes."""
         if self.settings.fraction_evaluate == 0.0:
             return []
         roster = self.gather(grid)
@@ -624,34 +612,31 @@ class Federation:
     # Models as vectors.
 
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
-        """Fix the model's layout from the first arrays, and return them as one vector (M,).
-
-        The vector is float64 if any array is, else float32.
-        """
+        """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
         self.layout = Layout.of(arrays)
         floats = (d for d in self.layout.dtypes if np.dtype(d).kind == "f")
         return self.layout.flatten(arrays, np.result_type(np.float32, *floats))
 
     def known_layout(self) -> Layout:
-        """Return the model's layout; it is known from the first round on."""
+        """Return the model's layout; RuntimeError before the first round."""
         if self.layout is None:
             raise RuntimeError("No model yet: configure_train or start comes first.")
         return self.layout
 
     @property
     def num_parameters(self) -> int:
-        """What a paper counts of the model: its parameters, without running statistics and counters."""
+        """The model's parameters as papers count them: without running statistics and counters."""
         return compressed_part(self.known_layout()).size
 
     @property
     def model_bits(self) -> int:
-        """The nominal bits of a model that is sent whole: 32 a parameter."""
+        """The nominal bits of a whole model: 32 per parameter."""
         return 32 * self.num_parameters
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return round, layout, sizes, ledger and clock, and who has which place, for a checkpoint."""
+        """Return round, layout, sizes, places, ledger and clock, for a checkpoint."""
         layout = self.known_layout()
         return {
             **self._places_taken(),
@@ -670,7 +655,7 @@ class Federation:
         }
 
     def _places_taken(self) -> dict[str, Any]:
-        """Return the nodes' names and shapes, where they say more than that node i is ``partition-i``."""
+        """Return the nodes' names, unless each is ``partition-i``, and their data shapes, if known."""
         names = self._names if self._roster is None else self._roster.names
         shapes = self._shapes if self._roster is None else self._roster.shapes
         plain = all(name == f"partition-{at}" for name, at in names.items())
@@ -680,10 +665,9 @@ class Federation:
         return taken
 
     def _seen(self) -> dict[str, Any]:
-        """Return the updates' norms, the first losses, and who was refused or rests."""
-        norms = {part: bound.state_dict() for part, bound in sorted(self._bounds.items())}
+        """Return the update norms, the first losses, and the refused and quarantined nodes."""
         seen = {
-            "update-norms": norms,
+            "update-norms": {part: bound.state_dict() for part, bound in sorted(self._bounds.items())},
             "first-losses": self.losses.state_dict(),
             "strikes": {str(client): count for client, count in sorted(self._strikes.items())},
             "resting": self._rested if self._roster is None else self._roster.resting(),
@@ -691,7 +675,7 @@ class Federation:
         return {key: value for key, value in seen.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; the next ``begin`` goes on after its round."""
+        """Restore a checkpoint; the next ``begin`` resumes after its round."""
         self.reset()
         for part, norms in state.get("update-norms", {}).items():
             self.bound(str(part)).load_state_dict(norms)

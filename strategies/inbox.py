@@ -1,7 +1,7 @@
-"""The one way a strategy talks to the nodes of its roster: exchanges with a deadline and a quorum.
+"""Message exchanges between a strategy and its nodes, with a deadline and a quorum.
 
-Replies are checked one by one and handed on in the order of partition ids, whatever order they came in: sums
-are then the same on every engine.
+Replies are checked one by one and yielded in the order of partition ids, whatever their order of arrival, so
+that sums are equal on every engine.
 """
 
 from collections import Counter
@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 _POLL_SECONDS = 0.1
-# Bounds on what a reply holds, before anything of it is read: records, arrays or other values of one, metrics
-# of one, characters of a key.
+# Bounds on a reply, checked before it is read: records, values per record, metrics per record, characters per
+# key.
 _MOST_RECORDS, _MOST_VALUES, _MOST_METRICS, _LONGEST_KEY = 64, 100_000, 1_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply that arrived in time and passed its checks; ``value`` is what the check made of it."""
+    """A reply that arrived in time and passed its check; ``value`` is the check's result."""
 
     node: Node
     content: RecordDict
@@ -52,46 +52,38 @@ class Reply:
 
     @property
     def metrics(self) -> RecordDict:
-        """Its metrics alone, as aggregates of metrics are given them."""
+        """Its metrics alone, the input of ``*_metrics_aggr_fn``."""
         return RecordDict({**records_of(self.content, MetricRecord)})
 
 
 @dataclass
 class ExchangeReport:
-    """What one exchange sent, got and lost.
+    """Message counts of one exchange."""
 
-    Parameters
-    ----------
-    sent : int
-        Instructions sent.
-    accepted : int
-        Replies that arrived in time and passed every check.
-    rejected : Counter[str]
-        Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
-        ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and nodes
-        that were left out: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
-    errors : dict[int, Error]
-        The errors that nodes replied with, by partition id.
-    """
-
+    # Instructions.
     sent: int = 0
+    # Replies that arrived in time and passed every check.
     accepted: int = 0
+    # Lost replies by reason: ``error <code>``, ``no reply``, ``stale``, ``unknown node``, ``duplicate``,
+    # ``no content``, ``too many keys``, ``update too large``, ``non-finite``, ``wrong shape``, …; and
+    # excluded nodes: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
     rejected: Counter[str] = field(default_factory=Counter)
+    # Error replies, by partition id.
     errors: dict[int, Error] = field(default_factory=dict)
 
 
 def collect(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
-    """Send messages and yield the replies as they arrive, until all came or the time is over.
+    """Send messages and yield the replies as they arrive, until all have come or the time is up.
 
-    A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
-    wait; else the wall clock counts. An error that Flower's SuperLink tells of a node is that node's reply.
+    Uses the grid's own clock if it has one (an engine with simulated delays), else the wall clock. An error
+    that Flower's SuperLink reports about a node counts as that node's reply.
     """
     now, sleep = grid_clock(grid)
     end = now() + timeout
     ids = list(grid.push_messages(messages))
-    # In the order of sending: which of several waiting replies comes first must not depend on hashes.
+    # In sending order: the order of waiting replies must not depend on hashes.
     pending = dict.fromkeys(message_id for message_id in ids if message_id)
-    # Flower's simulation leaves out what it could not send, and does not say whose the others are.
+    # Flower's simulation omits the ids of messages that it could not send; then ids have no known recipient.
     sent = dict(zip(ids, messages, strict=True)) if len(ids) == len(messages) else {}
     while pending:
         arrived = False
@@ -100,7 +92,7 @@ def collect(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
             pending.pop(answered, None)
             arrived = True
             if (instruction := sent.get(answered)) is not None and message.has_error():
-                # In the name of the node it is about: the SuperLink signs errors itself.
+                # The SuperLink is the sender of its errors; attribute them to the node that they concern.
                 yield Message(message.error, reply_to=instruction)
             else:
                 yield message
@@ -111,10 +103,10 @@ def collect(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
 
 
 class Inbox:
-    """One exchange: messages to some nodes, and the checks that their replies must pass.
+    """The replies to one exchange, and the checks that they must pass.
 
     ``group_id`` is the messages' group (the round): a reply of another one is ``stale``. ``check`` returns
-    what to keep of a valid reply, and raises PayloadError for any other.
+    the value of a valid reply, and raises PayloadError for any other.
     """
 
     def __init__(
@@ -125,15 +117,14 @@ class Inbox:
         self._group_id = group_id
         self._check = check
         self.report = ExchangeReport(sent=len(self._waiting))
-        # Partition ids of those whose replies were no good, and of those whose were.
+        # Partition ids with a refused reply, and with a valid one.
         self.refused: set[int] = set()
         self.used: set[int] = set()
 
     def accept(self, messages: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies in the order of partition ids, as early as that order allows.
 
-        A reply is held back only while a node before it may still answer, so memory stays bounded by
-        how far replies overtake each other.
+        A reply is held back only while a node before it may still answer, which bounds the memory.
         """
         held: dict[int, Reply] = {}
         order = list(self._waiting)
@@ -156,10 +147,10 @@ class Inbox:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
             log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
 
-    # Replies that come without messages.
+    # Replies without messages.
 
     def take(self, node: Node) -> None:
-        """Wait for a node no longer."""
+        """Stop waiting for a node."""
         del self._waiting[node.node_id]
 
     def use(self, node: Node) -> None:
@@ -206,7 +197,7 @@ class Inbox:
 
 
 def _check_size(content: RecordDict) -> None:
-    """Raise PayloadError where a reply has more keys, or longer ones, than anyone has use for."""
+    """Raise PayloadError if a reply has too many or too long keys."""
     if len(content) > _MOST_RECORDS:
         raise PayloadError("too many keys", f"{len(content)} records, expected at most {_MOST_RECORDS}")
     for record in content.values():
@@ -222,10 +213,7 @@ def _check_size(content: RecordDict) -> None:
 def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
     """Return a reply's one MetricRecord if its weight is in (0, 2^53] and all its values are finite.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``bad metrics``, ``bad weight`` or ``non-finite``.
+    Else raise PayloadError with reason ``bad metrics``, ``bad weight`` or ``non-finite``.
     """
     metrics = only_record(content, MetricRecord, "bad metrics")
     weight = metrics.get(weighted_by_key)
@@ -242,9 +230,9 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
 def weighted_metrics(
     contents: list[RecordDict], weighted_by_key: str, max_weight_ratio: float = 0.0
 ) -> MetricRecord:
-    """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``).
+    """Return the weighted mean of the metrics that all replies have (the default of ``*_aggr_fn``).
 
-    No weight counts more than ``max_weight_ratio`` times their median; 0 for no bound.
+    Weights are capped at ``max_weight_ratio`` times their median; 0 for no bound.
     """
     records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
     table = {}

@@ -1,8 +1,8 @@
-"""Which neighbours were introduced to each other, where what they tell each other is sealed.
+"""The exchange of public keys (introductions) between neighbours that send each other sealed payloads.
 
-The relay hands introductions on and cannot use them: public keys. Sender and receiver of a payload that are
-new to each other are told each other's introduction beside it, the sender when it is asked to publish, the
-receiver with the payload, until the receiver has answered that it could read it.
+The relay forwards introductions; as public keys they do not let it read payloads. A new pair of sender and
+receiver gets each other's introduction, the sender with the request to publish, the receiver with the
+payload, until the receiver has confirmed that it could read a payload.
 """
 
 import base64
@@ -18,31 +18,27 @@ __all__ = ["Introductions", "introduction_in", "refused_in"]
 
 
 def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
-    """Return a node's introduction, of its answer to a hello, and whether it pins its neighbours' keys."""
-    told = config_in(content, "hello")
-    introduction = told.get("introduction")
+    """Return the introduction in a node's answer to a hello, and whether it pins its neighbours' keys."""
+    hello = config_in(content, "hello")
+    introduction = hello.get("introduction")
     if not isinstance(introduction, bytes) or len(introduction) != INTRODUCTION_BYTES:
-        raise PayloadError("no sealing", f"the node told no introduction of {INTRODUCTION_BYTES} bytes")
-    return introduction, told.get("pinned") is True
+        raise PayloadError("no sealing", f"the node sent no introduction of {INTRODUCTION_BYTES} bytes")
+    return introduction, hello.get("pinned") is True
 
 
 def refused_in(content: RecordDict, senders: Iterable[int]) -> dict[str, list[int]]:
-    """Return which of the senders' payloads a receiver refused, by reason; nothing else that it may tell."""
-    told, sent = config_in(content, "refused"), set(senders)
+    """Return which of the senders' payloads a receiver refused, by reason; ignore unknown reasons."""
+    reported, sent = config_in(content, "refused"), set(senders)
     refused = {}
     for reason in REASONS:
-        named = told.get(reason)
+        named = reported.get(reason)
         if isinstance(named, list) and (those := sorted(sent.intersection(named))):
             refused[reason] = those
     return refused
 
 
 class Introductions:
-    """The introductions of a run, by partition id.
-
-    Nodes that are ``pinning`` their neighbours' keys trust no others; the rest trust the first that they are
-    told.
-    """
+    """A run's introductions, by partition id; ``pinning`` nodes trust only pinned keys, others the first."""
 
     def __init__(self) -> None:
         self.of: dict[int, bytes] = {}
@@ -52,13 +48,13 @@ class Introductions:
         self._known: set[tuple[int, int]] = set()
 
     def begin(self, run: int) -> None:
-        """Begin a run, or one that goes on: under another id all nodes have other keys."""
+        """Begin or resume a run; a run with another id has new keys."""
         if run != self._run:
             self.__init__()  # type: ignore[misc]
             self._run = run
 
     def take(self, i: int, introduction: bytes, pinning: bool) -> None:
-        """Take a node's own introduction; one that is new begins all its links anew."""
+        """Store a node's introduction; a new one resets all its links."""
         if self.of.get(i) != introduction:
             self._known = {pair for pair in self._known if i not in pair}
         self.of[i] = introduction
@@ -73,12 +69,12 @@ class Introductions:
         return {j: self.of[j] for j in senders if (j, i) not in self._known and j in self.of}
 
     def confirm(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
-        """Note that a receiver read its senders' payloads but the refused, whose links begin anew."""
+        """Record that a receiver read its senders' payloads; the links to the refused ones are reset."""
         self._known |= {(j, i) for j in senders}
         self._known -= {(j, i) for j in refused}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it, for a checkpoint: nothing here is secret."""
+        """Return the state for a checkpoint; it holds no secrets."""
         return {
             "run": self._run,
             "of": {str(i): base64.b64encode(one).decode() for i, one in sorted(self.of.items())},

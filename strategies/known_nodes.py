@@ -1,6 +1,6 @@
-"""The nodes that an engine knows, and which never change, for a ``Roster`` that need not ask who they are.
+"""The fixed nodes of a simulation engine, for a ``Roster`` that need not query them.
 
-The cost depends on how many nodes take part, not on how many there are.
+The cost depends on the number of participants, not on the number of nodes.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, MutableSet, Sequence, ValuesView
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class KnownSizes(MutableMapping[int, float]):
-    """The numbers of examples (N,) of all clients, by partition id."""
+    """The sizes (N,) of all clients, by partition id."""
 
     def __init__(self, sizes: Sequence[int] | NDArray[Any]) -> None:
         self.array = np.array(sizes, np.float64)
@@ -65,7 +65,7 @@ class _Sizes(ValuesView[float]):
 
 
 class LazyNodes(Sequence[T]):
-    """One node for each place, made when it is first asked for."""
+    """One node per place, created at the first access."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._count, self._make = count, make
@@ -88,7 +88,7 @@ class LazyNodes(Sequence[T]):
 
 
 class AllBut(MutableSet[int]):
-    """The node ids of all nodes (N,) but some; asked of these nodes alone."""
+    """The node ids of all nodes (N,) except ``away``; membership is only tested for ids of these nodes."""
 
     def __init__(self, node_ids: NDArray[np.uint64], away: set[int]) -> None:
         self._node_ids = node_ids
@@ -104,9 +104,9 @@ class AllBut(MutableSet[int]):
         return len(self._node_ids) - len(self.away)
 
     def add(self, node_id: int) -> None:
-        """Count a node in."""
+        """Include a node."""
         self.away.discard(node_id)
 
     def discard(self, node_id: int) -> None:
-        """Count a node out."""
+        """Exclude a node."""
         self.away.add(node_id)

@@ -1,6 +1,6 @@
-"""The driver of methods: a round is a generator of exchanges, which Flower's loop and the suite's alike run.
+"""The driver of methods: a round is a generator of exchanges, run by Flower's loop and by hedgerow's.
 
-One place sends, checks, books and judges. What is no algorithm is an aggregator or a part.
+It sends, checks and books for all methods. Everything but the algorithm is an aggregator or a part.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
-from hedgerow.strategies.exchange import (
-    Exchange,
-    Question,
-    RoundFailedError,
-    Steps,
-    Together,
-    Vector,
-)
+from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.run import Run, send
@@ -39,16 +32,16 @@ S = TypeVar("S")
 
 
 class Method(FederatedStrategy, Generic[S]):
-    """A Flower ``Strategy`` of a method that says ``begin``, ``round`` and ``model`` of a frozen ``State``.
+    """A Flower ``Strategy`` of a method with ``begin``, ``round`` and ``model`` on a frozen ``State``.
 
     Parameters
     ----------
     federation : Federation
         The nodes.
     aggregator : Aggregator (default: WeightedMean())
-        What is taken of the replies.
+        How replies are aggregated.
     parts : Sequence[Part] (default: ())
-        What is added beside: compression, for example.
+        Additions to the algorithm, such as compression.
     """
 
     state_class: ClassVar[type]
@@ -64,29 +57,29 @@ class Method(FederatedStrategy, Generic[S]):
             raise ValueError(f"parts must have different names, got {names}")
         super().__init__(federation)
 
-    # What a paper says.
+    # The algorithm.
 
     @abstractmethod
     def begin(self, model: Vector) -> S:
-        """Return the state before the first round, of the initial model (M,); M is 0 where nodes have it."""
+        """Return the state before the first round, from the initial model (M,); M is 0 if nodes have it."""
 
     @abstractmethod
     def round(self, state: S, run: Run) -> Steps[S]:
         """Yield the exchanges of a round, and return the state after it.
 
-        A round that comes to nothing is made again from the same state: nothing else may be changed.
+        A failed round is repeated from the same state, so a round must not change anything else.
         """
 
     @abstractmethod
     def model(self, state: S) -> Vector:
-        """Return the model (M,) that stands for a state."""
+        """Return the model (M,) of a state."""
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
-        """Make a training exchange; return what the aggregator takes of each pool's replies."""
+        """Make a training exchange; return the aggregate of each pool's replies."""
         return self.aggregator.means(run.prepared(exchange), run)
 
     def ended(self, state: S, run: Run) -> None:
-        """Take note of the state after a round that counts."""
+        """Called with the state after each completed round."""
 
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
@@ -94,11 +87,11 @@ class Method(FederatedStrategy, Generic[S]):
 
     @property
     def iterations(self) -> int | None:
-        """Local iterations since the start; None where a method does not say."""
+        """Local iterations since the start; None if the method does not count them."""
         return None
 
     def summary(self) -> None:
-        """Log the settings: the aggregator, and what parts do."""
+        """Log the settings of aggregator and parts."""
         log(INFO, "\t├──> Aggregator: %s", type(self.aggregator).__name__)
         for line in [line for part in self.parts for line in part.describe()]:
             log(INFO, "\t├──> %s", line)
@@ -107,7 +100,7 @@ class Method(FederatedStrategy, Generic[S]):
     # State.
 
     def saved(self, state: S) -> dict[str, Any]:
-        """Return what a checkpoint holds of a state: its fields."""
+        """Return a state's fields, for a checkpoint."""
         return {one.name: getattr(state, one.name) for one in fields(state)}  # type: ignore[arg-type]
 
     def restored(self, saved: Mapping[str, Any]) -> S:
@@ -116,7 +109,7 @@ class Method(FederatedStrategy, Generic[S]):
 
     def _forget(self) -> None:
         self.state: S | None = None
-        # The round at hand, until it ends: its steps, and its training exchange.
+        # The current round, until it ends: its steps, and its training exchange.
         self._at_hand: tuple[Run, Steps[S], Exchange | Together] | None = None
         for part in self.parts:
             part.forget()
@@ -149,29 +142,29 @@ class Method(FederatedStrategy, Generic[S]):
         return self.federation.known_layout().unflatten(model)
 
     def adopt(self, arrays: ArrayRecord) -> None:
-        """Go on from other arrays than the last round returned, where the method can."""
+        """Continue from other arrays than the last round returned; ValueError if the method cannot."""
         if self.state is not None:  # Else the round begins with its arrays.
             dtype = self.model(self.state).dtype
             self.state = self.moved(self.state, self.federation.known_layout().flatten(arrays, dtype))
 
-    # Flower's interface: the round's training exchange is handed over, all else goes over the grid.
+    # Flower's interface: its loop makes the round's training exchange; all others go over the grid.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages of the round's training exchange; none where nothing is left to do."""
+        """Return the messages of the round's training exchange; none if nothing is left to do."""
         self._to_training(server_round, arrays, config, grid)
         return self._messages()
 
     def train_at_once(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> tuple[ArrayRecord | None, MetricRecord | None] | list[Message]:
-        """Make a round without messages, to the same ends; where they must go, return the round's.
+        """Make a round without messages, with the same result; if it needs messages, return them.
 
-        They must where the grid does not answer otherwise, or a subclass has other ways with messages.
+        It needs them if the grid answers nothing else, or if a subclass overrides the handling of messages.
         """
         hooks = ["configure_train", "aggregate_train"]
-        if type(self).table_metrics is Method.table_metrics:  # Else a subclass says what both come to.
+        if type(self).table_metrics is Method.table_metrics:  # Else the subclass overrides both.
             hooks.append("train_metrics")
         if any(getattr(getattr(self, hook), "__func__", None) is not getattr(Method, hook) for hook in hooks):
             return list(self.configure_train(server_round, arrays, config, grid))
@@ -190,7 +183,7 @@ class Method(FederatedStrategy, Generic[S]):
         return new, metrics
 
     def _to_training(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> None:
-        """Begin a round, and go on to its training exchange, which is then at hand."""
+        """Begin a round, and run it up to its training exchange."""
         self._begin_round(server_round)
         self._at_hand = None
         if self.finished:
@@ -211,7 +204,6 @@ class Method(FederatedStrategy, Generic[S]):
         self._at_hand = run, steps, step
 
     def _messages(self) -> list[Message]:
-        """Return the messages of the training exchange at hand."""
         if self._at_hand is None:
             return []
         run, _, step = self._at_hand
@@ -232,7 +224,7 @@ class Method(FederatedStrategy, Generic[S]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Go on to the end of the round; None, and the state of before, if too few replies came."""
+        """Finish the round; if there are too few replies, return None and keep the state."""
         if self._at_hand is None:
             return None, None
         (run, steps, made), self._at_hand = self._at_hand, None
@@ -247,7 +239,7 @@ class Method(FederatedStrategy, Generic[S]):
     def _finished(
         self, run: Run, steps: Steps[S], replies: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Go on from the training exchange to the end of the round."""
+        """Run the round from its training exchange to its end."""
         try:
             step = send(steps, replies)
             while True:
@@ -266,9 +258,9 @@ class Method(FederatedStrategy, Generic[S]):
         return self.current_arrays(), metrics
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
-        """Return the round's metrics from what nodes told, in columns (K,) by name."""
+        """Return the round's metrics from the nodes' metrics, as columns (K,) by name."""
         return self.federation.table_metrics(table)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        """Return the round's metrics from what nodes told."""
+        """Return the round's metrics from the nodes' replies."""
         return self.federation.train_metrics(contents)

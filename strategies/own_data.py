@@ -1,8 +1,8 @@
-"""The server's side of nodes with data of their own: it holds none, and asks them for what it needs.
+"""The server's side of nodes with their own data; the server has none.
 
-Their introductions say what a sample looks like and how many classes there are, from which the model is
-built. One exchange pools the moments of the features, another tells all nodes what to take off and divide by.
-Every evaluation is at the nodes, each on the samples that it keeps aside.
+The nodes' introductions report the shape of a sample and the number of classes, from which the model is
+built. One exchange pools the moments of the features; another sends all nodes the mean and deviation for
+their standardisation. Nodes evaluate the model, each on its held-out samples.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,37 +29,32 @@ __all__ = ["OwnNodes", "pooled"]
 Floats = NDArray[np.float64]
 Moments = tuple[int, Floats, Floats]
 
-# Seconds to wait for the nodes at the start, as ``FederationOptions`` has it.
+# Seconds to wait for the nodes at the start; the default of ``FederationOptions``.
 _MAX_WAIT = 120.0
-# Features beyond it are none that float32 can be standardised in.
+# Largest feature that can be standardised in float32.
 _LARGEST = 1e30
-# A deviation of so small a share of the mean is that of a constant, as float32 has it.
+# A deviation below this share of the mean is rounding of a constant in float32.
 _RESOLUTION = 1e-6
-# Whether a node is told again what it was told: its ClientApp raised.
+# The reason for sending a node the standardisation again: its ClientApp raised.
 _LOST = "error 2"
 
 
 class OwnNodes:
-    """The nodes of a run that have data of their own.
+    """The nodes of a run that have their own data.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     roster : Roster
-        The nodes, which said what their data look like.
+        The nodes; RosterError unless they have reported their data's shapes.
     timeout : float
-        Seconds until a reply is too late.
+        Seconds to wait for replies.
 
     Attributes
     ----------
     input_shape, num_classes
         Of the nodes' data.
-
-    Raises
-    ------
-    RosterError
-        If the nodes do not say what their data look like.
     """
 
     def __init__(self, grid: Grid, roster: Roster, timeout: float) -> None:
@@ -67,8 +62,8 @@ class OwnNodes:
         shape, classes = roster.shapes.input_shape, roster.shapes.num_classes
         if shape is None or classes is None:
             raise RosterError(
-                "No node said what its data look like. Valid with partition = 'own' are nodes whose node "
-                "config names their data: --node-config 'data=\"/srv/x.npz\"'."
+                "No node has reported the shape of its data. With partition = 'own' node configs must name "
+                "the data: --node-config 'data=\"/srv/x.npz\"'."
             )
         self.input_shape, self.num_classes = shape, classes
         # ``mean`` and ``std`` of each feature.
@@ -89,28 +84,28 @@ class OwnNodes:
         earlier: Mapping[str, Any] | None = None,
         registry: Registry | None = None,
     ) -> "OwnNodes":
-        """Wait for the nodes, learn what their data look like, and have them standardised.
+        """Wait for the nodes, query the shapes of their data, and standardise these.
 
         Parameters
         ----------
         grid, timeout
             As above.
         expected : int
-            Places of the federation, >= 1.
+            Number of places, >= 1.
         quorum : int or None (default: None)
             How many nodes are enough, >= 1; None for all.
         features : Callable[[tuple[int, ...]], int] or None (default: None)
-            Returns how many features samples of a shape have that are standardised by themselves; None where
-            nothing is pooled.
+            Returns the number of separately standardised features for a sample shape; None for no
+            standardisation.
         earlier : Mapping[str, Any] or None (default: None)
-            What ``about`` said in a run that goes on.
+            The result of ``about`` in a resumed run.
         registry : Registry or None (default: None)
-            Who may take part as whom; None accepts any node.
+            The nodes that may take part; None accepts any node.
 
         Raises
         ------
         RosterError
-            If the nodes do not come, do not say what their data look like, or tell no moments.
+            If too few nodes come, or none reports its data's shapes or moments.
         """
         roster = Roster.gather(grid, expected, _MAX_WAIT, quorum=quorum, registry=registry)
         nodes = cls(grid, roster, timeout)
@@ -120,25 +115,25 @@ class OwnNodes:
 
     @property
     def sizes(self) -> list[int]:
-        """The training samples of each node that has any."""
+        """The numbers of training samples of the nodes that have any."""
         return [node.num_examples for node in self._present() if node.num_examples]
 
     def about(self) -> dict[str, Any]:
-        """Return what a run's record says of its nodes' data."""
-        said: dict[str, Any] = {
+        """Return the description of the nodes' data for a run's record."""
+        return {
             "input-shape": list(self.input_shape),
             "num-classes": self.num_classes,
             "nodes": {str(node.partition_id): node.name for node in self._present()},
+            **(self._standardisation or {}),
         }
-        return said | (self._standardisation or {})
 
     # Standardisation.
 
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
-        """Pool what the nodes tell of their features, and tell all of them; book both.
+        """Pool the nodes' moments of their features, and send the result to all nodes; book both.
 
-        ``features`` are those that are standardised by themselves, >= 1. In a run that goes on ``earlier`` is
-        what ``about`` said: its nodes are told the same again. RosterError if no node tells anything.
+        ``features`` is the number of separately standardised ones, >= 1. A resumed run sends the values of
+        ``earlier``, the result of ``about``. RosterError if no node reports moments.
         """
         if earlier is not None and "mean" in earlier:
             self._standardisation = {key: list(earlier[key]) for key in ("mean", "std")}
@@ -150,20 +145,20 @@ class OwnNodes:
             if not replies:
                 raise RosterError(
                     "standardise = 'federated' needs the moments of at least one node's features, and no "
-                    "node told any. Nodes refuse with share-statistics = false."
+                    "node reported any. Nodes refuse if share-statistics = false."
                 )
             mean, std = pooled([reply.value for reply in replies])
             self._standardisation = {"mean": mean.tolist(), "std": std.tolist()}
-        self._tell([node.node_id for node in self._present()])
+        self._send_standardisation([node.node_id for node in self._present()])
 
-    def _tell(self, node_ids: Iterable[int]) -> None:
+    def _send_standardisation(self, node_ids: Iterable[int]) -> None:
         content = RecordDict({"standardise": ConfigRecord({**(self._standardisation or {})})})
         nodes = [node for node in self._present() if node.node_id in set(node_ids)]
         replies = self._ask(nodes, content, STANDARDISE, "0", lambda _, reply: reply)
         self._informed |= {reply.node.node_id for reply in replies}
 
     def _on_round_end(self, end: RoundEnd) -> None:
-        """Book what was sent; tell nodes that came, or lost what they were told, before the next round."""
+        """Book transfers; send the standardisation to nodes that are new or have lost it."""
         strategy = self._strategy
         if strategy is None:
             return
@@ -171,11 +166,11 @@ class OwnNodes:
             strategy.ledger.book(end.round, link, source, target, 8 * size, size)
         self._transfers.clear()
         if self._standardisation is not None:
-            there = {node.node_id for node in self._present()}
-            self._tell(there if end.rejected.get(_LOST) else there - self._informed)
+            online = {node.node_id for node in self._present()}
+            self._send_standardisation(online if end.rejected.get(_LOST) else online - self._informed)
 
     def strategy(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes the strategy of these nodes, given ``on_round_end``; ``make`` takes that too."""
+        """Return a factory of these nodes' strategy that wraps ``make``; both take ``on_round_end``."""
 
         def made(on_round_end: Sequence[Callable[[RoundEnd], None]] = ()) -> Any:
             strategy = make(on_round_end=[self._on_round_end, *on_round_end])
@@ -187,11 +182,11 @@ class OwnNodes:
     # Evaluation.
 
     def evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
-        """Return how a model does at the nodes that answer; nothing where none does.
+        """Return a model's metrics on the held-out samples of the nodes that answer; empty if none does.
 
-        Of all samples that nodes keep aside: ``loss``, ``accuracy`` and, of two classes, ``auc``, as means
-        weighted by samples. Of the worst node: ``worst-loss``, ``worst-accuracy``. Of each, in the order of
-        partition ids: ``node-ids``, ``node-examples``, ``node-loss``, ``node-accuracy``.
+        Means weighted by samples: ``loss``, ``accuracy`` and, for two classes, ``auc``. Of the worst node:
+        ``worst-loss``, ``worst-accuracy``. Of each node, in the order of partition ids: ``node-ids``,
+        ``node-examples``, ``node-loss``, ``node-accuracy``.
         """
         content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
         replies = self._ask(self._present(), content, MessageType.EVALUATE, "evaluate", _measured)
@@ -219,13 +214,13 @@ class OwnNodes:
         }
 
     def measure(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what ``evaluate`` does of a model's state dict."""
+        """Evaluate a model's state dict, see ``evaluate``."""
         return self.evaluate(to_record(state))
 
     # Messages.
 
     def _present(self) -> list[Node]:
-        """Return the nodes with data that are there, in the order of partition ids."""
+        """Return the online nodes with data, in the order of partition ids."""
         roster = self.roster
         if self._strategy is not None:
             roster = self._strategy.federation.gather(self.grid)
@@ -257,15 +252,15 @@ class OwnNodes:
         return replies
 
 
-def pooled(told: Sequence[Moments]) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of each feature over all nodes.
+def pooled(moments: Sequence[Moments]) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of each feature over all nodes; a constant feature has deviation 1.
 
-    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances": counts,
-    means and squared deviations of two parts make those of the whole. A feature that is constant has the
-    deviation 1. Each node told its count >= 1, the means (features,), and the sums of squared deviations.
+    Each node reports its count >= 1, the means (features,), and the sums of squared deviations, which are
+    combined by Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances".
     """
-    count, mean, squares = told[0]
-    for n, m, s in told[1:]:
+    count, mean, squares = moments[0]
+    for n, m, s in moments[1:]:
         total, delta = count + n, m - mean
         mean = mean + delta * (n / total)
         squares = squares + s + delta**2 * (count / total * n)
@@ -276,18 +271,18 @@ def pooled(told: Sequence[Moments]) -> tuple[Floats, Floats]:
 
 
 def _moments(content: RecordDict, features: int) -> Moments:
-    told = only_record(content, MetricRecord, "bad statistics")
-    count = told.get("count")
+    metrics = only_record(content, MetricRecord, "bad statistics")
+    count = metrics.get("count")
     if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
         raise PayloadError("bad statistics", "count is not from 1 to 2^53")
-    mean, squares = (_numbers(told, key, features) for key in ("mean", "squares"))
+    mean, squares = (_numbers(metrics, key, features) for key in ("mean", "squares"))
     if (np.abs(mean) > _LARGEST).any() or (squares < 0).any() or (np.sqrt(squares / count) > _LARGEST).any():
         raise PayloadError("bad statistics", "a mean or a deviation is out of range")
     return count, mean, squares
 
 
-def _numbers(told: MetricRecord, key: str, features: int) -> Floats:
-    values = told.get(key)
+def _numbers(metrics: MetricRecord, key: str, features: int) -> Floats:
+    values = metrics.get(key)
     if not isinstance(values, list) or len(values) != features or not all(map(isfinite, values)):
         raise PayloadError("bad statistics", f"{key} is not {features} finite numbers")
     return np.array(values, np.float64)

@@ -1,10 +1,10 @@
-"""A channel between orchestrators: ServerApps that tell each other numbers, with nobody between them.
+"""A direct gRPC channel between orchestrators (ServerApps).
 
-Flower connects a server with its nodes and not with another server. Here each orchestrator listens on an
-address of its own and calls its neighbours' over gRPC. A message has a topic, a round and a stage of it, so
-that both sides know which exchange it belongs to whenever it comes: one that is early waits in a buffer of
-two, one that is late or comes twice is refused. With credentials both ends prove by a certificate which
-orchestrator they are (mutual TLS). Nothing is unpickled, and nothing is read before it is known whose it is.
+Flower connects a server with its nodes, but not with other servers. Here each orchestrator listens on its own
+address and calls its neighbours over gRPC. A message carries its topic (round and stage), so both sides know
+its exchange whenever it arrives: early messages wait in a buffer of two; late and repeated ones are refused.
+With credentials both ends authenticate by certificate (mutual TLS). Nothing is unpickled; the sender is
+authenticated before its message is read.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hedgerow.wire.checks import int_at_least, int_between, positive
 
 __all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Topic"]
 
-# What reading a message that another orchestrator wrote may raise.
+# The exceptions that parsing another orchestrator's message may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _SERVICE = "hedgerow.Peers"
 _CHUNK = 1 << 20
 _LARGEST_HEADER = 1 << 12
 _LARGEST_CALL = 1 << 16
-# What a neighbour may send ahead of its receiver: the exchange at hand, and the next one.
+# Buffered messages per neighbour: one for the current exchange, one for the next.
 _BUFFERED = 2
-# Calls of one neighbour that are handled at once: one held back, the one before it, and two questions.
+# Concurrent calls per neighbour: a delivery held back, the one before it, and two queries.
 _AT_ONCE = 4
-# Seconds between two attempts to reach a neighbour that does not listen.
+# Seconds between two attempts to reach a neighbour.
 _PAUSE = 0.1
-# Bytes a second below which a message is no message but a way to hold a thread.
+# Slowest accepted upload, bytes/s; a slower one only blocks a thread.
 _SLOWEST = 1 << 14
-# What a message that is there already is refused with: to its sender that it arrived.
+# Status for a duplicate: it shows the sender that the message has already arrived.
 _REPEATED = "repeated"
 _TOO_MANY = "too many at once"
 _OPTIONS = [
@@ -52,7 +52,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A host that is gone without a word is noticed in 15 s.
+    # A host that disappears without closing its connection is noticed within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -62,7 +62,7 @@ _OPTIONS = [
 
 
 class Topic(NamedTuple):
-    """Which exchange a message belongs to; topics are ordered."""
+    """The exchange that a message belongs to; topics are ordered."""
 
     round: int
     stage: int
@@ -70,14 +70,14 @@ class Topic(NamedTuple):
 
 @dataclass(frozen=True)
 class PeerCredentials:
-    """The files with which an orchestrator proves who it is.
+    """The files with which an orchestrator authenticates.
 
     Parameters
     ----------
     ca : Path
-        The certificate that all orchestrators' are signed with.
+        The CA certificate that signs all orchestrators' certificates.
     certificate, key : Path
-        This one's; the certificate is for the name ``certified_name(me)``.
+        This orchestrator's; the certificate is for the name ``certified_name(me)``.
     """
 
     ca: Path
@@ -91,41 +91,41 @@ class PeerCredentials:
 
 @dataclass
 class LinkTraffic:
-    """What one neighbour and this orchestrator told each other, measured here."""
+    """Traffic with one neighbour, measured at this end."""
 
     messages: int = 0
     bytes: int = 0
-    # From the first byte of each message sent until the neighbour said that it has it.
+    # From the first byte of each message sent until its acknowledgement.
     seconds: float = 0.0
-    # Bytes that came of it and were taken.
+    # Bytes received and accepted.
     received: int = 0
-    # Seconds in exchanges after the neighbour had this one's message, until its own was there.
+    # Seconds from the acknowledgement of this end's message until the neighbour's arrived.
     waited: float = 0.0
 
     def since(self, before: LinkTraffic) -> LinkTraffic:
-        """Return what was measured after another moment."""
+        """Return the traffic since an earlier measurement."""
         names = (one.name for one in fields(self))
         return LinkTraffic(*(getattr(self, name) - getattr(before, name) for name in names))
 
 
 class Exchanged(NamedTuple):
-    """What came of each neighbour in an exchange, ascending, and who said that it has what it was sent."""
+    """An exchange's received messages, by neighbour, ascending; and the neighbours that acknowledged ours."""
 
     received: dict[int, bytes | bytearray]
     taken: set[int]
 
     @property
     def both_ways(self) -> set[int]:
-        """The neighbours with which it worked both ways."""
+        """The neighbours with a message received and one acknowledged."""
         return self.taken & self.received.keys()
 
 
 class _RefusedError(Exception):
-    """A message that is not taken, with the reason that is counted and told."""
+    """A refused message; the reason is counted and sent to the caller."""
 
 
 class _Message(NamedTuple):
-    """A message, and when it was whole."""
+    """A message, and the time of its arrival."""
 
     payload: bytes | bytearray
     at: float
@@ -133,11 +133,11 @@ class _Message(NamedTuple):
 
 @dataclass
 class _Box:
-    """What came from one neighbour and was not asked for yet."""
+    """Messages from one neighbour that no exchange has collected yet."""
 
     messages: dict[Topic, _Message] = field(default_factory=dict)
-    passed: Topic = field(default_factory=lambda: Topic(-1, -1))  # The last exchange that is over.
-    active: int = 0  # Its calls that are being handled.
+    passed: Topic = field(default_factory=lambda: Topic(-1, -1))  # The last finished exchange.
+    active: int = 0  # Its calls in progress.
 
 
 class PeerChannel:
@@ -146,39 +146,34 @@ class PeerChannel:
     Parameters
     ----------
     me : int
-        Which of the orchestrators this is, >= 0.
+        This orchestrator's number, >= 0.
     addresses : Sequence[str]
-        ``host:port`` of each, its own too, by number.
+        ``host:port`` of every orchestrator, by number.
     neighbours : Iterable[int]
-        Whom it talks to; nobody else's messages are taken.
+        The orchestrators that it exchanges messages with; messages from others are refused.
     run, layout : str
-        The same at all of them: what the run is called, and what says that models have the same entries in
-        the same order. Who says otherwise is refused.
+        Equal at all orchestrators: the run's name, and an identifier of the models' entries and their order.
+        Callers with other values are refused.
     largest : int
-        Bytes that a message may have, >= 1.
+        Largest message in bytes, >= 1.
     credentials : PeerCredentials or None (default: None)
-        None is plain text, which goes over loopback alone.
+        None for plain text, allowed on loopback addresses only.
     listen : str (default: "")
-        Where it listens, if not at its own address: ``0.0.0.0:9500`` behind a router.
+        The listening address, if not its own one: ``0.0.0.0:9500`` behind a router.
     answer : Callable[[int, dict], dict] or None (default: None)
-        Answers ``call`` of a neighbour, in a thread of the channel's.
+        Answers a neighbour's ``call``, in a thread of the channel.
     comes : Callable[[int, Topic], bool] or None (default: None)
-        Says, in such a thread, whether this one means to send a neighbour something of a topic that is not
-        over; None: always. A neighbour that waits asks, so that it does not wait for nothing.
+        Returns, in such a thread, whether this orchestrator will send a neighbour a message of an unfinished
+        topic; None for always. Waiting neighbours query it, so that they do not wait in vain.
     lost_after : float (default: 15.0)
-        Seconds after which a neighbour that does not listen is given up in an exchange, > 0.
+        Seconds after which an exchange gives up an unreachable neighbour, > 0.
 
     Attributes
     ----------
     refused : Counter
-        Messages that came and were not taken, by reason.
+        Refused messages, by reason.
     traffic : dict
-        What went over the link to each neighbour.
-
-    Raises
-    ------
-    ValueError
-        If a number or an address is not valid, or addresses that are not loopback have no credentials.
+        ``LinkTraffic`` by neighbour.
     """
 
     def __init__(
@@ -218,16 +213,16 @@ class PeerChannel:
         self.traffic = {peer: LinkTraffic() for peer in self.neighbours}
         self._boxes = {peer: _Box() for peer in self.neighbours}
         self._changed = threading.Condition()
-        # Neighbours that the exchange at hand need not wait for.
+        # Neighbours that the current exchange does not wait for.
         self._given_up: set[int] = set()
         self._server: grpc.Server | None = None
         self._channels: dict[int, grpc.Channel] = {}
 
-    # The life of a channel.
+    # Opening and closing.
 
     def __enter__(self) -> Self:
-        """Listen; OSError if the address cannot be listened on, or a credentials' file cannot be read."""
-        # A sender that is ahead holds a thread until there is room for what it sends.
+        """Listen; OSError if the address cannot be bound, or a credentials file cannot be read."""
+        # A sender that is ahead holds a thread until there is room for its message.
         threads = ThreadPoolExecutor((_AT_ONCE + 1) * len(self.neighbours) + 1, thread_name_prefix="peers")
         server = grpc.server(threads, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
         handlers = {
@@ -244,7 +239,7 @@ class PeerChannel:
                 proof = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
                 server.add_secure_port(self._listen, proof)
         except RuntimeError as error:
-            raise OSError(f"peers cannot be listened for on {self._listen}: {error}") from error
+            raise OSError(f"cannot listen for peers on {self._listen}: {error}") from error
         server.start()
         self._server = server
         self._channels = {peer: self._channel(peer) for peer in self.traffic}
@@ -253,7 +248,7 @@ class PeerChannel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening, after what neighbours are just sending or at most five seconds."""
+        """Stop listening, after messages in transfer have arrived or at most five seconds."""
         for channel in self._channels.values():
             channel.close()
         if self._server is not None:
@@ -263,7 +258,7 @@ class PeerChannel:
         if self.credentials is None:
             return grpc.insecure_channel(self.addresses[peer], options=_OPTIONS)
         ca, certificate, key = self.credentials.read()
-        # The certificate says who it is, wherever it is.
+        # The certificate identifies the peer, whatever its address.
         named = [*_OPTIONS, ("grpc.ssl_target_name_override", certified_name(peer))]
         return grpc.secure_channel(
             self.addresses[peer], grpc.ssl_channel_credentials(ca, key, certificate), options=named
@@ -272,17 +267,17 @@ class PeerChannel:
     # Exchanges.
 
     def exchange(self, topic: Topic, payloads: Mapping[int, bytes | memoryview], timeout: float) -> Exchanged:
-        """Send to neighbours what they are to have of a topic, and return what they sent of it.
+        """Send neighbours their payloads for a topic, and return what they sent for it.
 
-        Sends before it waits, and waits for those it sends to and for nobody else. One that listens and
-        means to send is waited for until the time is up, one that does not listen for ``lost_after`` seconds.
-        Afterwards the topic is over: what comes later is refused. Topics ascend from call to call.
+        Sends first, then waits for the same neighbours: until the timeout for a reachable one that will send,
+        ``lost_after`` seconds for an unreachable one. Afterwards the topic is over and later messages for it
+        are refused. Topics ascend from call to call.
         """
         end = time.monotonic() + timeout
         taken: dict[int, float] = {}
         with self._changed:
             given_up = self._given_up = set()
-            for peer in payloads:  # What nobody asked for makes room.
+            for peer in payloads:  # Drop messages of skipped exchanges, to make room.
                 self._forget(peer, topic)
             self._changed.notify_all()
 
@@ -307,7 +302,7 @@ class PeerChannel:
 
             def over() -> bool:
                 return all(
-                    peer in given_up or (peer in taken and self._told(peer, topic)) for peer in payloads
+                    peer in given_up or (peer in taken and self._settled(peer, topic)) for peer in payloads
                 )
 
             self._changed.wait_for(over, max(end - time.monotonic(), 0.0))
@@ -325,7 +320,7 @@ class PeerChannel:
             return Exchanged(received, set(taken))
 
     def leave_out(self, peer: int, until: Topic) -> None:
-        """Take nothing of a neighbour up to a topic, and let it know when it sends or asks."""
+        """Refuse a neighbour's messages up to a topic; it learns this when it sends or queries."""
         with self._changed:
             self._forget(peer, until._replace(stage=until.stage + 1))
             self._boxes[peer].passed = max(self._boxes[peer].passed, until)
@@ -336,7 +331,7 @@ class PeerChannel:
         box.messages = {topic: kept for topic, kept in box.messages.items() if topic >= before}
 
     def forsake(self, peer: int) -> None:
-        """Let an exchange at hand not wait for a neighbour any longer: it was started again, say."""
+        """Stop waiting for a neighbour in the current exchange, for example because it has restarted."""
         with self._changed:
             self._given_up.add(peer)
             self._changed.notify_all()
@@ -351,7 +346,7 @@ class PeerChannel:
             try:
                 deliver(_chunks(header, view), timeout=left)
             except grpc.RpcError as error:
-                # Whose answer got lost on its way sends again, and hears that the message is there.
+                # If the acknowledgement was lost, the repeated message shows that the first one arrived.
                 if error.details() != _REPEATED:
                     if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > lost:
                         return False
@@ -366,24 +361,24 @@ class PeerChannel:
             return True
         return False
 
-    def _told(self, peer: int, topic: Topic) -> bool:
-        """Return whether a neighbour's message has come, or none will: it is at a later one already."""
+    def _settled(self, peer: int, topic: Topic) -> bool:
+        """Return whether a neighbour's message has come, or none will because it is at a later topic."""
         box = self._boxes[peer]
         return box.passed >= topic or any(other >= topic for other in box.messages)
 
     def _listens(self, peer: int, topic: Topic, end: float) -> bool:
-        """Wait for a neighbour's message; return whether it came, or may have come until the end."""
+        """Wait for a neighbour's message; return False if it will not come before the end."""
         heard, pause = time.monotonic(), min(_PAUSE, self.lost_after / 4)
         while (now := time.monotonic()) < end:
             with self._changed:
-                if self._changed.wait_for(lambda: self._told(peer, topic), min(pause, end - now)):
+                if self._changed.wait_for(lambda: self._settled(peer, topic), min(pause, end - now)):
                     return True
             pause = min(2 * pause, self.lost_after / 4)
             comes = self._asks_whether(peer, topic)
             if comes is False:
-                # It may have sent just before it said so.
+                # It may have sent the message just before this answer.
                 with self._changed:
-                    return self._told(peer, topic)
+                    return self._settled(peer, topic)
             if comes:
                 heard = time.monotonic()
             elif time.monotonic() - heard >= self.lost_after:
@@ -391,7 +386,7 @@ class PeerChannel:
         return True
 
     def _asks_whether(self, peer: int, topic: Topic) -> bool | None:
-        """Return whether a neighbour means to send something of a topic; None if it does not answer."""
+        """Return whether a neighbour will send a message of a topic; None if it does not answer."""
         ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Comes")
         try:
             return bool(ask(json.dumps({**self._about(), "topic": topic}).encode(), timeout=self.lost_after))
@@ -403,7 +398,7 @@ class PeerChannel:
             return False
 
     def call(self, peer: int, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | None:
-        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses."""
+        """Send a neighbour a request outside any exchange; None if it does not answer, or refuses."""
         asked = json.dumps({**self._about(), "request": dict(request)}).encode()
         ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Call")
         try:
@@ -415,7 +410,7 @@ class PeerChannel:
     def _about(self) -> dict[str, Any]:
         return {"run": self.run, "layout": self.layout, "from": self.me}
 
-    # What neighbours call. Whoever reaches the port may: nothing is believed before it is checked.
+    # Handlers. Anyone who reaches the port may call them: every input is checked before it is used.
 
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._handled(context) as certified:
@@ -444,7 +439,7 @@ class PeerChannel:
 
     @contextmanager
     def _in_time(self, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
-        """Refuse what a caller takes longer for to send, also where it sends nothing at all."""
+        """Refuse a call that takes longer to send, including one that sends nothing."""
         late = threading.Event()
 
         def end() -> None:
@@ -459,7 +454,7 @@ class PeerChannel:
         except grpc.RpcError:
             raise _RefusedError("too slow" if late.is_set() else "cut off") from None
         except _RefusedError:
-            # What was cut off reads as nothing.
+            # A cancelled stream reads as empty.
             if late.is_set():
                 raise _RefusedError("too slow") from None
             raise
@@ -469,7 +464,7 @@ class PeerChannel:
             raise _RefusedError("too slow")
 
     def _make_room(self, peer: int, topic: Topic, context: grpc.ServicerContext) -> None:
-        """Hold a sender that is more than two exchanges ahead, for as long as it waits."""
+        """Block a sender that is more than two exchanges ahead, until there is room or it gives up."""
         with self._changed:
             box = self._boxes[peer]
             self._check_due(peer, topic)
@@ -501,7 +496,7 @@ class PeerChannel:
         return json.dumps(answer).encode()
 
     def _asked_whether(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer a neighbour that waits: a byte if something may come, nothing if not."""
+        """Answer a waiting neighbour: one byte if a message may come, none if not."""
         comes = False
         with self._handled(context) as certified:
             header = _read(request, _LARGEST_HEADER)
@@ -512,7 +507,7 @@ class PeerChannel:
         return b"\x01" if comes else b""
 
     def _known(self, header: Mapping[str, Any], certified: int | None) -> int:
-        """Return whose message it is."""
+        """Return the sender of a message."""
         peer = header.get("from")
         if not isinstance(peer, int) or peer not in self._boxes:
             raise _RefusedError("not a neighbour")
@@ -525,7 +520,7 @@ class PeerChannel:
 
     @contextmanager
     def _handled(self, context: grpc.ServicerContext) -> Iterator[int | None]:
-        """Count a refusal and tell its reason; yield who the certificate says it is, None without one."""
+        """Count a refusal and send its reason; yield the certified peer, None without credentials."""
         peer = None
         try:
             if self.credentials is not None:
@@ -533,7 +528,7 @@ class PeerChannel:
                 peer = next((one for one in self.neighbours if certified_name(one).encode() in names), None)
                 if peer is None:
                     raise _RefusedError("not a neighbour")
-            with self._taking_part(peer):
+            with self._limited(peer):
                 yield peer
         except _RefusedError as error:
             with self._changed:
@@ -541,8 +536,8 @@ class PeerChannel:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     @contextmanager
-    def _taking_part(self, peer: int | None) -> Iterator[None]:
-        """Let no neighbour hold the threads that others' messages need."""
+    def _limited(self, peer: int | None) -> Iterator[None]:
+        """Limit a neighbour's concurrent calls, so that threads remain for the others."""
         if peer is None:
             yield
             return
@@ -576,8 +571,8 @@ def _read(text: bytes, largest: int) -> dict[str, Any]:
     return header
 
 
-def _topic(told: object) -> Topic:
-    match told:
+def _topic(value: object) -> Topic:
+    match value:
         case [int(number), int(stage)] if 0 <= number < 2**53 and 0 <= stage < 2**53:
             return Topic(number, stage)
     raise _RefusedError("unreadable")

@@ -1,4 +1,4 @@
-"""Who may take part, and as whom: a file of the federation's owner that binds keys to places.
+"""The registry of a federation: a file of its owner that binds keys to names, places, roles and groups.
 
 ::
 
@@ -7,7 +7,7 @@
     partition = 0
 
     [[node]]
-    name = "ward-3"               # the name that its key was registered with at the SuperLink
+    name = "ward-3"               # the name registered with its key at the SuperLink
     role = "hospital"
     group = "west"
     max-examples = 5000
@@ -34,15 +34,16 @@ __all__ = ["REGISTRY_TEXTS", "Registered", "Registry", "RegistryError"]
 
 
 class RegistryError(ValueError):
-    """A registry's file that cannot be read, or does not say what it must."""
+    """A registry file that cannot be read, or has invalid contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What the registry says of one node; None for what it leaves to the node."""
+    """A node's entry; None for a value that the node may choose."""
 
-    # The name that its key was registered with at the SuperLink, which it goes by in the run; the key, DER.
+    # The name registered with its key at the SuperLink, which is its name in the run.
     name: str | None = None
+    # DER.
     key: bytes | None = None
     partition: int | None = None
     role: str | None = None
@@ -51,20 +52,15 @@ class Registered:
 
 
 class Registry:
-    """The nodes of a federation by their keys, or by the names that their keys were registered with.
+    """The nodes of a federation by their keys, or by the names registered with their keys.
 
-    A claim that does not match is refused, and the node left out. This holds where the SuperLink
-    authenticates nodes (``--enable-supernode-auth``); elsewhere a node shows whatever key it likes.
+    A node with a claim that does not match is excluded. This requires a SuperLink that authenticates nodes
+    (``--enable-supernode-auth``); otherwise a node can present any key.
 
     Parameters
     ----------
     nodes : Sequence[Registered]
-        One a node, each with a key or a name; no key, name or partition twice.
-
-    Raises
-    ------
-    RegistryError
-        If two nodes are the same, or one has neither key nor name.
+        Each with a key or a name; keys, names and partitions must be unique.
     """
 
     def __init__(self, nodes: Sequence[Registered]) -> None:
@@ -73,9 +69,9 @@ class Registry:
             if node.key is None and node.name is None:
                 raise RegistryError(f"node {at} must have a key or a name")
         for what in ("key", "name", "partition"):
-            told = [value for node in self.nodes if (value := getattr(node, what)) is not None]
-            if len(told) != len(set(told)):
-                twice = next(value for value in told if told.count(value) > 1)
+            values = [value for node in self.nodes if (value := getattr(node, what)) is not None]
+            if len(values) != len(set(values)):
+                twice = next(value for value in values if values.count(value) > 1)
                 raise RegistryError(
                     f"{what} {'of two nodes' if what == 'key' else quoted(twice)} stands twice"
                 )
@@ -83,19 +79,16 @@ class Registry:
 
     @classmethod
     def read(cls, path: str | Path) -> "Registry":
-        """Return the registry of a TOML file; keys that are files are looked for beside it.
-
-        A RegistryError names the file, the node and the key.
-        """
+        """Return the registry of a TOML file; paths of key files are relative to it."""
         file = Path(path).expanduser()
         try:
-            told = tomllib.loads(file.read_text(encoding="utf-8"))
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise RegistryError(f"{file}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RegistryError(f"{file}: no TOML: {error}") from error
-        tables = told.get("node")
-        if set(told) != {"node"} or not isinstance(tables, list):
+        tables = document.get("node")
+        if set(document) != {"node"} or not isinstance(tables, list):
             raise RegistryError(f"{file} must hold tables [[node]] alone")
         try:
             return cls([_registered(at, table, file.parent) for at, table in enumerate(tables)])
@@ -104,15 +97,15 @@ class Registry:
 
     @classmethod
     def named(cls, path: str) -> "Registry | None":
-        """Return the registry of a file as ``read`` does; None where no file is named."""
+        """Return the registry of a file as ``read`` does; None if ``path`` is empty."""
         return cls.read(path) if path else None
 
     def find(self, public_key: bytes, name: str) -> Registered | None:
-        """Return the node of a public key, PEM as the SuperLink has it, else of a registered name."""
+        """Return the entry of a public key (PEM, as the SuperLink has it), else of a registered name."""
         key = _der(public_key) if public_key else None
         for node in self.nodes:
             if key is not None and node.key == key:
-                # A key that was registered under another's name is nobody's.
+                # A key that is registered with another name matches no entry.
                 return node if node.name in (None, name) else None
         return next((node for node in self.nodes if node.key is None and name and node.name == name), None)
 
@@ -120,18 +113,16 @@ class Registry:
 def _registered(at: int, table: object, folder: Path) -> Registered:
     if not isinstance(table, dict):
         raise RegistryError(f"node {at} must be a table [[node]], got {quoted(table)}")
-    if unknown := sorted(set(table) - set(_READERS)):
-        raise RegistryError(
-            f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_READERS)}"
-        )
-    read = {key: _READERS[key](table[key], folder) for key in table}
+    if unknown := sorted(set(table) - set(_KEYS)):
+        raise RegistryError(f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_KEYS)}")
+    read = {key: _KEYS[key][0](table[key], folder) for key in table}
     for key, value in read.items():
         if value is None:
-            raise RegistryError(f"node {at}: {key} must be {_VALID[key]}, got {quoted(table[key])}")
+            raise RegistryError(f"node {at}: {key} must be {_KEYS[key][1]}, got {quoted(table[key])}")
     return Registered(**{key.replace("-", "_"): value for key, value in read.items()})
 
 
-def _word(value: object, folder: Path) -> str | None:
+def _text(value: object, folder: Path) -> str | None:
     return value if isinstance(value, str) and value and value == shown(value, MAX_WORD) else None
 
 
@@ -153,7 +144,7 @@ def _key(value: object, folder: Path) -> bytes | None:
 
 
 def _der(text: bytes) -> bytes | None:
-    """Return a public key of OpenSSH's or PEM's form as DER; None if it is none."""
+    """Return an OpenSSH or PEM public key as DER; None if it is not valid."""
     try:
         load: Any = load_pem_public_key if text.lstrip().startswith(b"-----BEGIN") else load_ssh_public_key
         der: bytes = load(text).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -162,25 +153,19 @@ def _der(text: bytes) -> bytes | None:
     return der
 
 
-_READERS: Mapping[str, Callable[[object, Path], Any]] = {
-    "key": _key,
-    "name": _word,
-    "partition": _between(0, MAX_PLACES - 1),
-    "role": _word,
-    "group": _word,
-    "max-examples": _between(1, MAX_EXAMPLES),
-}
-_VALID: Mapping[str, str] = {
-    "key": "an OpenSSH public key, or a file that holds one",
-    "name": f"a text of up to {MAX_WORD} printable characters",
-    "partition": f"an integer from 0 to {MAX_PLACES - 1}",
-    "role": f"a text of up to {MAX_WORD} printable characters",
-    "group": f"a text of up to {MAX_WORD} printable characters",
-    "max-examples": f"an integer from 1 to {MAX_EXAMPLES}",
+_TEXT = _text, f"a text of up to {MAX_WORD} printable characters"
+# How each key is read (None if its value is not valid), and the valid values in words.
+_KEYS: Mapping[str, tuple[Callable[[object, Path], Any], str]] = {
+    "key": (_key, "an OpenSSH public key, or a file that holds one"),
+    "name": _TEXT,
+    "partition": (_between(0, MAX_PLACES - 1), f"an integer from 0 to {MAX_PLACES - 1}"),
+    "role": _TEXT,
+    "group": _TEXT,
+    "max-examples": (_between(1, MAX_EXAMPLES), f"an integer from 1 to {MAX_EXAMPLES}"),
 }
 
 
-# The text of a run config that says who may take part: what is valid, in words and as a check.
+# The run config's setting of the registry: its valid values in words, and its check.
 REGISTRY_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "registry": ("a file like the nodes.toml of `hedgerow deploy keys`, or empty", Registry.named)
 }

@@ -1,8 +1,8 @@
-"""Who takes part: nodes that say who they are, each in its place, and who of them is there now.
+"""The nodes of a run: each node's place (partition id), and which nodes are online.
 
-Flower gives node ids that are random per run, in no order, and says nothing of a node's partition, role or
-data, so a ``query.whoami`` asks once. What one node says costs at most that node: it is left out with a
-reason, and asked again later.
+Flower's node ids are random per run and unordered, and carry no partition, role or data description, so the
+server sends each node a ``query.whoami`` once. A bad answer affects only its sender: that node is excluded
+with a reason, and queried again later.
 """
 
 import re
@@ -40,26 +40,27 @@ __all__ = [
     "rounds_away",
 ]
 
-# Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
+# Flower's code for a ClientApp that raised; in answer to WHOAMI it means that there is no such handler.
 RAISED = 2
-# Flower's node ids are positive: who has this one is a place that nobody has taken.
-_NOBODY = 0
-_UNTOLD = -1
+# The node id of a vacant place; Flower's are positive.
+_VACANT = 0
+# The partition id of a node that reported only a name.
+_UNKNOWN = -1
 _POLL_SECONDS = 0.1
-# What Flower's ClientApp raises for a message that it has no handler of: with functions, with a client_fn.
+# What Flower's ClientApp raises without a handler for a message: with functions, with a client_fn.
 _NO_HANDLER = ("No query function registered", "Invalid message type")
-# How a SuperNode words what its ClientApp raised.
+# A SuperNode's report of what its ClientApp raised.
 _REASON = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>")
-# How often a silent node is asked who it is before the time is over.
+# Queries sent to a silent node before its time is up.
 _QUESTIONS = 8
-# Seconds to wait for answers to questions that were asked again.
+# Longest wait (s) for answers to repeated queries.
 _LATE_ANSWERS = 20.0
-# Seconds that a round waits at most for a node to say who it is: where nobody else is there, where some are.
+# Longest wait (s) of a round for a node's introduction: with no other node online, and with some.
 _PATIENCE, _PATIENCE_OF_OTHERS = 60.0, 15.0
-# Rounds until a node that was left out is asked again: twice as many each time, up to these.
+# Rounds until an excluded node is queried again: doubled each time, from the first to the second.
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 64
 _NO_PLACE = "no place"
-# Bounds on what nodes say of their data, from which a server builds its model.
+# Bounds on the reported data shapes, from which a server builds its model.
 _MOST_AXES, _MOST_ENTRIES, _MOST_CLASSES = 8, 2**27, 2**20
 _DEFAULT_NAME = re.compile(r"partition-\d+")
 
@@ -67,21 +68,21 @@ Admits = Callable[["Node"], str | None]
 
 
 class RosterError(RunFailedError):
-    """The nodes that a run needs did not come, or are not who they should be."""
+    """Too few nodes came online, or their introductions are not usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What a node's data look like; None for what it did not tell.
+    """The shapes of a node's data; None for what it did not report.
 
     Parameters
     ----------
     input_shape : tuple[int, ...] or None
-        The shape of one sample.
+        Shape of one sample.
     num_classes : int or None
-        Classes of the labels, >= 1.
+        Number of label classes, >= 1.
     dtype : str or None
-        The samples' type, as ``"float32"``.
+        The samples' dtype, for example ``"float32"``.
     """
 
     input_shape: tuple[int, ...] | None = None
@@ -89,7 +90,7 @@ class Shapes:
     dtype: str | None = None
 
     def disagreement(self, other: "Shapes") -> str | None:
-        """Return why data of another shape do not belong here; None if they do, or are not known."""
+        """Return why the other data are incompatible; None if they are compatible or not known."""
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
             if None not in (mine, theirs) and mine != theirs:
@@ -97,7 +98,7 @@ class Shapes:
         return None
 
     def joined(self, other: "Shapes") -> "Shapes":
-        """Return these shapes, with the other's where these are not known."""
+        """Return these shapes, with the unknown ones taken from ``other``."""
         mine = {one.name: getattr(self, one.name) for one in fields(self)}
         return replace(other, **{key: value for key, value in mine.items() if value is not None})
 
@@ -109,23 +110,23 @@ class Node:
     Parameters
     ----------
     partition_id : int
-        Its place in the federation, 0 to N-1: keys data, streams, state, records and order. Nodes that have
-        a name alone are given one, which they keep.
+        Its place in the federation, 0 to N-1; it keys data, random streams, state, records and order. A node
+        that reports only a name is assigned one, and keeps it.
     node_id : int
         Flower's id, random per run (and new after a restart without node authentication).
     num_examples : int or None
-        Local training examples; None until the node has told.
+        Local training examples; None if not reported.
     role, group : str
-        From the node's config; empty where not set.
+        From the node's config; empty if not set.
     name : str or None
-        Its stable name: the one that its key was registered with, else that of its node config, else
-        ``partition-<partition_id>``. None where nodes do not say who they are.
+        Its stable name: the one registered with its key, else the one in its node config, else
+        ``partition-<partition_id>``. None if nodes do not introduce themselves.
     input_shape, num_classes, dtype
-        Of its data, as in ``Shapes``.
+        As in ``Shapes``.
     knows_its_place : bool
-        Whether it said its partition id itself; one that has a name alone does not know which it was given.
+        Whether the node reported its partition id; a node that reported only a name does not know it.
     max_examples : int or None
-        The most examples that it counts with, where a registry says so.
+        Upper bound on its weight in examples, from a registry.
     """
 
     partition_id: int
@@ -142,83 +143,83 @@ class Node:
 
     @property
     def shapes(self) -> Shapes:
-        """What its data look like."""
+        """The shapes of its data."""
         return Shapes(self.input_shape, self.num_classes, self.dtype)
 
     @property
     def vacant(self) -> bool:
-        """Whether this is a place that nobody has taken yet."""
-        return self.node_id == _NOBODY
+        """Whether no node has this place yet."""
+        return self.node_id == _VACANT
 
 
 def rounds_away(times: int) -> int:
-    """Return for how many rounds a node is left out the first, second, … time: 2, 4, 8, … 64."""
+    """Return how many rounds a node is excluded the first, second, … time: 2, 4, 8, … 64."""
     return int(min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS))
 
 
 def placed(node: Node) -> str | None:
-    """Return why a node is left out where both sides draw by its partition id, or it stands in a graph."""
+    """Return why a node is excluded that must know its partition id, for common random draws or a graph."""
     return None if node.knows_its_place else "no partition id"
 
 
 class Roster:
-    """Who takes part, in the order of partition ids.
+    """The nodes of a run, ordered by partition id.
 
-    A node has its place by name: it keeps it when it comes back under another node id. The first who claims
-    a name or a partition has it; a second, one that introduces itself wrongly and one whose data have
-    another shape than most nodes' are left out, counted in ``refusals``, and asked again after 2, 4, 8, … 64
-    rounds. Where Flower authenticates nodes and their keys were registered with names
-    (``flwr supernode register KEY --name NAME``), a node has that name whatever it says, so that nobody can
-    take another's. Where it does not, a name is what a node says: whoever comes while its owner is away
-    gets its place. A registry binds keys to places, roles and groups too, and lets nobody else in.
+    A node's place is bound to its name, so a node that reconnects under another node id keeps it. The first
+    node to claim a name or a partition keeps it. A second claimant, a node with a malformed introduction and
+    a node whose data shapes differ from the majority's are excluded, counted by reason, and queried again
+    after 2, 4, 8, … 64 rounds. If Flower authenticates nodes and their keys are registered with names
+    (``flwr supernode register KEY --name NAME``), the registered name overrides the reported one, so that
+    no node can take another's name. Without authentication names are self-reported: any node that comes
+    while the owner is offline gets its place. A registry also binds keys to places, roles and groups, and
+    excludes all other nodes.
 
     Parameters
     ----------
     nodes : Sequence[Node]
-        The nodes, one a place.
+        One node per place.
     introduced : bool
-        False if the nodes do not say who they are (see ``hedgerow.clients.introduce``): then partition ids
-        are the ranks of the sorted node ids, and sizes are learnt from the replies.
+        False if the nodes do not introduce themselves (see ``hedgerow.clients.introduce``): then partition
+        ids are the ranks of the sorted node ids, and sizes come from the replies.
 
     Attributes
     ----------
     nodes : Sequence[Node]
-        One for each place, at its partition id; ``vacant`` where nobody came yet.
+        By partition id; ``vacant`` for a place without a node.
     online : MutableSet[int]
-        The node ids of those that are there.
+        The node ids of the online nodes.
     places : int or None
-        Places of the federation; None for as many as come.
+        Number of places; None for no limit.
     names : dict[str, int]
         Partition ids by name.
     shapes : Shapes
-        The data's, as most of the first nodes told.
+        The shapes that most of the first nodes reported.
     known : KnownNodes or None
-        What an engine knows of its nodes, of which none comes or goes; None where they are asked.
+        The fixed nodes of a simulation engine; None if nodes are queried.
     """
 
     def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
         self._nodes = sorted(nodes, key=lambda node: node.partition_id)
         self.known: KnownNodes | None = None
-        # In place of the list where they are known.
+        # Replaces ``_nodes`` if ``known`` is given.
         self._lazy: LazyNodes[Node] | None = None
         self.introduced = introduced
         self.online: MutableSet[int] = {node.node_id for node in nodes if not node.vacant}
         self.places: int | None = len(nodes)
         self.names = {node.name: node.partition_id for node in nodes if node.name is not None}
         self.shapes = Shapes()
-        # By partition id, as they introduced themselves, which a run that goes on gives other places.
-        self._told: dict[int, Node] = {}
+        # The introductions by partition id; a resumed run may assign other places.
+        self._introductions: dict[int, Node] = {}
         self._question = WHOAMI
         self._admits: Admits = lambda node: None
         self._registry: Registry | None = None
         self._refusals: Counter[str] = Counter()
         self._first_free = 0
-        # By node id, of those that are left out: how often, and the round from which on they are asked again.
+        # Excluded nodes, by node id: how often, and the round from which they are queried again.
         self._outside: dict[int, tuple[int, int]] = {}
-        # By partition id, of those whose replies were refused again and again: how often they were put to
-        # rest, and from which round on they take part again.
+        # Quarantined nodes, by partition id: how often, and the round from which they take part again.
         self._resting: dict[int, tuple[int, int]] = {}
-        # Node ids of those that are there and resting: their places are theirs.
+        # Node ids of quarantined nodes that are online: they keep their places.
         self._kept: set[int] = set()
         self._warnings: list[str] = []
 
@@ -227,26 +228,23 @@ class Roster:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """One for each place, at its partition id."""
+        """One per place, by partition id."""
         return self._nodes if self._lazy is None else self._lazy
 
     @property
     def present(self) -> Sequence[int]:
-        """The partition ids of those that are there, ascending."""
+        """The partition ids of the online nodes, ascending."""
         if self.known is not None and len(self.online) == len(self):
             return range(len(self))
         return [node.partition_id for node in self.nodes if node.node_id in self.online]
 
     @property
     def node_ids(self) -> Mapping[int, int]:
-        """The node ids of those that are there, by partition id, ascending."""
+        """The node ids of the online nodes, by partition id, ascending."""
         return {node.partition_id: node.node_id for node in self.nodes if node.node_id in self.online}
 
     def take_refusals(self) -> Counter[str]:
-        """Return how many nodes were left out since this was last asked, by reason.
-
-        Nodes beyond the places of a federation are none of it, and are not counted.
-        """
+        """Return how many nodes with a place were excluded since the last call, by reason."""
         taken, self._refusals = self._refusals, Counter()
         if self.places is not None:
             taken.pop(_NO_PLACE, None)
@@ -254,7 +252,7 @@ class Roster:
 
     @classmethod
     def of_known(cls, grid: Grid, expected: int | None, admits: Admits | None = None) -> "Roster | None":
-        """Return the roster of a grid that knows its nodes, as hedgerow's engine does; None for others."""
+        """Return the roster of a grid that knows its nodes, such as hedgerow's engine; None for others."""
         known: KnownNodes | None = getattr(grid, "known_nodes", lambda: None)()
         if known is None or expected not in (None, len(known.node_ids)):
             return None
@@ -281,41 +279,41 @@ class Roster:
         admits: Admits | None = None,
         registry: Registry | None = None,
     ) -> "Roster":
-        """Wait for enough nodes and learn who they are.
+        """Wait for enough nodes and query their introductions.
 
-        Once there are enough, others that are there but have not answered are waited for a little longer.
+        Once enough nodes have answered, waits a little longer for the other online nodes.
 
         Parameters
         ----------
         grid : Grid
             Flower's grid.
         expected : int or None
-            Places of the federation, >= 1: partition ids are below it. None for as many as come.
+            Number of places, >= 1; partition ids are below it. None for no limit.
         timeout : float
             Seconds to wait, for the nodes and then for their answers.
         quorum : int or None (default: None)
             How many nodes are enough, >= 1; None for all that are expected.
         names : Mapping[str, int] or None (default: None)
-            Partition ids by name, of a run that goes on.
+            Partition ids by name, of a resumed run.
         shapes : Shapes or None (default: None)
-            The data's, of a run that goes on; None for what most of the first nodes tell.
+            The data shapes of a resumed run; None for those that most of the first nodes report.
         admits : Callable[[Node], str or None] or None (default: None)
-            Returns why a node is left out, None if it is not.
+            Returns why a node is excluded, or None.
         registry : Registry or None (default: None)
-            Who may take part as whom; None accepts any node.
+            The nodes that may take part; None accepts any node.
 
         Raises
         ------
         RosterError
-            If too few come, or too few of them introduce themselves as they should; where there is a
-            registry also if nodes do not introduce themselves.
+            If too few nodes come or have valid introductions, or if there is a registry and nodes do not
+            introduce themselves.
         """
         needed = quorum or expected
         if needed is None:
-            raise ValueError("quorum must be an integer >= 1 where expected is None")
+            raise ValueError("quorum must be an integer >= 1 if expected is None")
         node_ids = _wait_for_nodes(grid, needed, timeout)
         answers = _Introductions(grid, timeout)
-        # Two nodes at most: where their ClientApp has no answer no other has, and each would log an error.
+        # Two nodes at most: if their ClientApp cannot answer, no other can, and each would log an error.
         for witness in sorted(node_ids)[:2]:
             question = answers.try_questions(witness)
             if witness not in answers.raised or question == WHOAMI:
@@ -326,29 +324,29 @@ class Roster:
         roster = cls([], True)
         roster.places, roster._question, roster._registry = expected, question, registry
         roster._admits = admits or roster._admits
-        seated = roster._hear(answers, needed, names or {}, shapes)
+        seated = roster._collect(answers, needed, names or {}, shapes)
         answers.finish()
-        if not answers.told and answers.raised.keys() >= set(node_ids):
+        if not answers.nodes and answers.raised.keys() >= set(node_ids):
             if question == WHOAMI:
                 raise RosterError(f"No node can introduce itself. {answers.causes()}")
             return cls._by_rank(node_ids, expected, registry)
-        seated._without(answers, 0)
+        seated._exclude_unusable(answers, 0)
         if len(seated.online) < needed:
-            short = seated._too_few(needed, len(answers.told), answers.num_asked)
+            short = seated._too_few(needed, len(answers.nodes), answers.num_asked)
             raise RosterError(" ".join(filter(None, (short, answers.causes()))))
         return seated
 
-    def _hear(
+    def _collect(
         self, answers: "_Introductions", needed: int, names: Mapping[str, int], shapes: Shapes | None
     ) -> "Roster":
-        """Ask all that are there, and return who has which place once enough have one, or time is over."""
+        """Query all online nodes; return the roster once enough have a place, or the time is up."""
         grid, heard = answers.grid, -1
         listed: dict[int, _Listing] = {}
         seated, enough_at = self, None
         while True:
-            if (current := _listed(grid)) != listed or heard != answers.heard:
-                listed, heard = current, answers.heard
-                seated = self._seated(self._identified(answers.told, listed), names, shapes)
+            if (current := _listed(grid)) != listed or heard != answers.num_answers:
+                listed, heard = current, answers.num_answers
+                seated = self._seated(self._identified(answers.nodes, listed), names, shapes)
             enough = len(seated.online) >= needed
             if enough and enough_at is None:
                 enough_at = answers.now()
@@ -357,34 +355,36 @@ class Roster:
             waited = enough_at is not None and answers.now() >= enough_at + answers.interval
             if full or (enough and (waited or not silent)) or answers.over:
                 return seated
-            if not answers.told and answers.raised.keys() >= listed.keys():
+            if not answers.nodes and answers.raised.keys() >= listed.keys():
                 return seated
             answers.step(listed, self._question)
 
-    def _seated(self, told: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
-        """Return the roster of these nodes, first those that say which partition they have."""
-        roster = Roster([Node(i, _NOBODY) for i in range(self.places or 0)], True)
+    def _seated(
+        self, claims: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None
+    ) -> "Roster":
+        """Return the roster of these nodes."""
+        roster = Roster([Node(i, _VACANT) for i in range(self.places or 0)], True)
         roster.places, roster._question, roster._admits = self.places, self._question, self._admits
         roster._registry = self._registry
         roster._grow(max(names.values(), default=-1) + 1)
         roster.names = dict(names)
         for name, at in names.items():
-            roster._nodes[at] = Node(at, _NOBODY, name=name)
-        welcome = [node for node, refused in told if refused is None]
+            roster._nodes[at] = Node(at, _VACANT, name=name)
+        welcome = [node for node, refused in claims if refused is None]
         roster.shapes = _most_common(welcome) if shapes is None else shapes
-        roster._take_in(told, 0)
+        roster._take_in(claims, 0)
         return roster
 
     def continued(
         self, names: Mapping[str, int], shapes: Shapes | None = None, admits: Admits | None = None
     ) -> "Roster":
-        """Return the roster of the same nodes in the places that they had in the run that goes on."""
+        """Return the roster of the same nodes in the places that they have in a resumed run."""
         if not self.introduced or (self.known and not (names or shapes or admits)):
             return self
         if self.known is not None:
-            self._told = {node.partition_id: node for node in self.nodes}
+            self._introductions = {node.partition_id: node for node in self.nodes}
         self._admits = admits or self._admits
-        roster = self._seated([(node, None) for node in self._told.values()], names, shapes)
+        roster = self._seated([(node, None) for node in self._introductions.values()], names, shapes)
         roster._outside = {**self._outside, **roster._outside}
         roster._refusals += self._refusals
         roster._warn_of_all()
@@ -394,28 +394,28 @@ class Roster:
     def _by_rank(cls, node_ids: list[int], expected: int | None, registry: Registry | None) -> "Roster":
         if registry is not None:
             raise RosterError(
-                "No node says who it is, which a registry is held against. Valid are ClientApps that answer: "
-                "ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce'."
+                "No node introduces itself, which a registry requires. Use ClientApp(mods=[introduce]), with "
+                "'from hedgerow.clients import introduce'."
             )
         log(
             WARNING,
-            "No node says who it is: partition ids are the ranks of the sorted node ids, other ones in every "
-            "run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with 'from "
-            "hedgerow.clients import introduce', keeps each node's own partition id. Two nodes were asked; "
-            "what their logs say of that is of no consequence.",
+            "No node introduces itself: partition ids are the ranks of the sorted node ids, which change "
+            "from run to run, and sizes come from the replies. ClientApp(mods=[introduce]), with 'from "
+            "hedgerow.clients import introduce', keeps each node's own partition id. Two nodes were queried; "
+            "you can ignore errors about this in their logs.",
         )
         ranked = sorted(node_ids)[:expected]
         nodes = [Node(rank, node_id) for rank, node_id in enumerate(ranked)]
-        roster = cls([*nodes, *(Node(i, _NOBODY) for i in range(len(nodes), expected or 0))], False)
+        roster = cls([*nodes, *(Node(i, _VACANT) for i in range(len(nodes), expected or 0))], False)
         roster.places = expected
         return roster
 
     def refresh(self, grid: Grid, timeout: float, server_round: int = 0) -> None:
-        """Note which nodes are online, and take in those that came, or came back under a new id.
+        """Update which nodes are online, and add new nodes and nodes that reconnected under a new id.
 
-        Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
-        rounds that take no time would be over before anyone can come back. Those that were left out are asked
-        again by ``server_round``.
+        If no node is online, as after a network failure, waits up to ``timeout`` seconds for one: empty
+        rounds would otherwise end the run before a node can reconnect. Excluded nodes are queried again by
+        ``server_round``.
         """
         now, sleep = grid_clock(grid)
         end = now() + timeout
@@ -450,12 +450,12 @@ class Roster:
         return ({node.node_id for node in self.nodes} & current) - self._kept
 
     def _at_rest(self, server_round: int) -> set[int]:
-        """Return the node ids of those that rest in a round."""
+        """Return the node ids of the nodes that are quarantined in a round."""
         resting = [at for at, (_, until) in self._resting.items() if server_round < until]
         return {self.nodes[at].node_id for at in resting if at < len(self)}
 
     def _meet(self, grid: Grid, strangers: list[int], timeout: float, server_round: int) -> None:
-        """Ask strangers who they are, and give a place to those who have one."""
+        """Query new nodes, and give each its place."""
         here = self.online | self._kept
         vacancies = {node.partition_id for node in self.nodes if node.node_id not in here}
         patience = _PATIENCE_OF_OTHERS if self.online else _PATIENCE
@@ -464,12 +464,11 @@ class Roster:
         answers.ask(
             strangers,
             self._question,
-            enough=lambda: full and vacancies <= {node.partition_id for node in answers.told.values()},
+            enough=lambda: full and vacancies <= {node.partition_id for node in answers.nodes.values()},
         )
         answers.finish()
-        listed = _listed(grid)
-        self._take_in(self._identified(answers.told, listed), server_round)
-        self._without(answers, server_round)
+        self._take_in(self._identified(answers.nodes, _listed(grid)), server_round)
+        self._exclude_unusable(answers, server_round)
 
     def _rank(self, strangers: list[int]) -> None:
         vacant = [node for node in self.nodes if node.node_id not in self.online | self._kept]
@@ -479,10 +478,10 @@ class Roster:
             for new in strangers[len(vacant) :]:
                 self._sit(Node(len(self.nodes), new))
 
-    def _identified(self, told: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
-        """Return those that are there, under the names that their keys have, and why each is refused."""
+    def _identified(self, nodes: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
+        """Return the online nodes under their keys' registered names, and why each is refused."""
         claims: list[_Claim] = []
-        for node, (name, public_key) in ((told[i], listed[i]) for i in told if i in listed):
+        for node, (name, public_key) in ((nodes[i], listed[i]) for i in nodes if i in listed):
             known = replace(node, name=shown(name, MAX_WORD)) if name else node
             if self._registry is None:
                 claims.append((known, None))
@@ -492,43 +491,43 @@ class Roster:
                 claims.append((_as_registered(known, entry), _mismatch(known, entry, self._registry)))
         return claims
 
-    def _take_in(self, told: Sequence["_Claim"], server_round: int) -> None:
-        """Give nodes their places: first those that say which partition they have, then by name."""
+    def _take_in(self, claims: Sequence["_Claim"], server_round: int) -> None:
+        """Give nodes their places: first those that report a partition id, then the others by name."""
 
-        def by_name(claim: _Claim) -> str:  # Not by when their answers came.
-            return (claim[0].name or "") if claim[0].partition_id == _UNTOLD else ""
+        def by_name(claim: _Claim) -> str:  # Independent of the order of arrival.
+            return (claim[0].name or "") if claim[0].partition_id == _UNKNOWN else ""
 
-        for node, refused in sorted(told, key=by_name):
+        for node, refused in sorted(claims, key=by_name):
             seat, reason = (node, refused) if refused is not None else self._seat(node)
             if reason is None:
                 reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
             if reason is not None:
                 self._leave_out(seat, reason, server_round)
                 continue
-            self._told[seat.partition_id] = node
+            self._introductions[seat.partition_id] = node
             self.shapes = self.shapes.joined(node.shapes)
             self._sit(seat)
 
     def _seat(self, node: Node) -> tuple[Node, str | None]:
-        """Return a node at the place that is its own, or why it has none."""
+        """Return a node at its place, or why it has none."""
         at, known = node.partition_id, None if node.name is None else self.names.get(node.name)
         if known is not None:
             at = known
-        elif at == _UNTOLD:
+        elif at == _UNKNOWN:
             at = next(i for i in count(self._first_free) if self._free(i))
             self._first_free = at
         seat = replace(node, partition_id=at, name=f"partition-{at}" if node.name is None else node.name)
         if at >= (MAX_PLACES if self.places is None else self.places):
             return seat, _NO_PLACE
-        old = self.nodes[at] if at < len(self) else Node(at, _NOBODY)
+        old = self.nodes[at] if at < len(self) else Node(at, _VACANT)
         if old.node_id in self.online | self._kept:
             return seat, "duplicate partition" if known is None else "duplicate name"
-        if node.partition_id not in (_UNTOLD, at):
+        if node.partition_id not in (_UNKNOWN, at):
             return seat, "another partition than before"
         unclaimed = old.vacant and old.name in (None, f"partition-{at}")
         if not unclaimed and old.name != seat.name:
             return seat, "duplicate partition"
-        # What a node says of its size when it is back does not reweigh it.
+        # The first reported size counts; a node that reconnects cannot change its weight.
         size = seat.num_examples if old.num_examples is None else old.num_examples
         return replace(seat, num_examples=size), None
 
@@ -552,26 +551,23 @@ class Roster:
         self._outside.pop(node.node_id, None)
 
     def _grow(self, places: int) -> None:
-        self._nodes += [Node(i, _NOBODY) for i in range(len(self.nodes), places)]
+        self._nodes += [Node(i, _VACANT) for i in range(len(self.nodes), places)]
 
     def refuse(self, node_id: int, reason: str, server_round: int) -> None:
-        """Leave a node out, for a reason of some words that is counted; ask it again some rounds later."""
+        """Exclude a node for a reason, which is counted; query it again some rounds later."""
         for node in [node for node in self.nodes if node.node_id == node_id]:
             self.online.discard(node_id)
-            if self.known is None:  # Another may take its place.
+            if self.known is None:  # Another node may take its place.
                 at = node.partition_id
                 self.names = {name: place for name, place in self.names.items() if place != at}
-                self._nodes[at] = Node(at, _NOBODY)
-                self._told.pop(at, None)
+                self._nodes[at] = Node(at, _VACANT)
+                self._introductions.pop(at, None)
                 self._first_free = 0
             self._leave_out(node, reason, server_round)
         self._warn_of_all()
 
     def rest(self, partition: int, server_round: int) -> bool:
-        """Leave a node out whose replies are no good, in its place, for 2, 4, 8, … 64 rounds.
-
-        Returns False if it stays, because else half of those that are there would rest.
-        """
+        """Quarantine a node for 2, 4, 8, … 64 rounds in its place; False if half would be quarantined."""
         if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
             return False
         times = self._resting.get(partition, (0, 0))[0] + 1
@@ -589,12 +585,12 @@ class Roster:
         return True
 
     def resting(self) -> dict[str, list[int]]:
-        """Return who was put to rest, for a checkpoint: by partition id how often, and until which round."""
+        """Return how often and until which round nodes are quarantined, by partition id, for a checkpoint."""
         return {str(at): list(since) for at, since in sorted(self._resting.items())}
 
-    def put_to_rest(self, told: Mapping[str, Sequence[int]]) -> None:
-        """Take over what ``resting`` returned."""
-        self._resting = {int(at): (int(times), int(until)) for at, (times, until) in told.items()}
+    def put_to_rest(self, resting: Mapping[str, Sequence[int]]) -> None:
+        """Restore what ``resting`` returned."""
+        self._resting = {int(at): (int(times), int(until)) for at, (times, until) in resting.items()}
 
     def _leave_out(self, node: Node, reason: str, server_round: int) -> None:
         times = self._outside.get(node.node_id, (0, 0))[0] + 1
@@ -611,44 +607,43 @@ class Roster:
             log(WARNING, "%s", line)
         self._warnings = []
 
-    def _without(self, answers: "_Introductions", server_round: int) -> None:
-        """Note who gave no answer that can be used, and warn of all that are left out."""
+    def _exclude_unusable(self, answers: "_Introductions", server_round: int) -> None:
+        """Exclude the nodes without a usable answer, and log all exclusions."""
         for node_id, reason in answers.unusable.items():
-            self._leave_out(Node(_UNTOLD, node_id), reason, server_round)
+            self._leave_out(Node(_UNKNOWN, node_id), reason, server_round)
         self._warn_of_all()
 
     def _too_few(self, needed: int, answered: int, asked: int) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._refusals.items()))
-        told = f"({answered} of {asked} nodes answered{f'; left out: {reasons}' if reasons else ''})"
+        counts = f"({answered} of {asked} nodes answered{f'; left out: {reasons}' if reasons else ''})"
         if needed != self.places:
-            return f"{len(self.online)} nodes have their place, but {needed} are needed {told}."
+            return f"{len(self.online)} nodes have their place, but {needed} are needed {counts}."
         missing = [node.partition_id for node in self.nodes if node.node_id not in self.online]
         return (
             f"Expected partitions 0 to {needed - 1}, but no node introduced itself as {missing[:5]}"
-            f"{' …' if len(missing) > 5 else ''} {told}."
+            f"{' …' if len(missing) > 5 else ''} {counts}."
         )
 
 
-def _most_common(told: Sequence[Node]) -> Shapes:
-    """Return the shapes that most nodes tell; of as many, those of the first by partition and name."""
-    ordered = sorted(told, key=lambda node: (node.partition_id, node.name or ""))
+def _most_common(nodes: Sequence[Node]) -> Shapes:
+    """Return the shapes that most nodes report; on a tie, those of the first by partition and name."""
+    ordered = sorted(nodes, key=lambda node: (node.partition_id, node.name or ""))
     counts = Counter(node.shapes for node in ordered if node.shapes != Shapes())
     return max(counts, key=lambda shapes: counts[shapes], default=Shapes())
 
 
-# What the SuperLink knows of a node: the name that its key was registered with, or nothing, and its key.
+# A node's entry at the SuperLink: the name registered with its key (or empty), and the key.
 _Listing = tuple[str, bytes]
-# A node as it may be known, and why it is left out; None if it is not.
+# A node, and why it is excluded; None if it is not.
 _Claim = tuple[Node, str | None]
 
 
 def _listed(grid: Grid) -> dict[int, _Listing]:
-    """Return who is there, by node id."""
     return {info.node_id: (info.name, info.public_key) for info in grid.get_nodes()}
 
 
 def _as_registered(node: Node, entry: Registered) -> Node:
-    """Return the node as the registry has it; what that does not say is the node's own word."""
+    """Return the node with the registry's values; those that it leaves open stay as reported."""
     size, most = node.num_examples, entry.max_examples
     return replace(
         node,
@@ -662,9 +657,9 @@ def _as_registered(node: Node, entry: Registered) -> Node:
 
 
 def _mismatch(node: Node, entry: Registered, registry: Registry) -> str | None:
-    """Return which claim of a node is not what was registered."""
+    """Return which claim of a node differs from its registration."""
     at = node.partition_id
-    if at not in (entry.partition, _UNTOLD) and (entry.partition is not None or at in registry.reserved):
+    if at not in (entry.partition, _UNKNOWN) and (entry.partition is not None or at in registry.reserved):
         return "another partition than registered"
     for what in ("role", "group"):
         claimed, registered = getattr(node, what), getattr(entry, what)
@@ -674,7 +669,7 @@ def _mismatch(node: Node, entry: Registered, registry: Registry) -> str | None:
 
 
 def grid_clock(grid: Grid) -> tuple[Callable[[], float], Callable[[float], None]]:
-    """Return how to tell the time and how to wait: the grid's own way where it has one."""
+    """Return the grid's functions ``now`` and ``sleep``, or the system's if it has none."""
     return getattr(grid, "now", time.monotonic), getattr(grid, "sleep", time.sleep)
 
 
@@ -693,10 +688,10 @@ def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
 
 
 class _Introductions:
-    """Questions to nodes who they are, and what came back.
+    """Sends ``query.whoami`` to nodes and collects the answers.
 
-    An introduction can be lost like any message, so silent nodes are asked again from time to time; a
-    slow answer to an earlier question counts. One that answered is not asked again, whatever it said.
+    Messages can be lost, so silent nodes are queried again at intervals; a late answer to an earlier query
+    counts. A node that has answered, even wrongly, is not queried again.
     """
 
     def __init__(self, grid: Grid, timeout: float) -> None:
@@ -704,36 +699,33 @@ class _Introductions:
         self.now, self._sleep = grid_clock(grid)
         self._end = self.now() + timeout
         self.interval = timeout / _QUESTIONS
-        # In the order of sending: which of several waiting answers comes first must not depend on hashes.
+        # Message ids in sending order: the order of waiting answers must not depend on hashes.
         self._pending: dict[str, None] = {}
         self._ask_at: dict[int, float] = {}
-        # By node id, in the order in which they came.
-        self.told: dict[int, Node] = {}
+        # By node id, in order of arrival.
+        self.nodes: dict[int, Node] = {}
         # By node id, what its ClientApp raised.
         self.raised: dict[int, str] = {}
         self._refused: dict[int, str] = {}
-        # How many answers came.
-        self.heard = 0
+        self.num_answers = 0
 
     @property
     def over(self) -> bool:
-        """Whether there is no time left."""
         return self.now() >= self._end
 
     @property
     def num_asked(self) -> int:
-        """How many nodes were asked."""
         return len(self._ask_at)
 
     @property
     def unusable(self) -> dict[int, str]:
-        """By node id, why there is no introduction of nodes that were asked."""
+        """Why queried nodes have no usable introduction, by node id."""
         reasons = dict.fromkeys(self.silent(self._ask_at), "no introduction")
         reasons |= self._refused
         return dict(sorted((reasons | dict.fromkeys(self.raised, "introduction raised")).items()))
 
     def causes(self) -> str:
-        """Return what the first of the ClientApps raised that did, and of how many more; empty of none."""
+        """Return the first error that a ClientApp raised, and how many more did; empty without one."""
         if not self.raised:
             return ""
         first, others = min(self.raised), len(self.raised) - 1
@@ -743,12 +735,12 @@ class _Introductions:
         return f"Node {first}: {words}{more}"
 
     def silent(self, node_ids: Iterable[int]) -> list[int]:
-        """Return those of the nodes that did not answer."""
-        answered = self.told.keys() | self.raised.keys() | self._refused.keys()
+        """Return the nodes that have not answered."""
+        answered = self.nodes.keys() | self.raised.keys() | self._refused.keys()
         return sorted(i for i in node_ids if i not in answered)
 
     def try_questions(self, node_id: int) -> str:
-        """Ask one node, by a mod's question where it has no function; return by which it was asked."""
+        """Query one node, as ``train`` if it has no query function; return the message type that was used."""
         self.ask([node_id], WHOAMI, most=2)
         if not any(words in self.raised.get(node_id, "") for words in _NO_HANDLER):
             return WHOAMI
@@ -764,29 +756,28 @@ class _Introductions:
         most: float = _QUESTIONS,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Ask until all answered, there are enough answers, or time or ``most`` questions are over."""
+        """Query until all have answered, ``enough()``, or after ``most`` queries or the end of the time."""
         end, asked = min(self._end, self.now() + most * self.interval), list(node_ids)
         while self.silent(asked) and not enough() and self.now() < end:
             self.step(asked, question)
 
     def step(self, node_ids: Iterable[int], question: str) -> None:
-        """Ask the silent ones whose time it is, and listen for a moment."""
+        """Query the silent nodes that are due, and receive what has arrived."""
         now = self.now()
         due = [i for i in self.silent(node_ids) if self._ask_at.get(i, now) <= now]
         if due:
-            # A mod stands before no handler that the app has not: it is asked as ``train``, which all have.
+            # Mods run only before existing handlers, so they are queried as ``train``, which every app has.
             key = "whoami" if question == MessageType.TRAIN else "config"
             record, ttl = RecordDict({key: ConfigRecord()}), max(self._end - now, 1e-3)
             questions = [Message(record, node_id, question, ttl=ttl) for node_id in due]
-            self._pending |= {told: None for told in self.grid.push_messages(questions) if told}
+            self._pending |= {sent: None for sent in self.grid.push_messages(questions) if sent}
             self._ask_at |= dict.fromkeys(due, now + self.interval)
         self._listen()
 
     def finish(self) -> None:
-        """Wait for the answers to questions that were asked twice, so that none is left under way.
+        """Wait for the answers to repeated queries, so that none is in flight afterwards.
 
-        Flower's simulation may let a second answer overwrite what the node kept of a message that came
-        between.
+        In Flower's simulation a second answer may overwrite state that the node kept for a message between.
         """
         end = min(self._end, self.now() + _LATE_ANSWERS)
         while self._pending and self.now() < end:
@@ -796,36 +787,36 @@ class _Introductions:
         arrived = list(self.grid.pull_messages(list(self._pending)))
         for message in sorted(arrived, key=lambda message: message.metadata.src_node_id):
             self._pending.pop(message.metadata.reply_to_message_id, None)
-            self._hear(message)
+            self._take(message)
         if not arrived:
             self._sleep(_POLL_SECONDS)
 
-    def _hear(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         node_id = message.metadata.src_node_id
-        if node_id in self.told:  # The first answer counts.
+        if node_id in self.nodes:  # The first answer counts.
             return
-        self.heard += 1
+        self.num_answers += 1
         if message.has_error():
             if message.error.code == RAISED:
                 self.raised[node_id] = str(message.error.reason)
         else:
             try:
-                self.told[node_id] = introduced(message)
+                self.nodes[node_id] = introduced(message)
             except PayloadError as error:
                 self._refused[node_id] = error.reason
                 log(WARNING, "Node %d introduced itself wrongly: %s.", node_id, shown(error))
 
 
 def introduced(message: Message) -> Node:
-    """Return who a node says that it is; its partition id is -1 where it has a name alone.
+    """Return the node that an introduction describes; its partition id is -1 if it has only a name.
 
-    PayloadError with reason ``malformed introduction``; or ``another message format``, where the node's
-    version of this suite speaks another than this one.
+    Raises PayloadError with reason ``malformed introduction``, or ``another message format`` if the node's
+    version of hedgerow uses another one.
     """
     try:
         me = message.content.config_records["whoami"]
-        # Who introduces itself by code of its own does not say.
-        spoken = _told(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
+        # Introductions by other code than ours do not report it.
+        spoken = _integer(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
         if spoken == MESSAGE_FORMAT:
             return _node(me, message.metadata.src_node_id)
     except (KeyError, TypeError, ValueError) as error:
@@ -838,25 +829,25 @@ def introduced(message: Message) -> Node:
 
 
 def _node(me: ConfigRecord, node_id: int) -> Node:
-    name = _word(me, "name") or None
-    at = _told(me, "partition-id") if "partition-id" in me or name is None else _UNTOLD
+    name = _text(me, "name") or None
+    at = _integer(me, "partition-id") if "partition-id" in me or name is None else _UNKNOWN
     if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
-        raise ValueError(f"name is {name!r}, which is that of a node with this partition-id")
+        raise ValueError(f"name is {name!r}, which is reserved for the node with this partition-id")
     return Node(
         partition_id=at,
         node_id=node_id,
-        num_examples=_told(me, "num-examples") if "num-examples" in me else None,
-        role=_word(me, "role"),
-        group=_word(me, "group"),
+        num_examples=_integer(me, "num-examples") if "num-examples" in me else None,
+        role=_text(me, "role"),
+        group=_text(me, "group"),
         name=name,
         input_shape=_shape(me["input-shape"]) if "input-shape" in me else None,
-        num_classes=_told(me, "num-classes", 1, _MOST_CLASSES) if "num-classes" in me else None,
-        dtype=_word(me, "dtype") or None,
-        knows_its_place=at != _UNTOLD,
+        num_classes=_integer(me, "num-classes", 1, _MOST_CLASSES) if "num-classes" in me else None,
+        dtype=_text(me, "dtype") or None,
+        knows_its_place=at != _UNKNOWN,
     )
 
 
-def _told(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:
+def _integer(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:
     value: Any = me[key]
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{key} must be an integer from {least} to {most}, got {quoted(value)}")
@@ -874,10 +865,9 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def _word(me: ConfigRecord, key: str) -> str:
+def _text(me: ConfigRecord, key: str) -> str:
     value = str(me.get(key, ""))
-    # It stands in logs and errors as it is.
-    if value != shown(value, MAX_WORD):
+    if value != shown(value, MAX_WORD):  # Logs and errors quote it verbatim.
         raise ValueError(
             f"{key} must be a text of up to {MAX_WORD} printable characters, got {quoted(value)}"
         )

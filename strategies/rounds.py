@@ -1,8 +1,8 @@
-"""The loop over rounds that Flower's ``Strategy.start`` lacks: deadlines, repeats, records, resume.
+"""The loop over rounds: Flower's ``Strategy.start`` with deadlines, repeats, records and resumption.
 
-Same signature, same phases in the same order (train, federated evaluation, central evaluation), same
-``Result``. What is added: replies are consumed as they arrive, a round with too few of them is repeated
-and then ends the run with a clear error, and every finished round is told to callbacks.
+Signature, phases (train, federated evaluation, central evaluation) and ``Result`` are Flower's. In addition,
+replies are consumed as they arrive, a round with too few replies is repeated before the run stops with an
+error, and callbacks see every completed round.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class TooFewRepliesError(RunFailedError):
-    """A round got fewer valid replies than its minimum, every time it was tried."""
+    """A round got fewer valid replies than its minimum in every attempt."""
 
 
 class DivergenceError(RunFailedError):
-    """The model, or its loss, grows without bound: step sizes are too large, or nodes lie."""
+    """The model or its loss diverges, because of too large step sizes or Byzantine nodes."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, each figure as in ``RoundEnd``."""
+    """The progress of a run; fields as in ``RoundEnd``."""
 
     iterations: int | None = 0
     total_iterations: int | None = None
@@ -66,36 +66,35 @@ class Progress:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What a callback is told when a round has ended.
+    """A completed round, as passed to callbacks.
 
     Parameters
     ----------
     round : int
         The round, from 1; 0 is the state before training.
     train, evaluate, central : dict
-        Aggregated client metrics of training and of federated evaluation, and what ``evaluate_fn``
-        returned; empty where there is none.
+        Aggregated client metrics of training and of federated evaluation, and the result of
+        ``evaluate_fn``; empty if there is none.
     iterations : int or None
-        Local iterations since the start, the x-axis on which methods with unequal rounds compare.
-        ``evaluate`` and ``central`` are of the models after so many. None where nodes did not tell what
-        they did.
+        Local iterations since the start, to compare methods with unequal rounds; ``evaluate`` and
+        ``central`` refer to the models after them. None if nodes did not report them.
     total_iterations : int or None
-        Iterations at which the run ends, if not before; None where its rounds are what is counted.
+        Iterations at which the run ends at the latest; None if the number of rounds ends it.
     bits : int
         Nominal bits over all links of the modelled system since the start.
     payload_bytes : int
         Serialised bytes over the same links since the start.
     by_link : dict[str, Traffic]
-        Messages, nominal bits and payload bytes of each link since the start: the modelled links, of which
-        ``bits`` and ``payload_bytes`` are the sums, and the legs through the hub, which are in neither.
+        Messages, nominal bits and payload bytes of each link since the start: the modelled links, which
+        ``bits`` and ``payload_bytes`` sum up, and the legs through the hub, which they exclude.
     sim_seconds : float or None
-        Simulated seconds since the start; None where nodes did not tell what they did.
+        Simulated seconds since the start; None if nodes did not report their iterations.
     wall_seconds : float
-        Real seconds this round took, evaluation included.
+        Real seconds of this round, with evaluation.
     sent, accepted : int
-        Training instructions of this round and valid replies to them, of its last try.
+        Training instructions and valid replies of the round's last attempt.
     rejected : dict[str, int]
-        Lost training replies by reason, of all its tries.
+        Lost training replies by reason, of all attempts.
     """
 
     round: int
@@ -127,13 +126,13 @@ def run_rounds(
     evaluate_config: ConfigRecord | None,
     evaluate_fn: EvaluateFn | None,
 ) -> Result:
-    """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
+    """Run the remaining rounds; parameters and result as in Flower's ``Strategy.start``.
 
     ``strategy.finished`` and ``strategy.budget`` end the run before ``num_rounds``. TooFewRepliesError if a
-    round stays under its minimum ``1 + strategy.max_repeats`` times. DivergenceError if the model is not
+    round stays below its minimum ``1 + strategy.max_repeats`` times. DivergenceError if the model is not
     finite after a round, if its loss exceeds ``max_loss_ratio`` times that of the start, or if most updates
-    of a round exceed ``max_update_norm_ratio``: callbacks are not told of that round, so that the state that
-    they were told of last is from before.
+    of a round exceed ``max_update_norm_ratio``; callbacks do not see that round, so the last state that they
+    have saved precedes it.
     """
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
     strategy.summary()
@@ -147,7 +146,7 @@ def run_rounds(
         started = time.monotonic()
         central = _evaluate_centrally(evaluate_fn, 0, arrays, result)
         _check_loss(strategy, 0, central)
-        _tell(strategy, 0, started, central=central)
+        _report(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
         if strategy.finished or strategy.out_of_budget:
@@ -168,7 +167,7 @@ def run_rounds(
             result.evaluate_metrics_clientapp[current] = evaluate
         central = _evaluate_centrally(evaluate_fn, current, arrays, result)
         _check_loss(strategy, current, central)
-        _tell(strategy, current, started, lost, train=train, evaluate=evaluate, central=central)
+        _report(strategy, current, started, lost, train=train, evaluate=evaluate, central=central)
     return result
 
 
@@ -181,9 +180,9 @@ def _train(
     timeout: float,
     lost: Counter[str],
 ) -> tuple[ArrayRecord, MetricRecord | None] | None:
-    """Return the round's arrays and metrics; None if there was nothing left to do, which nodes may tell.
+    """Return the round's arrays and metrics; None if the strategy has finished in the round.
 
-    What tries before the last one lost is added to ``lost``.
+    Adds the replies lost by attempts before the last one to ``lost``.
     """
     for attempt in range(1 + strategy.max_repeats):
         if attempt:
@@ -215,8 +214,8 @@ def _train(
 def _at_once(
     strategy: FederatedStrategy, current: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
 ) -> tuple[ArrayRecord | None, MetricRecord | None] | list[Message]:
-    """Make a round without messages; return its messages where they must go, as around a wrapper."""
-    # A wrapper has none of its own, and what it wraps must not go around it.
+    """Make a round without messages; return its messages if it needs them, as with a wrapper."""
+    # Looked up on the type: a wrapper forwards attributes, but its strategy must not bypass it.
     if (at_once := getattr(type(strategy), "train_at_once", None)) is not None:
         made: tuple[ArrayRecord | None, MetricRecord | None] | list[Message]
         made = at_once(strategy, current, arrays, config, grid)
@@ -230,25 +229,25 @@ def _check_finite(current: int, arrays: ArrayRecord) -> None:
         if not np.isfinite(view(array)).all():
             raise DivergenceError(
                 f"Round {current}: the global model is not finite, in {quoted(key)}: the run diverges. "
-                "A smaller step size keeps it stable, or bounds and robust means where nodes lie."
+                "A smaller step size keeps it stable; against Byzantine nodes, bounds and robust means do."
             )
 
 
 def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str, Any] | None) -> None:
-    """Raise DivergenceError where the server's evaluation says so, or the median of what nodes tell."""
-    told = central or {}
-    # Where nodes evaluate, the mean is what one of them makes of it.
-    by_node = told.get("node-loss")
-    loss = median_low(by_node) if isinstance(by_node, list) and by_node else told.get("loss")
+    """Raise DivergenceError if the server's evaluation loss, or a median of the nodes' losses, diverges."""
+    metrics = central or {}
+    # If nodes evaluate, one of them can set the mean to any value; so take the median.
+    by_node = metrics.get("node-loss")
+    loss = median_low(by_node) if isinstance(by_node, list) and by_node else metrics.get("loss")
     federation = strategy.federation
-    # Of a secure sum there is no median: one member can make its mean what it likes.
+    # A secure sum has no median, and one member can set its mean to any value.
     trained = federation.trained_loss if strategy.sums is None else None
     bound = federation.losses
     for kind, value in (("central", loss), ("federated", federation.evaluated_loss), ("training", trained)):
         if (problem := bound.problem(kind, value)) is not None:
             raise DivergenceError(
                 f"Round {current}: {problem}: the run diverges. A smaller step size keeps it stable; "
-                "max_loss_ratio = 0 lets it go on."
+                "max_loss_ratio = 0 lets it continue."
             )
 
 
@@ -262,7 +261,7 @@ def _evaluate_centrally(
     return metrics
 
 
-def _tell(
+def _report(
     strategy: FederatedStrategy,
     current: int,
     started: float,

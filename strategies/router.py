@@ -1,8 +1,8 @@
-"""Carries payloads from node to node along the edges of a graph, one hop an event.
+"""Relays payloads from node to node along the edges of a graph, one hop per event.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: node i
-asks some neighbours for their models of iteration k. In Flower nodes can only talk to the server, so the
-server relays; it takes no other part.
+gets the models of iteration k from some neighbours. Flower's nodes can only communicate with the server, so
+the server relays payloads, and does nothing else.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wan
 
 NODE_TO_NODE = "node->node"
 
-# The graph on which iteration k may communicate; in a directed one an edge leads from sender to receiver.
+# The communication graph of iteration k; directed edges lead from sender to receiver.
 GraphAt = Callable[[int], nx.Graph]
-# Receiver: the neighbours whose payloads it wants.
+# Receiver: the neighbours that it wants payloads from.
 Wants = Mapping[int, Sequence[int]]
 # Receiver: sender: payload.
 Bundles = dict[int, dict[int, bytes]]
 
 
 def graph_at(graph: nx.Graph | GraphAt) -> GraphAt:
-    """Return a fixed graph, or one that changes with the iteration, as a function of the iteration."""
+    """Return a fixed or changing graph as a function of the iteration."""
     if isinstance(graph, nx.Graph):
         return lambda k: graph
     return lru_cache(maxsize=8)(graph)
@@ -51,29 +51,29 @@ def graph_at(graph: nx.Graph | GraphAt) -> GraphAt:
 
 @dataclass
 class RoutingReport:
-    """What one event asked for, carried and lost."""
+    """Message counts of one event."""
 
-    # Who was handed what each published, ascending.
+    # The receivers of each publisher's payload, ascending.
     readers: dict[int, list[int]] = field(default_factory=dict)
-    # Requests for a node that is no neighbour: never carried.
+    # Requests for a node that is not a neighbour; they are ignored.
     refused: int = 0
-    # Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived), and
+    # Publishers without a payload by reason: ``offline``, ``late`` (not among the first that arrived), and
     # those of ``ExchangeReport.rejected``.
     lost: Counter[str] = field(default_factory=Counter)
-    # Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
+    # Empty payloads: the publisher refuses a receiver with a changed key.
     withheld: int = 0
 
     @property
     def deliveries(self) -> int:
-        """Payloads handed to receivers, the directed messages of the modelled system."""
+        """Delivered payloads, the directed messages of the modelled system."""
         return sum(map(len, self.readers.values()))
 
 
 class Payloads(Protocol):
-    """What a router is told of payloads, which it does not read."""
+    """What a router knows about payloads; it does not read them."""
 
     def bits(self, payload: bytes) -> int:
-        """Return the information bits that the paper counts for a payload."""
+        """Return the information bits of a payload as the paper counts them."""
 
     @property
     def max_bytes(self) -> int:
@@ -85,42 +85,41 @@ class Payloads(Protocol):
 
 
 class Router(Part):
-    """The carrier of payloads where one server is the hub of all nodes.
+    """The relay of payloads with one server as the hub of all nodes.
 
-    ``bundles`` tells the chosen neighbours to publish (``query.publish`` with ``iteration`` = k), and returns
-    for each receiver exactly what its chosen neighbours replied (ConfigRecord ``payload``, key ``bytes``:
-    one payload, or with ``per_receiver`` a list that follows the request's ``receivers``). Each delivery is
-    booked as ``node->node``, and the legs through the hub as such: a request and a reply for each publisher,
-    whatever the number of its receivers. ``route`` is the same outside of a ``Gossip``.
+    ``bundles`` asks the chosen neighbours to publish (``query.publish`` with ``iteration`` = k), and returns
+    for each receiver exactly the replies of its chosen neighbours (ConfigRecord ``payload``, key ``bytes``:
+    one payload, or with ``per_receiver`` a list in the order of the request's ``receivers``). Each delivery
+    is booked as ``node->node``, and the legs through the hub as such: a request and a reply per publisher,
+    whatever the number of its receivers. ``route`` does the same outside a ``Gossip``.
 
-    What the router learns, and a method's privacy must bear: the graph; who asks whom, and when; how often a
-    node communicates; payload sizes; which deliveries failed; and **all that is in an open payload**. It
-    reads none, combines no two, and keeps none after the event (when it has returned them, only its result
-    refers to payloads), but whoever runs it can: the server knows the run's seed, from which all that decodes
-    an open payload follows. A payload that is sealed (``hedgerow.wire.sealed``) it can lose, delay or spoil,
-    and not read, unless it stood between the two ends when they were introduced; where nodes pin their
-    neighbours' keys it cannot.
+    The router sees the graph, which node queries which and when, how often a node communicates, payload
+    sizes, failed deliveries, and **everything in an open payload**; a method's privacy must account for this.
+    It does not read or combine payloads, and keeps none after the event, but its operator could: the server
+    knows the run's seed, which suffices to decode an open payload. It can drop, delay or corrupt a sealed
+    payload (``hedgerow.wire.sealed``), but cannot read it unless it was a man in the middle when the two ends
+    were introduced, which pinned keys prevent.
 
     Parameters
     ----------
     graph : networkx.Graph or Callable[[int], networkx.Graph]
-        On the nodes 0, ..., M - 1; a function gives the graph of each iteration. In a directed one an edge
-        (j, i) carries what j sends to i, and nothing the other way.
+        On the nodes 0, ..., M - 1, or a function that returns the graph of each iteration. In a directed
+        graph an edge (j, i) carries payloads from j to i only.
     payloads : Payloads
-        The paper's bits of a payload, and how large it may be: ``PayloadSizes`` where all are alike.
+        Bits and largest size of payloads: ``PayloadSizes`` if all are alike.
     ledger : Ledger or None (default: None)
-        Gets what ``route`` carries; None: one of its own.
+        Books the transfers of ``route``; None for its own ledger.
 
     Attributes
     ----------
     report : RoutingReport
-        The last event.
+        Message counts of the last event.
     """
 
     name = "router"
-    # What a run is called at all of several servers that carry its payloads; None where there is one.
+    # The run's name at all servers that carry its payloads; None with one server.
     run_name: str | None = None
-    # Of this server's nodes, where links are sealed.
+    # Of this server's nodes, if links are sealed.
     introductions: Introductions | None = None
 
     def __init__(self, graph: nx.Graph | GraphAt, payloads: Payloads, ledger: Ledger | None = None) -> None:
@@ -134,7 +133,7 @@ class Router(Part):
         self.report = RoutingReport()
 
     def ended(self, run: Run) -> None:
-        """Tell what an event carried and lost."""
+        """Report an event's deliveries and losses."""
         report = self.report
         lost = sum(report.lost.values())
         run.told |= {"deliveries": report.deliveries, "lost-payloads": lost, "refused": report.refused}
@@ -143,23 +142,23 @@ class Router(Part):
 
     @contextmanager
     def joined(self, iterations: int) -> Iterator[None]:
-        """Carry payloads of a run that has made so many iterations."""
+        """Carry payloads of a run with this number of completed iterations."""
         yield
 
     def over(self, own: int | None) -> bool:
-        """Return whether no event is to come; ``own`` is the next one of this server's nodes."""
+        """Return whether there are no more events; ``own`` is the next one of this server's nodes."""
         return own is None
 
     def agreed(self, own: int | None, wants: Wants) -> int | None:
-        """Return the next event, after asking who else carries payloads; None if there is none.
+        """Return the next event, agreed on with other servers; None if there is none.
 
-        ``own`` is the next iteration at which a node of this server communicates, None if there is none, and
-        ``wants`` whom those nodes then want to hear, by node.
+        ``own`` is the next iteration at which a node of this server communicates, or None; ``wants`` are the
+        senders that those nodes then want payloads from, by node.
         """
         return own
 
     def note_read(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
-        """Note which payloads a node could read, for those that carried them."""
+        """Record which payloads a node could read, for the servers that carried them."""
 
     def route(
         self,
@@ -177,25 +176,25 @@ class Router(Part):
         Parameters
         ----------
         grid, roster : Grid, Roster
-            Flower's grid, and who is there.
+            Flower's grid, and the nodes.
         server_round : int
-            Under which the event is booked.
+            The round for booking.
         k : int
-            The iteration whose state is published.
+            The iteration.
         wants : Mapping[int, Sequence[int]]
-            The neighbours that each receiver chose. Others than neighbours are refused.
+            The neighbours that each receiver chose. Nodes that are not neighbours are refused.
         timeout : float
             Seconds to wait for the publishers.
         first : Mapping[int, int] or None (default: None)
-            How many payloads each receiver takes, the first that arrive; later ones are ignored, and
-            nobody is waited for once all have theirs. None hands on everything.
+            Each receiver gets this number of payloads, the first that arrive; the event ends when all have
+            theirs. None delivers every payload.
         """
         federation = Federation.of(roster, self.ledger, timeout)
         run = Run(federation, server_round, {}, roster.present, (), grid)
         return run.driven(self.bundles(k, wants, run, first or {}))
 
     def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
-        """Make the same in a run, whose parts may change the exchange."""
+        """Do the same within a run; its parts may change the exchange."""
         report = self.report = RoutingReport()
         asked = self._along_edges(k, wants)
         readers, there = _turned(asked), set(run.there)
@@ -254,7 +253,7 @@ class Router(Part):
 
 
 class _Box:
-    """The bundles of an event while payloads come in."""
+    """The bundles of an event while payloads arrive."""
 
     def __init__(self, asked: Mapping[int, Sequence[int]], first: Mapping[int, int]) -> None:
         self.bundles: Bundles = {receiver: {} for receiver in asked}

@@ -1,4 +1,4 @@
-"""One try of a round: what it may know, and the exchanges that it makes in messages."""
+"""One attempt of a round: its context, and its exchanges as messages."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from hedgerow.wire.records import Layout, nominal_bits, payload_bytes
 __all__ = ["ReadReply", "Run", "read", "send"]
 
 T = TypeVar("T")
-# Replies that are held at once, in bytes of their vectors.
+# Size of a chunk of replies, in bytes of their vectors.
 _CHUNK = 1 << 28
 
 
 @dataclass(eq=False)
 class Run:
-    """What a round may know beside its state, and where what it tells goes; one for each try.
+    """The context of one attempt of a round: its inputs beside the state, and what it records.
 
     Parameters
     ----------
@@ -49,15 +49,15 @@ class Run:
     round : int
         From 1.
     config : Mapping
-        What the caller has every node told.
+        The caller's config for every node.
     there : Sequence[int]
-        Partition ids of those that are there, ascending.
+        Partition ids of the online nodes, ascending.
     parts : Sequence[Part]
-        Those of the run.
+        The parts of the run.
     grid : Grid or None (default: None)
-        Over which messages go; None where there is no network.
+        Carries the messages; None without a network.
     model : Callable[[], NDArray] or None (default: None)
-        Returns the model (M,) that stands for the state before the round.
+        Returns the model (M,) of the state before the round.
     """
 
     federation: Federation
@@ -67,67 +67,67 @@ class Run:
     parts: Sequence[Part]
     grid: Grid | None = None
     model: Callable[[], Vector] | None = None
-    # What the last exchange over the grid sent, got and lost: all of it once its replies are read.
+    # Message counts of the last exchange over the grid; complete once its replies are read.
     report: ExchangeReport = field(default_factory=ExchangeReport)
-    # What all that was made together sent, got and lost, and how often that was.
+    # Message counts of all ``Together``, and their number.
     whole: ExchangeReport = field(default_factory=ExchangeReport)
     waves: int = 0
-    # The nodes whose learning the round has absorbed, and the metrics that they told.
+    # The nodes whose updates the round has absorbed, and their metrics.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
-    # The same metrics in columns, where no single replies were made.
+    # The same metrics in columns, if there were no single replies.
     table: Mapping[str, NDArray[Any]] | None = None
-    # What the round's record says beside.
+    # Further metrics of the round.
     told: dict[str, Any] = field(default_factory=dict)
-    # What takes what nodes hold to its next version, where the round has moved it.
+    # The update of the base that nodes hold (see ``Downlink``), if the round moves it.
     update: Mapping[str, Any] | None = None
     # The models that were sent, by id, and their arrays.
     _arrays: dict[int, tuple[Vector, ArrayRecord]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
-        """Keys what is drawn."""
+        """Seed of the server's random draws."""
         return self.federation.settings.seed
 
     @property
     def id(self) -> int:
-        """Flower's number of the run, another one if it goes on."""
+        """Flower's id of the run; a resumed run has another one."""
         return 0 if self.grid is None else self.grid.run.run_id
 
     @property
     def layout(self) -> Layout:
-        """The model's."""
+        """The model's layout."""
         return self.federation.known_layout()
 
     def size(self, node: int, claimed: float) -> float:
-        """Return |S_i|: the examples that a node claimed first, up to the run's bound."""
+        """Return |S_i|: the examples that the node claimed first, up to the run's bound."""
         self.federation.sizes.setdefault(node, claimed)
         return self.federation.weight_of(node)
 
     def known_size(self, node: int, otherwise: float) -> float:
-        """Return the examples that a node claimed first, or what stands in where it claimed none."""
+        """Return the examples that a node claimed first, or ``otherwise`` if it claimed none."""
         return self.federation.sizes.get(node, otherwise)
 
     def book(self, link: str, source: int, target: int, payload: int, bits: int | None = None) -> None:
-        """Book what servers tell each other: the bytes of its payload, and its nominal bits, or a model's."""
+        """Book a transfer between servers: its payload in bytes, and its nominal bits (a model's if None)."""
         bits = self.federation.model_bits if bits is None else bits
         self.federation.ledger.book(self.round, link, source, target, bits, payload)
 
     def changed(self, exchange: Exchange) -> Exchange:
-        """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
+        """Return an exchange as the parts change it."""
         for part in self.parts:
             exchange = part.ask(exchange, self)
         return exchange
 
     def prepared(self, exchange: Exchange) -> Exchange:
-        """Return what parts make of an exchange, with what the caller has every node told."""
+        """Return an exchange as the parts change it, with the caller's config."""
         exchange = self.changed(exchange)
         return replace(exchange, config={**self.config, **exchange.config})
 
     # Exchanges.
 
     def driven(self, steps: Steps[T]) -> T:
-        """Make exchanges that are part of no round, all of them over the grid; return what comes of them."""
+        """Make exchanges outside a round, all of them over the grid; return the generator's result."""
         try:
             step = next(steps)
             while True:
@@ -136,9 +136,9 @@ class Run:
             return end.value  # type: ignore[no-any-return]
 
     def answered(self, step: Exchange | Question | Together) -> Any:
-        """Make an exchange over the grid, or a question; return its valid replies, booked as they are read.
+        """Make an exchange or a question over the grid; return its valid replies, booked as they are read.
 
-        Of what is made together, the replies to each.
+        For ``Together``, returns the replies to each exchange.
         """
         assert self.grid is not None
         if isinstance(step, Question):
@@ -162,13 +162,13 @@ class Run:
         return self.read_together(step, held, inbox.report)
 
     def group(self, step: Exchange | Together) -> str:
-        """Return what sets the messages of an exchange apart from the round's others."""
+        """Return the name that distinguishes the messages of an exchange from the round's others."""
         return str(self.waves) if isinstance(step, Together) else step.group
 
     def read_together(
         self, step: Together, replies: Sequence[Reply], report: ExchangeReport
     ) -> tuple[Replies, ...]:
-        """Return the valid replies to each of some exchanges, booked, and add up what became of all."""
+        """Return the valid replies to each exchange, booked, and add up the message counts."""
         self.whole.sent += report.sent
         self.whole.accepted += report.accepted
         self.whole.rejected += report.rejected
@@ -198,7 +198,7 @@ class Run:
         return contents, len(asked) - len(contents)
 
     def to_send(self, exchange: Exchange | Together) -> tuple[list[tuple[Node, RecordDict]], int]:
-        """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
+        """Return the contents of an exchange's messages, booked, and how many of its nodes are offline."""
         if isinstance(exchange, Together):
             return self._sent_together(exchange)
         if exchange.trains:
@@ -222,38 +222,38 @@ class Run:
     def _content(
         self, exchange: Exchange, at: int, known: dict[Any, tuple[RecordDict, tuple[int, int]]]
     ) -> tuple[RecordDict, tuple[int, int]]:
-        """Return what a node is sent, and the bytes of it: nodes that are told the same share one content."""
+        """Return a node's content and its sizes in bytes; nodes with equal contents share one object."""
         ask = exchange.asked[at]
         own = [values.get(at) for values in ask.own.values()]
         alike = id(exchange), ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
         if alike not in known:
             content = self.instruction(exchange, at)
             booked = RecordDict({k: v for k, v in content.items() if k not in exchange.unbooked})
-            told = content[self.federation.settings.configrecord_key]
-            size = sum(payload_bytes(record) for record in booked.values() if record is not told)
+            config = content[self.federation.settings.configrecord_key]
+            size = sum(payload_bytes(record) for record in booked.values() if record is not config)
             known[alike] = content, (size, payload_bytes(booked))
         return known[alike]
 
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
-        """Return what an exchange sends a node; all that are sent a model share its arrays."""
+        """Return the content of a node's message; nodes that are sent the same model share its arrays."""
         ask, settings = exchange.asked[node], self.federation.settings
         own = {key: values[node] for key, values in ask.own.items() if node in values}
         records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord | ConfigRecord)}
-        told = {key: value for key, value in own.items() if key not in records}
+        values = {key: value for key, value in own.items() if key not in records}
         arrays = ask.arrays
         if arrays is None and ask.model is not None:
             if id(ask.model) not in self._arrays:
                 self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
             arrays = self._arrays[id(ask.model)][1]
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
-        config = ConfigRecord({**exchange.config, **ask.config, **told})
+        config = ConfigRecord({**exchange.config, **ask.config, **values})
         return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
 
     def reader(self, exchange: Exchange | Together) -> Callable[[Node, RecordDict], Any]:
-        """Return what reads the replies to an exchange."""
+        """Return the function that reads the replies to an exchange."""
         if isinstance(exchange, Together):
             return lambda node, content: read(self, exchange.of(node.partition_id), node, content)
-        # What is read is kept longer than what was sent must be.
+        # The reader outlives the instructions, so it must not hold them.
         kept = exchange if exchange.reads is None else replace(exchange, asks=())
         return partial(read, self, kept)
 
@@ -265,7 +265,7 @@ class Run:
             node, bits = reply.node.partition_id, reply.value.bits
             if link := exchange.links[1]:
                 pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
-                # The paper's, unless the record was decoded from something smaller.
+                # The paper's bits, unless the record was decoded from a smaller one.
                 bits = nominal_bits(arrays, bits)
                 ledger.book(self.round, link, node, pool, bits, payload_bytes(arrays))
             if link or exchange.booked:
@@ -301,7 +301,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadReply:
-    """What a valid reply holds: its row, the examples that its node claims, and the paper's bits."""
+    """A valid reply's row, claimed number of examples, and bits as the paper counts them."""
 
     row: Any
     claimed: float
@@ -309,13 +309,7 @@ class ReadReply:
 
 
 def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadReply:
-    """Read a reply to an exchange.
-
-    Raises
-    ------
-    PayloadError
-        If it is not what was asked for.
-    """
+    """Read a reply to an exchange; raise PayloadError if it is not valid."""
     federation, layout = run.federation, run.layout
     for part in run.parts:
         part.check(node, content, exchange, run)
@@ -328,24 +322,23 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadR
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout, node.partition_id)
     if federation.settings.max_update_norm_ratio:
-        with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
+        with np.errstate(over="ignore", invalid="ignore"):  # An overflow is infinite, and refused.
             move = row.vector if exchange.coding.changes else row.vector - sent
         exchange.check(federation, move, sent)
     return ReadReply(row.vector, claimed, row.bits)
 
 
 def send(steps: Steps[T], replies: Any) -> Exchange | Question | Together:
-    """Go on with a generator, given the replies to what it yielded; return what it yields next."""
+    """Send a generator the replies to its last step; return its next step."""
     try:
         return steps.send(replies)
-    finally:  # What a round does not read is checked and booked all the same.
+    finally:  # Replies that the round does not read are still checked and booked.
         for one in replies if isinstance(replies, tuple) else (replies,):
             deque(one, maxlen=0)
 
 
 def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iterator[Message]:
     for message in messages:
-        yield message
-        # It has been read by now.
+        yield message  # The consumer has read it when this resumes.
         if done is not None and done():
             return

@@ -2,7 +2,7 @@
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity": the schedules of Theorems 1 to 3. Rounds count from 0.
-Differs: a stage of the step-decay schedule may have any length; Theorem 3 wants ``theory_stage_len``.
+Differs: a stage of the step-decay schedule may have any length; Theorem 3 requires ``theory_stage_len``.
 """
 
 import math
@@ -13,25 +13,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.checks import at_least, is_real, positive, require
+from hedgerow.wire.checks import at_least, is_real, one_of, positive, require
 
-__all__ = [
-    "SCHEDULES",
-    "Diminishing",
-    "Fixed",
-    "Schedule",
-    "StepDecay",
-    "schedule",
-    "theory_stage_len",
-]
+__all__ = ["SCHEDULES", "Diminishing", "Fixed", "Schedule", "StepDecay", "schedule", "theory_stage_len"]
 
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A step size for every round k = 0, 1, ...: positive and never increasing.
-
-    Whether it drives the step of a round or that of a local iteration is for the caller to say.
-    """
+    """A step size for every round k = 0, 1, ..., or for its local iterations: > 0, never increasing."""
 
     name: ClassVar[str]
 
@@ -47,8 +36,8 @@ class Schedule(ABC):
 
     def __str__(self) -> str:
         """Return name and parameters, as ``fixed(c=2, num_rounds=400)``."""
-        said = (f"{field.name}={_plain(getattr(self, field.name))!r}" for field in fields(self))
-        return f"{self.name}({', '.join(said)})"
+        params = (f"{field.name}={_plain(getattr(self, field.name))!r}" for field in fields(self))
+        return f"{self.name}({', '.join(params)})"
 
     @abstractmethod
     def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -59,7 +48,7 @@ class Schedule(ABC):
 class Fixed(Schedule):
     """gamma_k = c / sqrt(K), so that the squares of a run's K steps sum to c^2.
 
-    Rounds past K, of a run that goes on for longer than planned, take the same step.
+    Rounds after K, if a run continues for longer than planned, take the same step.
 
     Parameters
     ----------
@@ -67,11 +56,6 @@ class Fixed(Schedule):
         Finite, > 0.
     num_rounds : int
         K, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
 
     Examples
     --------
@@ -102,11 +86,6 @@ class Diminishing(Schedule):
     nu : float
         In the open interval (1/2, 1).
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-
     Examples
     --------
     >>> [round(Diminishing(c=0.8, nu=0.51)(k), 6) for k in (0, 1, 399)]
@@ -136,14 +115,9 @@ class StepDecay(Schedule):
     gamma0 : float
         The first stage's step, finite, > 0.
     decay_factor : float
-        What a step is divided by after each stage, finite, > 1.
+        Divides the step after each stage, finite, > 1.
     stage_len : int
         Rounds of a stage, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
 
     Examples
     --------
@@ -162,7 +136,7 @@ class StepDecay(Schedule):
         at_least(1, stage_len=self.stage_len)
 
     def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
-        # The power leaves float64 only where the quotient, too, is less than any float64.
+        # The power overflows only if the quotient underflows.
         with np.errstate(over="ignore"):
             return np.asarray(self.gamma0 / float(self.decay_factor) ** (k // self.stage_len))
 
@@ -172,27 +146,14 @@ SCHEDULES = tuple(_KINDS)
 
 
 def schedule(kind: str, **params: float) -> Schedule:
-    """Return a schedule by its name.
-
-    Parameters
-    ----------
-    kind : str
-        One of ``SCHEDULES``.
-    **params : float
-        That schedule's parameters, all of them and no others.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or a parameter is missing, unknown or out of range.
+    """Return a schedule by its name, one of ``SCHEDULES``, with exactly its parameters.
 
     Examples
     --------
     >>> schedule("fixed", c=2, num_rounds=400)
     Fixed(c=2, num_rounds=400)
     """
-    if kind not in _KINDS:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {kind!r}")
+    one_of("schedule", kind, SCHEDULES)
     needed = [field.name for field in fields(_KINDS[kind])]
     if sorted(params) != sorted(needed):
         got = ", ".join(params) or "nothing"
@@ -201,16 +162,9 @@ def schedule(kind: str, **params: float) -> Schedule:
 
 
 def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
-    """Return ceil(2 K / log_a K), the stage length that Theorem 3 wants for K rounds and decay factor a.
+    """Return ceil(2 K / log_a K), the stage length of Theorem 3 for K >= 2 rounds and decay factor a > 1.
 
-    A stage is longer than the whole run where K < a^2.
-
-    Parameters
-    ----------
-    num_rounds : int
-        K, >= 2.
-    decay_factor : float
-        a, finite, > 1.
+    A stage is longer than the whole run if K < a^2.
 
     Examples
     --------

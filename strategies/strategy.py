@@ -1,7 +1,7 @@
-"""What every strategy of the suite does alike: begin or go on, run rounds, evaluate, tell, be checkpointed.
+"""The base of all strategies: begin or resume a run, run rounds, evaluate, report, save and restore state.
 
-A method adds what its paper adds: who takes part and what they are sent (``configure_train``), what becomes
-of the replies (``aggregate_train``), and the state that its next round depends on.
+A method adds its participants and their messages (``configure_train``), the aggregation of their replies
+(``aggregate_train``), and the state between rounds.
 """
 
 from abc import abstractmethod
@@ -32,10 +32,7 @@ __all__ = ["FederatedStrategy", "check_options"]
 
 
 def check_options(cls: type, options: Iterable[str]) -> None:
-    """Raise TypeError unless a class takes keyword arguments of these names.
-
-    Those of ``**options: Unpack[…]`` are the keys of its TypedDict.
-    """
+    """Raise TypeError unless a class takes keyword arguments of these names, or its ``Unpack[…]`` does."""
     if (valid := _options(cls)) is None:
         return
     for name in options:
@@ -49,7 +46,7 @@ def check_options(cls: type, options: Iterable[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _options(cls: Any) -> frozenset[str] | None:
-    """Return the names of a class's keyword arguments; None where it takes any."""
+    """Return the names of a class's keyword arguments; None if it takes any."""
     names: set[str] = set()
     for name, parameter in list(signature(cls.__init__).parameters.items())[1:]:
         if parameter.kind is Parameter.VAR_KEYWORD:
@@ -63,7 +60,7 @@ def _options(cls: Any) -> frozenset[str] | None:
 
 
 def _compared(configure_train: Callable[..., Any]) -> Callable[..., Any]:
-    """Compare the arrays of a round with those that the round before returned."""
+    """Compare the arrays of a round with those that the previous round returned."""
 
     @wraps(configure_train)
     def compared(
@@ -76,7 +73,7 @@ def _compared(configure_train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kept(aggregate_train: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep what a round returns, for the next one to be compared with."""
+    """Keep the returned arrays for the comparison in the next round."""
 
     @wraps(aggregate_train)
     def kept(self: "FederatedStrategy", server_round: int, replies: Iterable[Message]) -> Any:
@@ -89,41 +86,41 @@ def _kept(aggregate_train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FederatedStrategy(Strategy):
-    """A Flower ``Strategy`` that holds a ``Federation`` and whose rounds can be repeated, told and resumed.
+    """A Flower ``Strategy`` with a ``Federation``, whose rounds can be repeated, reported and resumed.
 
     Parameters
     ----------
     federation : Federation
-        The nodes, the exchange at hand, and what has been spent.
+        The nodes, the current exchange, traffic and simulated time.
 
     Notes
     -----
-    A method gives ``configure_train``, ``aggregate_train``, ``summary``, ``iterations``, and three parts of
-    its state: ``_forget`` sets it as before a run, ``_state`` returns it, ``_restore`` takes it back.
+    A method implements ``configure_train``, ``aggregate_train``, ``summary`` and ``iterations``, and resets,
+    returns and restores its own state in ``_forget``, ``_state`` and ``_restore``.
 
-    A method's state is ahead of the arrays that Flower's loop hands from round to round. So that a wrapper's
-    change, as the noise of differential privacy, is never lost, each ``configure_train`` compares its arrays
-    with those that the last ``aggregate_train`` returned, and where bits differ goes on from them
-    (``adopt``) or raises ValueError. Both methods of every subclass are given this; a new method refuses
-    unless it says otherwise.
+    A method's state may hold more than the arrays that Flower's loop passes from round to round. So that a
+    wrapper's change, such as the noise of differential privacy, is never lost, each ``configure_train``
+    compares its arrays with those that the last ``aggregate_train`` returned. If bits differ, the method
+    continues from the new arrays (``adopt``), or raises ValueError, which is the default. Every subclass's
+    methods are wrapped with this comparison.
     """
 
-    # The sums of a method whose means can be secure sums; None where they are not.
+    # The secure sums of a method; None without them.
     sums: SecureSums | None = None
-    # What a run may spend; set before ``start``.
+    # The run's budget; set before ``start``.
     budget: Budget | None = None
-    # What the next round's arrays are compared with; None before a run's first.
+    # The arrays that the next round's are compared with; None before a run's first round.
     _handed: Handed | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Have the rounds of every method compared, see the class."""
+        """Wrap the methods of a round with the comparison of arrays, see the class."""
         super().__init_subclass__(**options)
         for name, rule in (("configure_train", _compared), ("aggregate_train", _kept)):
             if name in vars(cls):
                 setattr(cls, name, rule(vars(cls)[name]))
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Raise TypeError, before any class on the way can, for an option that the class does not take."""
+        """Raise TypeError for an option that the class does not take, before any base class does."""
         check_options(cls, options)
         return super().__new__(cls)
 
@@ -134,12 +131,12 @@ class FederatedStrategy(Strategy):
         self.max_repeats = self.settings.max_repeats
         self._forget()
 
-    # What a method adds.
+    # Implemented by a method.
 
     @property
     @abstractmethod
     def iterations(self) -> int | None:
-        """Local iterations since the start; None where they are not known."""
+        """Local iterations since the start; None if unknown."""
 
     @abstractmethod
     def current_arrays(self) -> ArrayRecord | None:
@@ -147,35 +144,29 @@ class FederatedStrategy(Strategy):
 
     @property
     def total_iterations(self) -> int | None:
-        """Local iterations at which the run ends, if not before; None where ``num_rounds`` alone says."""
+        """Local iterations at which the run ends at the latest; None if only ``num_rounds`` ends it."""
         return None
 
     @property
     def finished(self) -> bool:
-        """Whether the run is at its end before ``num_rounds``."""
+        """Whether the run ends before ``num_rounds``."""
         return False
 
     @property
     def out_of_budget(self) -> bool:
-        """Whether the run has spent ``budget``: the round that did so is its last."""
+        """Whether the run has spent ``budget``; the round that did so is its last."""
         return self.budget is not None and self.budget.spent(self.progress())
 
     def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError unless a run may have so many rounds."""
+        """Raise ValueError unless this number of rounds is allowed."""
         int_at_least(0, num_rounds=num_rounds)
 
     def adopt(self, arrays: ArrayRecord) -> None:
-        """Go on from other arrays than the last round returned.
-
-        Raises
-        ------
-        ValueError
-            If the method cannot: unless it says otherwise, and where its global model is more than arrays.
-        """
+        """Continue from other arrays than the last round returned; ValueError if the method cannot."""
         raise self.cannot_go_on()
 
     def cannot_go_on(self) -> ValueError:
-        """Return the error of a method that cannot go on from other arrays than its own."""
+        """Return the error of a method that cannot continue from other arrays than its own."""
         why = self.unwrapped()
         return ValueError(
             f"arrays of configure_train are not those that {type(self).__name__} returned from "
@@ -184,15 +175,12 @@ class FederatedStrategy(Strategy):
         )
 
     def unwrapped(self) -> str | None:
-        """Return why a wrapper of Flower's cannot be around this strategy; None where it can.
-
-        It can where each node's reply is a whole model that began as the arrays of the round.
-        """
+        """Return why Flower's wrappers cannot wrap this strategy; None if replies are whole models."""
         return "what its nodes reply is no model that a wrapper could clip or add noise to"
 
     @abstractmethod
     def _forget(self) -> None:
-        """Set the method's own state as it is before a run."""
+        """Reset the method's own state."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -200,22 +188,22 @@ class FederatedStrategy(Strategy):
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``_state`` returned; ValueError for that of another method."""
+        """Restore what ``_state`` returned; ValueError for another method's state."""
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Prepare a run, or one that goes on; return the model that its first evaluation sees."""
+        """Prepare a new or resumed run; return the model of its first evaluation."""
         return arrays
 
-    # What is known of the run.
+    # Progress of the run.
 
     @property
     def completed_rounds(self) -> int:
-        """Rounds so far."""
+        """Number of completed rounds."""
         return self.federation.completed
 
     @property
     def report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost."""
+        """Message counts of the last training exchange."""
         return self.federation.whole_report
 
     @property
@@ -225,7 +213,7 @@ class FederatedStrategy(Strategy):
 
     @property
     def clock(self) -> Clock:
-        """The simulated clock; it stands still where a paper models no time."""
+        """The simulated clock; it does not advance if the paper models no time."""
         return self.federation.clock
 
     def progress(self) -> Progress:
@@ -241,12 +229,12 @@ class FederatedStrategy(Strategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on: federation, sums, method and parts, each apart."""
+        """Return all state that the next round depends on: of federation, sums, method and parts."""
         sums = {} if self.sums is None else self.sums.state_dict()
         return {"federation": self.federation.state_dict(), "sums": sums, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the next ``start`` goes on after its round."""
+        """Restore a state; the next ``start`` resumes after its round."""
         if "federation" not in state:
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
         self.federation.load_state_dict(state["federation"])
@@ -257,7 +245,7 @@ class FederatedStrategy(Strategy):
             self.sums.load_state_dict(state["sums"])
 
     def sum_privacy(self) -> SumPrivacyReport | None:
-        """Return what sums with noise promise the node of which most was told; None where there are none."""
+        """Return the privacy guarantee of noisy sums for the most exposed node; None without such sums."""
         return None if self.sums is None else self.sums.privacy_report()
 
     # Flower's interface.
@@ -279,11 +267,11 @@ class FederatedStrategy(Strategy):
         Raises
         ------
         ValueError
-            If the number of rounds is out of range, or the arrays are not what the method works on.
+            If the number of rounds or the arrays are not valid.
         RosterError
-            If the nodes do not come, or do not make up the federation.
+            If too few nodes come online or have a place.
         TooFewRepliesError
-            If a round stays under ``min_train_nodes`` however often it is repeated.
+            If a round stays below ``min_train_nodes`` after all repeats.
         """
         self.check_num_rounds(num_rounds)
         self._handed = None
@@ -299,13 +287,13 @@ class FederatedStrategy(Strategy):
         return result
 
     def _begin_round(self, server_round: int) -> None:
-        """Forget an earlier run, where a caller of its own goes back to round 1."""
+        """Forget an earlier run if the caller restarts at round 1."""
         if server_round == 1 and self.completed_rounds:
             self.federation.reset()
             self._forget()
 
     def _go_on_from(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Adopt a round's arrays where they are not those that the round before returned."""
+        """Adopt a round's arrays if they are not those that the previous round returned."""
         if server_round == 1 and self.completed_rounds:
             self._handed = None
         if self._handed is None:
@@ -317,7 +305,7 @@ class FederatedStrategy(Strategy):
             self._handed = Handed(arrays)
 
     def _check_wrappers(self) -> None:
-        """Raise ValueError if a strategy wraps this one that goes around it, or changes what is no model."""
+        """Raise ValueError if a wrapper bypasses ``start``, or changes replies that are not models."""
         own = type(self).__name__
         for outer in outer_strategies(self):
             name = type(outer).__name__

@@ -2,10 +2,10 @@
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the matrix P of section II and eq. (5), the graphs of Fig. 2.
-Differs: the paper leaves the order of the Laplacian and the inverse sizes open; L @ Omega is the one
-that eq. (5) needs (columns sum to one, the size-weighted mean is kept). D = 1 is defined as P = [1].
-Directed graphs, and their weights for push-sum, are of M. Assran, N. Loizou, N. Ballas, M. Rabbat,
-"Stochastic Gradient Push for Distributed Deep Learning".
+Differs: the paper leaves the order of the Laplacian and the inverse sizes open; eq. (5) needs L @ Omega
+(columns sum to one, the size-weighted mean is preserved). For D = 1, P = [1].
+Directed graphs and their push-sum weights: M. Assran, N. Loizou, N. Ballas, M. Rabbat, "Stochastic Gradient
+Push for Distributed Deep Learning".
 """
 
 import math
@@ -20,7 +20,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import at_least, int_at_least
 from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
@@ -47,7 +47,7 @@ Array = npt.NDArray[np.float64]
 Edges = Iterable[tuple[int, int]]
 
 _MAX_DRAWS = 1000
-# A mixing matrix takes as many doubles as the square, half a gigabyte; an edge takes half a kilobyte.
+# A mixing matrix of this many nodes takes half a gigabyte; an edge takes half a kilobyte.
 _MAX_NODES = 8192
 _MAX_EDGES = 2**20
 
@@ -99,14 +99,14 @@ def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
 
 @dataclass(frozen=True)
 class _Family:
-    """Graphs of one name: how to build them, and on how many nodes and which parameters they exist."""
+    """The graphs of one name: how to build them, and for which nodes and parameters they exist."""
 
     edges: Callable[..., Edges]
     needs: str = "have at least one node"
     exists: Callable[[int, tuple[float, ...]], bool] = lambda D, p: not p
     spelled: tuple[str, ...] = ("",)
     random: bool = False
-    # How many edges are to be expected on D nodes.
+    # Expected number of edges on D nodes.
     size: Callable[..., float] = lambda D, *p: 2 * D
     directed: bool = False
 
@@ -117,10 +117,6 @@ class _Family:
 
 def _even(D: int, p: tuple[float, ...]) -> bool:
     return D % 2 == 0 and not p
-
-
-def _six(D: int, p: tuple[float, ...]) -> bool:
-    return D == 6 and not p
 
 
 def _is_torus(D: int, p: tuple[float, ...]) -> bool:
@@ -139,12 +135,13 @@ def _all(D: int, *_: float) -> float:
     return D * (D - 1) / 2
 
 
-def _half(D: int) -> float:
-    return D * D / 4
+def _fig2(edges: Callable[..., Edges]) -> _Family:
+    return _Family(edges, "have six nodes", lambda D, p: D == 6 and not p)
 
 
+_BIPARTITE = _Family(_bipartite, "have an even number of nodes", _even, size=lambda D: D * D / 4)
 _FAMILIES = {
-    "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
+    "bipartite": _BIPARTITE,
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
         lambda D, rng, p: [pair for pair in permutations(range(D), 2) if rng.random() < p],
@@ -178,9 +175,9 @@ _FAMILIES = {
         random=True,
         size=_all,
     ),
-    "fig2a": _Family(_ring, "have six nodes", _six),
-    "fig2b": _Family(_ring_chords, "have six nodes", _six),
-    "fig2c": _Family(_complete, "have six nodes", _six),
+    "fig2a": _fig2(_ring),
+    "fig2b": _fig2(_ring_chords),
+    "fig2c": _fig2(_complete),
     "geometric": _Family(
         _geometric,
         "be geometric(r) with r > 0 in the unit square",
@@ -190,7 +187,7 @@ _FAMILIES = {
         size=_all,
     ),
     "line": _Family(_path),
-    "partial": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
+    "partial": _BIPARTITE,
     "path": _Family(_path),
     "regular": _Family(
         _regular,
@@ -209,18 +206,17 @@ _FAMILIES = {
 }
 
 
-# As a user spells them: a parameter stands in parentheses, as in "erdos-renyi(0.4)" or "torus(2,5)".
+# The names; parameters follow in parentheses, as in "erdos-renyi(0.4)" or "torus(2,5)".
 TOPOLOGIES, DIRECTED_TOPOLOGIES = (
     tuple(name + end for name, of in _FAMILIES.items() if of.directed == directed for end in of.spelled)
     for directed in (False, True)
 )
-# Which changes from one communication to the next: ``one_peer_exponential`` makes its graphs.
+# The name of the graph that changes from one communication to the next, see ``one_peer_exponential``.
 ONE_PEER = "one-peer-exponential"
 
 
 def _parse(name: str, num_nodes: int, *, directed: bool = False) -> tuple[_Family, tuple[float, ...]]:
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes must be an integer >= 1, got {num_nodes!r}")
+    at_least(1, num_nodes=num_nodes)
     if num_nodes > _MAX_NODES:
         raise ValueError(f"num_nodes must be at most {_MAX_NODES} for a graph, got {num_nodes!r}")
     match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
@@ -254,10 +250,7 @@ def _from_edges(D: int, edges: Edges, kind: type[nx.Graph] = nx.Graph) -> nx.Gra
 
 
 def validate_topology(name: str, num_nodes: int, *, directed: bool = False) -> None:
-    """Raise ValueError unless a named graph exists on so many nodes (>= 1), without drawing it.
-
-    A name is one of ``TOPOLOGIES``, or of ``DIRECTED_TOPOLOGIES`` where ``directed`` ones are valid too.
-    """
+    """Raise ValueError unless a named graph exists on ``num_nodes`` nodes; does not draw random graphs."""
     _parse(name, num_nodes, directed=directed)
 
 
@@ -271,16 +264,12 @@ def graph(name: str, num_nodes: int, seed: int = 0) -> nx.Graph:
         on any number of nodes; ``bipartite`` (``partial``) joins every even node to every odd one;
         ``ring-chords`` adds the opposite chords to a ring; ``torus`` takes the most square R x C, so
         that a prime number of nodes gives a ring; ``fig2a``, ``fig2b``, ``fig2c`` are the paper's graphs
-        on six servers. ``regular(k)``, ``erdos-renyi(p)`` and ``geometric(r)`` (unit square) are random.
+        on six servers. ``regular(k)``, ``erdos-renyi(p)`` and ``geometric(r)`` (unit square) are random;
+        ValueError if 1,000 draws are all disconnected.
     num_nodes : int
         D >= 1.
     seed : int (default: 0)
         Seed of the random graphs, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If the graph does not exist, or 1,000 draws of a random one are all disconnected.
     """
     return _drawn(name, num_nodes, seed)
 
@@ -300,26 +289,20 @@ def _drawn(name: str, num_nodes: int, seed: int, *, directed: bool = False) -> n
 
 
 def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.DiGraph:
-    """Return a directed graph on the nodes 0, ..., D - 1, in which every node reaches every other.
-
-    An edge (j, i) says that j sends to i.
+    """Return a strongly connected directed graph on the nodes 0, ..., D - 1; j sends to i on an edge (j, i).
 
     Parameters
     ----------
     topology : str | networkx.Graph | Iterable[tuple[int, int]]
-        One of ``DIRECTED_TOPOLOGIES``; a directed graph; or what ``as_graph`` takes, whose edges then lead
-        both ways. ``directed-ring`` leads from each node to the next, ``directed-exponential`` to those that
-        are 1, 2, 4, ... further; in both, nodes hear as many as they send to. ``directed-out(k)``, where each
-        node sends to k others, and ``directed-erdos-renyi(p)`` are random, and in them they do not.
+        One of ``DIRECTED_TOPOLOGIES``; a directed graph without parallel edges and self loops; or an argument
+        of ``as_graph``, with every edge in both directions. In ``directed-ring`` each node sends to the next,
+        in ``directed-exponential`` to those 1, 2, 4, ... further; in-degree and out-degree are equal. In the
+        random ``directed-out(k)``, where each node sends to k others, and ``directed-erdos-renyi(p)`` they
+        differ.
     num_nodes : int
         D >= 1.
     seed : int (default: 0)
         Seed of the named random graphs, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If the graph has parallel edges, self loops or other nodes, or is not strongly connected.
     """
     if isinstance(topology, str):
         return _drawn(topology, num_nodes, seed, directed=True).to_directed()
@@ -335,10 +318,10 @@ def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) 
 
 
 def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
-    """Return the one-peer exponential graph of a communication (>= 0): each node sends to one, and hears one.
+    """Return the one-peer exponential graph of a communication (>= 0): in-degree and out-degree are one.
 
-    Node d sends to d + 2^h, where h goes through 0, 1, ..., floor(log2(D - 1)) from one communication to the
-    next. On D = 2^q nodes q communications in a row average exactly.
+    Node d sends to d + 2^h, with h cycling through 0, 1, ..., floor(log2(D - 1)) from one communication to
+    the next. On D = 2^q nodes q communications in a row average exactly.
 
     Examples
     --------
@@ -354,14 +337,14 @@ def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
 
 
 def push_weights(graph: nx.DiGraph) -> Array:
-    """Return the weights P (D, D) of push-sum: ``P[i, j]`` is what i takes of what j has; columns sum to one.
+    """Return the weights P (D, D) of push-sum: ``P[i, j]`` is the share of j's value that i gets.
 
-    A node's receivers and itself get equal parts, 1 / (out-degree + 1).
+    A node and each of its receivers get 1 / (out-degree + 1), so that columns sum to one.
 
     Parameters
     ----------
     graph : networkx.DiGraph
-        On the nodes 0, ..., D - 1, without self loops; an edge (j, i) says that j sends to i.
+        On the nodes 0, ..., D - 1, without self loops; an edge (j, i) is j sending to i.
     """
     parts = _adjacency(graph).T + np.eye(len(graph))
     weights: Array = parts / parts.sum(axis=0)
@@ -369,12 +352,12 @@ def push_weights(graph: nx.DiGraph) -> Array:
 
 
 def senders(graph: nx.Graph, node: int) -> list[int]:
-    """Return whom a node may hear, ascending: its neighbours, in a directed graph those that send to it."""
+    """Return a node's senders, ascending: its neighbours, in a directed graph its predecessors."""
     return sorted(graph.predecessors(node) if graph.is_directed() else graph.neighbors(node))
 
 
 def neighbours(graph: nx.Graph, node: int) -> list[int]:
-    """Return whom a node exchanges messages with, ascending: whom it hears, and who hears it."""
+    """Return a node's senders and receivers, ascending."""
     return sorted({*graph.neighbors(node), *senders(graph, node)})
 
 
@@ -384,16 +367,12 @@ def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) ->
     Parameters
     ----------
     topology : str | networkx.Graph | Iterable[tuple[int, int]]
-        A name (see ``graph``), an undirected simple graph, or the list of its edges, each once.
+        A name (see ``graph``), a connected undirected graph without parallel edges and self loops, or its
+        edges, each once.
     num_nodes : int
         D >= 1.
     seed : int (default: 0)
         Seed of the named random graphs.
-
-    Raises
-    ------
-    ValueError
-        If the graph is directed, has parallel edges, self loops or other nodes, or is not connected.
     """
     if isinstance(topology, str):
         return graph(topology, num_nodes, seed)
@@ -415,8 +394,7 @@ def _check_nodes(candidate: nx.Graph, D: int) -> None:
 
 
 def _checked_edges(candidate: Edges, D: int) -> nx.Graph:
-    if D < 1:
-        raise ValueError(f"num_nodes must be an integer >= 1, got {D!r}")
+    at_least(1, num_nodes=D)
     edges = [_checked_edge(edge, D) for edge in candidate]
     if repeated := sorted(edge for edge, count in Counter(edges).items() if count > 1):
         raise ValueError(f"topology must have each edge once, got {repeated[0]} more than once")
@@ -455,19 +433,19 @@ def laplacian(graph: nx.Graph) -> Array:
 class Mixing:
     """One gossip step on a graph, eq. (5).
 
-    Columns of the matrix sum to one (consensus is a fixed point) and it keeps the weighted mean.
+    Columns of the matrix sum to one (consensus is a fixed point), and it preserves the weighted mean.
     Off-diagonal entries are >= 0, self-weights can be negative: never clip or normalise them.
 
     Parameters
     ----------
     matrix : numpy.ndarray
-        P, shape (D, D), float64, read-only. ``matrix[j, d]`` is what server d gives to the model of j.
+        P, shape (D, D), float64, read-only. ``matrix[j, d]`` is the weight of model j at server d.
     zeta : float
         Second largest eigenvalue modulus of P, in [0, 1) on a connected graph.
     sizes : numpy.ndarray
         Cluster sizes in samples, shape (D,), read-only.
     graph : networkx.Graph
-        The graph whose edges carry the models.
+        The servers' graph.
     """
 
     matrix: Array
@@ -486,11 +464,11 @@ class Mixing:
         return weights
 
     def gossip(self, models: npt.NDArray[np.floating[Any]], alpha: int) -> npt.NDArray[np.floating[Any]]:
-        """Return the models (D, ...) after ``alpha`` >= 0 gossip steps, each from the values before it.
+        """Return the models (D, ...) after ``alpha`` >= 0 synchronous gossip steps.
 
         Sums run over the senders in ascending order, in float64 through all steps, and are rounded once to
-        the models' dtype at the end; no BLAS is called, so the bits depend on neither threads nor shapes.
-        Besides the result this takes 2 D * 16,384 doubles of memory, whatever the models' size.
+        the models' dtype at the end. No BLAS is called, so bits depend on neither threads nor shapes. Beside
+        the result it needs memory for 2 D * 16,384 doubles, whatever the models' size.
         """
         int_at_least(0, alpha=alpha)
         D = len(self.sizes)
@@ -503,9 +481,9 @@ class Mixing:
         return gossip(rows, columns(self.matrix), alpha).reshape(models.shape)
 
     def without_edge(self, i: int, j: int) -> "Mixing":
-        """Return the mixing of a step in which an edge of the graph is lost, noticed at both ends.
+        """Return the mixing of a step in which an edge fails and both ends notice it.
 
-        Both move the lost weight to themselves: consensus and weighted mean stay as they were.
+        Both move the lost weight to themselves, which preserves consensus and weighted mean.
         """
         if not self.graph.has_edge(i, j):
             raise ValueError(f"edge must be one of {sorted(self.graph.edges)}, got ({i}, {j})")
@@ -534,11 +512,6 @@ def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = F
     exact_if_complete : bool (default: False)
         On a complete graph take the exact weighted mean, P = m 1^T with zeta = 0. The formula gives
         zeta = 0 there only if all sizes are equal.
-
-    Raises
-    ------
-    ValueError
-        If the graph or a size is not valid.
     """
     graph = _checked_graph(graph, len(graph))
     sizes = np.array(sizes, dtype=np.float64)
@@ -567,11 +540,6 @@ def metropolis(graph: nx.Graph) -> Mixing:
     ----------
     graph : networkx.Graph
         Connected, on the nodes 0, ..., D - 1.
-
-    Raises
-    ------
-    ValueError
-        If the graph is not valid.
     """
     graph = _checked_graph(graph, len(graph))
     adjacency = _adjacency(graph)
@@ -582,7 +550,7 @@ def metropolis(graph: nx.Graph) -> Mixing:
 
 
 def _with_self_weights(edge_weights: Array) -> Array:
-    # From the columns' sums, not from a formula of its own: columns then sum to one up to one rounding.
+    # Computed from the columns' sums, so that columns sum to one up to one rounding.
     return edge_weights + np.diag(1.0 - edge_weights.sum(axis=0))
 
 

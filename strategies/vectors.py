@@ -1,4 +1,4 @@
-"""Tensors as one vector and back, vectors that stay on a GPU, and the mean that a server takes."""
+"""Tensors as one vector and back, vectors that stay on a GPU, and a running mean."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,7 +14,7 @@ __all__ = ["DeviceRows", "RunningMean", "joined", "split"]
 
 
 class DeviceRows(Sequence[Any]):
-    """Rows (K, M) that stay on their device; the first that is read as an array copies all to the host."""
+    """Rows (K, M) on their device; the first access to one copies all to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

@@ -1,8 +1,8 @@
-"""Strategies that other strategies wrap, as Flower's differential privacy wraps any.
+"""Detection of strategies that wrap others, such as Flower's differential privacy.
 
-A wrapper may hand other arrays to ``configure_train`` than ``aggregate_train`` returned, and may change
-replies before ``aggregate_train`` sees them. A strategy that ignores such arrays sends nodes a model without
-the wrapper's noise; one whose replies are no models has them clipped as if they were.
+A wrapper may pass other arrays to ``configure_train`` than ``aggregate_train`` returned, and may change
+replies before ``aggregate_train`` sees them. A strategy that ignores such arrays would send nodes a model
+without the wrapper's noise, and replies that are not models would be clipped as if they were.
 """
 
 import sys
@@ -17,7 +17,7 @@ __all__ = ["Handed", "chain", "is_flowers", "outer_strategies"]
 
 
 class Handed:
-    """What a record of arrays held; it differs from the record if that is changed in place afterwards."""
+    """A snapshot of an ArrayRecord; later changes of the record in place show as a difference."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self._arrays = dict(arrays.items())
@@ -38,7 +38,7 @@ def _differ(one: Array, other: Array) -> bool:
 
 
 def chain(strategy: Strategy) -> Iterator[Strategy]:
-    """Yield a strategy, and those that it wraps."""
+    """Yield a strategy and the strategies that it wraps."""
     inner: object = strategy
     while isinstance(inner, Strategy):
         yield inner
@@ -48,7 +48,7 @@ def chain(strategy: Strategy) -> Iterator[Strategy]:
 def outer_strategies(strategy: Strategy) -> Iterator[Strategy]:
     """Yield the strategies that called this one, from the inside out, up to this one's own ``start``.
 
-    A wrapper keeps the strategy that it wraps, which does not know of it: callers are all there is to go by.
+    A wrapped strategy has no reference to its wrapper, so this inspects the call stack.
     """
     frame, found = sys._getframe(1), list[Strategy]()
     while frame is not None:

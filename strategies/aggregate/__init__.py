@@ -1,4 +1,4 @@
-"""What is taken of the replies of an exchange: a mean, or a rule that lying nodes cannot ruin."""
+"""Aggregation of an exchange's replies: the weighted mean, or a Byzantine-robust rule."""
 
 from hedgerow.strategies.aggregate.choice import Choice
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, MeanByMetric, Moved, WeightedMean, means_of

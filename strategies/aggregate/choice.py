@@ -1,4 +1,4 @@
-"""What a user asks for as ``aggregation``: a rule's text, a rule, or an aggregator of their own."""
+"""The value of the option ``aggregation``: a rule's text, a rule, or the user's own aggregator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Choice"]
 
 @dataclass(frozen=True)
 class Choice:
-    """A rule, which is the mean where a user gives an aggregator of their own, or that aggregator."""
+    """A rule, or the user's own aggregator (``rule`` is then the mean)."""
 
     rule: Aggregation
     own: Aggregator | None = None
 
     @classmethod
     def of(cls, aggregation: str | Aggregation | Aggregator) -> Choice:
-        """Return what was asked for; ValueError for a text that is no rule, and for no aggregator."""
+        """Return the choice; ValueError if it is neither a rule nor an aggregator."""
         if isinstance(aggregation, Aggregation):
             return cls(aggregation)
         if callable(getattr(aggregation, "means", None)) and callable(getattr(aggregation, "weight", None)):
@@ -41,7 +41,7 @@ class Choice:
             )
 
     def aggregator(self, mean: Aggregator) -> Aggregator:
-        """Return what takes the replies, given a method's mean."""
+        """Return the aggregator, given a method's mean."""
         return self.own or (mean if self.rule.is_mean else Robust(self.rule))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The weighted mean of replies, and what an aggregator is."""
+"""The weighted mean of replies, and the protocol of aggregators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "Taken", "WeightedMean
 
 
 class Mean(Protocol):
-    """What an aggregator makes of the replies of one pool."""
+    """The aggregate of the replies of one pool."""
 
     @property
     def nodes(self) -> Collection[int]:
@@ -32,39 +32,39 @@ class Mean(Protocol):
 
     @property
     def weight(self) -> float:
-        """What the nodes count together."""
+        """The nodes' total weight."""
 
     def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        """Return the mean (M,), of which nodes that count ``stayed`` have not moved."""
+        """Return the mean (M,), with nodes of total weight ``stayed`` at the model that they were sent."""
 
 
 class Aggregator(Protocol):
-    """Owns the exchange by which a method learns, and takes a mean of each pool.
+    """Makes a training exchange and aggregates the replies of each pool.
 
     Its ``means`` is a generator: it yields the exchange, and may yield questions before and after.
     """
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
-        """Make an exchange; return the means of those pools that have one."""
+        """Make an exchange; return the means of the pools that have one."""
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return what a node counts that claims so many examples."""
+        """Return the weight of a node that claims this number of examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A model that something was added to, whatever nodes are missing.
+    """A model plus an update that does not depend on missing nodes.
 
     Parameters
     ----------
     nodes : Sequence[int]
-        The nodes whose replies were taken.
+        The nodes with an accepted reply.
     weight : float
-        What they count together.
+        Their total weight.
     start : NDArray
         The model that they were sent, (M,).
     move : NDArray
-        What is added to it, (M,).
+        The update, (M,).
     """
 
     nodes: Sequence[int]
@@ -80,7 +80,7 @@ class Moved:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A model (M,) in place of a mean, whatever nodes are missing."""
+    """A model (M,) in place of a mean; it does not depend on missing nodes."""
 
     nodes: Collection[int]
     weight: float
@@ -93,7 +93,7 @@ class Taken:
 
 @dataclass
 class SumOfRows:
-    """A pool's weighted sum of rows, in the order of partition ids, on the device where they are."""
+    """A pool's weighted sum of rows, in the order of partition ids, on the rows' device."""
 
     start: Vector
     changes: bool
@@ -107,23 +107,23 @@ class SumOfRows:
         """Add a row (M,)."""
         self.weights[node] = weight
         if isinstance(row, Tensor):
-            # Not scaled and added in one kernel, which may round once where the host rounds twice.
+            # Not in one fused kernel, which may round once while the host rounds twice.
             self.total = torch.as_tensor(self.total, device=row.device) + row.double() * weight
         else:
             self.total += np.multiply(row, weight, dtype=np.float64)
 
     @property
     def nodes(self) -> Collection[int]:
-        """The nodes whose rows are in it."""
+        """The summed rows' nodes."""
         return self.weights
 
     @property
     def weight(self) -> float:
-        """What they count together."""
+        """Their total weight."""
         return sum(self.weights.values())
 
     def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        """Return the mean (M,), of which nodes that count ``stayed`` have not moved."""
+        """Return the mean (M,), see ``Mean.model``."""
         weight, total = self.weight + stayed, self.total
         if isinstance(total, Tensor):
             total = total.numpy(force=True)
@@ -136,18 +136,18 @@ class SumOfRows:
 
 @dataclass(frozen=True)
 class WeightedMean:
-    """The mean by examples, or of all alike.
+    """The mean weighted by examples, or the plain mean.
 
     Parameters
     ----------
     by_examples : bool (default: True)
-        Whether a node counts as its examples; 1 otherwise.
+        Whether a node's weight is its number of examples; else 1.
     """
 
     by_examples: bool = True
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return what a node counts: the examples that it told first, up to the run's bound, or 1."""
+        """Return a node's weight: the examples that it claimed first, up to the run's bound, or 1."""
         return run.size(node, claimed) if self.by_examples else 1.0
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
@@ -163,21 +163,21 @@ class WeightedMean:
         return sums
 
     def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
-        """Return what a node's reply counts; ``replies`` is empty where none came over a network."""
+        """Return a reply's weight; ``replies`` is empty if there are no messages."""
         return self.weight(run, node, claimed)
 
 
 @dataclass(frozen=True)
 class MeanByMetric(WeightedMean):
-    """The mean by a number that each reply tells, at most the examples that its node claimed first."""
+    """The mean weighted by a metric of each reply, at most the examples that its node claimed first."""
 
     metric: str = ""
 
     def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
-        """Return what a reply tells, up to the node's examples."""
+        """Return a reply's metric, up to the node's examples."""
         examples = self.weight(run, node, claimed)
-        told = [only_record(reply.content, MetricRecord, "bad metrics")[self.metric] for reply in replies]
-        return min([examples, *map(float, told)])  # type: ignore[arg-type]
+        values = [only_record(reply.content, MetricRecord, "bad metrics")[self.metric] for reply in replies]
+        return min([examples, *map(float, values)])  # type: ignore[arg-type]
 
 
 def means_of(
@@ -186,18 +186,18 @@ def means_of(
     run: Run,
     claimed: Mapping[int, float] | None = None,
 ) -> Steps[Mapping[int, Mean]]:
-    """Return an aggregator's means of rows that are there.
+    """Return an aggregator's means of given rows, without an exchange.
 
     Parameters
     ----------
     aggregator : Aggregator
-        One that is not of secure sums.
+        Any but secure sums.
     pools : Mapping[int, tuple of NDArray and Mapping[int, NDArray]]
         By pool, the model that its members were sent (M,), and each member's row (M,).
     run : Run
-        The try of the round.
+        The current attempt of the round.
     claimed : Mapping[int, float] or None (default: None)
-        The examples that each member claims to have; None for 1 each.
+        The examples that each member claims; None for 1 each.
     """
     asks = [Ask(list(rows), sent, pool=pool) for pool, (sent, rows) in pools.items()]
     of = [(i, pool, row) for pool, (_, rows) in pools.items() for i, row in rows.items()]

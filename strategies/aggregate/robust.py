@@ -1,4 +1,4 @@
-"""Rules that some lying nodes cannot ruin, in place of the mean."""
+"""Byzantine-robust rules in place of the mean."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Robust"]
 
 @dataclass(frozen=True)
 class Robust:
-    """A rule over updates, of which every reply is one, whatever its node claims.
+    """A rule over the replies' updates, each of weight 1, whatever size its node claims.
 
     Parameters
     ----------
     rule : Aggregation
-        Of ``parse_aggregation``, or any object with ``least``, ``for_count`` and ``combined``.
+        From ``parse_aggregation``, or any object with ``least``, ``for_count`` and ``combined``.
     """
 
     rule: Aggregation
@@ -36,7 +36,7 @@ class Robust:
         return 1.0
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
-        """Return what the rule takes of each pool's updates; of too few for it their median, counted."""
+        """Return the rule's aggregate of each pool's updates; of too few of them the median, counted."""
         found: dict[int, tuple[list[int], list[NDArray[np.float64]]]] = {}
         for columns in (yield exchange):
             for node, pool, row in zip(columns.nodes, columns.pools, columns.rows, strict=True):

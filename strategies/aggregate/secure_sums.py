@@ -1,9 +1,9 @@
-"""Secure sums: of what a group's nodes learnt the server sees the weighted mean, and nothing of one node.
+"""Secure sums: the server sees the weighted mean of a group's updates, and nothing of a single node.
 
-``wire/masked_sums.py`` has the protocol. A run of it is: once for each node ``query.sum_keys``, by which the
-server has its public keys; in a round the training exchange, whose instruction names the members of its sum
-and whose replies are masked; and one exchange, ``query.sum_shares``, in which the survivors tell what takes
-the masks off their sum. What a server of another mind could try, and who notices, is in docs/privacy.md.
+``wire/masked_sums.py`` has the protocol. The server gets each node's public keys once (``query.sum_keys``).
+In a round, the instructions of the training exchange name the members of their sum, and replies are masked.
+In one more exchange (``query.sum_shares``) the survivors send shares with which the server unmasks the sum.
+docs/privacy.md describes what a malicious server could try, and which party would notice.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
 
 __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
-# Why nodes, or whole sums, do not count.
+# Reasons for the loss of nodes or whole sums.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
 TOO_FEW, UNSOLVED = "sum below threshold", "sum not unmasked"
@@ -65,23 +65,17 @@ class SecureSum:
     Parameters
     ----------
     clip : float (default: 8.0)
-        R, > 0 and finite: each node clips every number of its update to [-R, R]. The mean of n nodes of equal
-        weights is off by n R / 2^31 at most, see ``hedgerow.wire.masked_sums.Grid.error``.
+        R, > 0 and finite: each node clips every number of its update to [-R, R]. The error of the mean of n
+        nodes of equal weights is at most n R / 2^31, see ``hedgerow.wire.masked_sums.Grid.error``.
     threshold : float (default: 0.67)
-        More than this share of a sum's members must survive, in [2/3, 1): fewer, and there is no sum.
+        More than this share of a sum's members must survive, in [2/3, 1); otherwise there is no sum.
     min_nodes : int (default: 3)
-        Members of a sum, 3 to 255; a group with fewer of them in a round has none.
+        Smallest number of members of a sum, 3 to 255; a group with fewer in a round has no sum.
     metrics : tuple of str (default: ("train-loss",))
-        Metrics of the nodes that are averaged within the sum. No other one leaves a node in a round; with
-        noise none does.
+        Node metrics that are averaged within the sum. Nodes report no others in a round; with noise, none.
     noise : SumNoise or None (default: None)
-        Clipping and noise of the nodes' updates: differential privacy of whole nodes. ``clip`` is then
-        without effect, and all nodes weigh the same.
-
-    Raises
-    ------
-    ValueError
-        If one is out of range.
+        Clipping and noise of the nodes' updates, for node-level differential privacy. ``clip`` then has no
+        effect, and all nodes have equal weights.
     """
 
     clip: float = 8.0
@@ -99,12 +93,9 @@ class SecureSum:
 def parse_secure_sum(
     value: bool | SecureSum, *aggregations: Choice, probe_rounds: int = 0
 ) -> SecureSum | None:
-    """Return the settings of ``secure_sum``: True for the default ones, False for none.
+    """Return the settings of ``secure_sum``: True for the defaults, False for none.
 
-    Raises
-    ------
-    ValueError
-        If it is neither, or a sum does not give what is asked for beside it.
+    ValueError if they are not valid, or a secure sum cannot provide the aggregation or probes.
     """
     if not isinstance(value, bool | SecureSum):
         raise ValueError(f"secure_sum must be True, False or SecureSum(...), got {value!r}")
@@ -119,19 +110,19 @@ def parse_secure_sum(
 
 @dataclass(frozen=True)
 class SummedUpdate:
-    """What the server knows of a group after its sum."""
+    """The result of a group's sum."""
 
-    # The survivors' weighted mean update (M,), integers of counters among it, and their mean metrics, as one
-    # node that weighs ``weight`` would tell them.
+    # The survivors' weighted mean update (M,), including integer counters.
     mean: NDArray[np.float64]
     weight: float
+    # The survivors' mean metrics, as the reply of one node of this weight.
     metrics: RecordDict
     survivors: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Open:
-    """A sum that was announced: what its members were sent."""
+    """An announced sum."""
 
     plan: SumPlan
     about: bytes
@@ -148,9 +139,9 @@ class _Masked:
 class SecureSums:
     """The server's side of all sums of a run.
 
-    What a sum takes is booked on the links of the modelled system beside those through the hub.
-    ``weighted_by`` is the metric that is a node's weight, empty where all weigh 1, as with noise; None is the
-    federation's.
+    A sum's extra traffic is booked on the links of the modelled system as well as on the legs through the
+    hub. ``weighted_by`` is the metric with a node's weight: empty for weights of 1, as with noise; None for
+    the federation's.
     """
 
     def __init__(
@@ -169,28 +160,28 @@ class SecureSums:
         self.weighted_by = "" if settings.noise else key
         self.forget()
 
-    # What a method may have otherwise.
+    # Methods may override these.
 
     @property
     def report(self) -> ExchangeReport:
-        """Of the exchange whose replies are in sums."""
+        """Message counts of the masked exchange."""
         return self.federation.report
 
     @property
     def noise(self) -> SumNoise | None:
-        """The noise that members put on a sum."""
+        """The noise that members add to a sum."""
         return self.settings.noise
 
     def weight_of(self, member: int) -> float:
-        """Return the most that a member counts."""
+        """Return the largest weight of a member."""
         return self.federation.weight_of(member)
 
     def called(self, group: int) -> str:
-        """Return what a log calls a group."""
+        """Return the name of a group in logs."""
         return f"Group {group}"
 
     def book(self, server_round: int, member: int, carried: int, *, down: bool) -> None:
-        """Book on the modelled link what a member is told, or tells, beside an array."""
+        """Book the bytes of a member's keys or shares on the modelled link."""
         ends = (self._group_of[member], member) if down else (member, self._group_of[member])
         link = self.down_link if down else self.up_link
         self.federation.ledger.book(server_round, link, *ends, 0, carried)
@@ -200,43 +191,43 @@ class SecureSums:
     def forget(self) -> None:
         """Forget the run."""
         self._number = 0
-        # By partition id: under which node id it told its keys, and which; the first long-lived one.
+        # By partition id: the node id and its keys; and the first long-lived key.
         self._keys: dict[int, tuple[int, bytes]] = {}
         self._trusted: dict[int, bytes] = {}
         self._open: dict[int, _Open] = {}
         self._group_of: dict[int, int] = {}
-        # Whose shares gave no seed back.
+        # Nodes with shares that restored no seed.
         self._excluded: set[int] = set()
         self._left_out: Counter[str] = Counter()
         self.releases = SumReleases()
 
     def privacy_report(self) -> SumPrivacyReport | None:
-        """Return what the sums so far tell of the node of which most is told; None without noise."""
+        """Return the privacy guarantee of the sums so far for the most exposed node; None without noise."""
         if self.noise is None:
             return None
         open_paths = {EVALUATION} if self.federation.settings.fraction_evaluate else set()
         return self.releases.report(self.noise, open_paths)
 
     def metrics(self) -> dict[str, float]:
-        """Return what a round's record says of privacy; nothing without noise."""
+        """Return the privacy metrics of a round's record; empty without noise."""
         report = self.privacy_report()
         return {} if report is None else report.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was released, for a checkpoint; keys are of one run."""
+        """Return the releases, for a checkpoint; keys are valid for one run only."""
         if self.noise is None:
             return {}
         return {"sums": self._number, "released": self.releases.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what a checkpoint holds; what was released after it nobody knows."""
+        """Restore a checkpoint; releases after it are unknown."""
         if self.noise is not None:
-            # Noise of a seed is drawn by the sum's number.
+            # Seeded noise is keyed by the sum's number.
             self._number = int(state["sums"])
             self.releases.load_state_dict(state["released"])
 
     def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
-        """Begin a round: return those nodes of each group that can be in its sum; others are counted."""
+        """Begin a round: return the nodes of each group that can be in its sum; others are counted."""
         self._open, self._group_of, self._left_out = {}, {}, Counter()
         able = {group: [node for node in nodes if self._is_able(node)] for group, nodes in groups.items()}
         self._group_of = {node.partition_id: group for group, nodes in able.items() for node in nodes}
@@ -261,7 +252,7 @@ class SecureSums:
         return sorted(chosen, key=lambda node: node.partition_id)
 
     def least_of(self, group: int) -> int:
-        """Return how many members a group's sum must have."""
+        """Return the smallest number of members of a group's sum."""
         return self.settings.min_nodes
 
     def _is_able(self, node: Node) -> bool:
@@ -274,7 +265,7 @@ class SecureSums:
         return False
 
     def _ask_keys(self, server_round: int, nodes: Sequence[Node]) -> Steps[None]:
-        """Have the keys of nodes that came, came again, or failed since they told them."""
+        """Get the keys of nodes that are new, reconnected, or failed in an earlier sum."""
         new = [node for node in nodes if self._keys.get(node.partition_id, (None,))[0] != node.node_id]
         if not new:
             return
@@ -284,11 +275,13 @@ class SecureSums:
         probe = NodeIdentity(SealingKey.drawn(), SealingKey.drawn())
 
         def check(node: Node, answer: RecordDict) -> tuple[bytes, int]:
-            told = only_record(answer, ConfigRecord, NO_KEYS)
-            key, number = told.get("introduction"), told.get("number")
+            config = only_record(answer, ConfigRecord, NO_KEYS)
+            key, number = config.get("introduction"), config.get("number")
             if not isinstance(key, bytes) or not isinstance(number, int) or not 0 <= number < 2**62:
                 raise PayloadError(NO_KEYS, "no introduction")
-            probe.secret_with(key)  # Members refuse a sum with keys that no node has: PayloadError here.
+            probe.secret_with(
+                key
+            )  # PayloadError for an invalid key, with which members would refuse the sum.
             if self._trusted.setdefault(node.partition_id, key[:KEY_BYTES]) != key[:KEY_BYTES]:
                 raise PayloadError(CHANGED_KEY, "another long-lived key than before")
             if any(key == other for _, other in self._keys.values()):
@@ -304,8 +297,8 @@ class SecureSums:
     def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
         """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
 
-        ``common`` is what its members must have in common, see ``SumPart`` of the clients; ``start`` what
-        their answers are changes of: keys, shapes and dtypes, in their order.
+        ``common`` is the content that members must have in common, see ``SumPart`` of the clients. ``start``
+        are the arrays that they reply with changes of: keys, shapes and dtypes, in their order.
         """
         members = sorted(at for at, of in self._group_of.items() if of == group)
         n = len(members)
@@ -330,24 +323,24 @@ class SecureSums:
                     f"secure_sum must have no noise for a model with counters, got {counters[0]!r}: "
                     f"{NO_COUNTERS}"
                 )
-            # Whether it is answered or not: a server of another mind may have got the sum.
+            # Whether it is answered or not: a malicious server may have the sum.
             self.releases.count(members, plan.noisy_grid.rho(self._open[group].clips.size))
         return ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
 
     # Replies.
 
     def checked(self, node: Node, content: RecordDict) -> _Masked:
-        """Return what a valid reply to an announced sum holds; raises PayloadError for other replies."""
-        told = self._open[self._group_of[node.partition_id]]
+        """Return the masked words and shares of a valid reply; raise PayloadError for other replies."""
+        announced = self._open[self._group_of[node.partition_id]]
         arrays = only_record(content, ArrayRecord, "bad arrays")
         if set(arrays) != {MASKED}:
             raise PayloadError("missing key", f"no array {MASKED!r} alone")
         words = view(arrays[MASKED])
         if words.dtype != np.uint32:
             raise PayloadError("wrong dtype", f"{words.dtype}, expected uint32")
-        if words.shape != told.clips.shape:
-            raise PayloadError("wrong shape", f"{words.shape}, expected {told.clips.shape}")
-        shares, plan = only_record(content, ConfigRecord, BAD_SHARES), told.plan
+        if words.shape != announced.clips.shape:
+            raise PayloadError("wrong shape", f"{words.shape}, expected {announced.clips.shape}")
+        shares, plan = only_record(content, ConfigRecord, BAD_SHARES), announced.plan
         sealed, commitments = shares.get("sealed"), shares.get("commitments")
         sizes = (len(plan.members) - 1) * plan.share_bytes, SEED_BYTES * (1 + plan.neighbours)
         if not isinstance(sealed, bytes) or not isinstance(commitments, bytes):
@@ -359,25 +352,25 @@ class SecureSums:
     def solve(
         self, server_round: int, replies: Iterable[tuple[Node, "_Masked"]]
     ) -> Steps[dict[int, SummedUpdate]]:
-        """Return the update of each group whose sum could be unmasked; one question, for all groups."""
+        """Return the update of each group with an unmasked sum; one question serves all groups."""
         arrived: dict[int, dict[int, tuple[Node, _Masked]]] = {group: {} for group in self._open}
         for node, masked in replies:
             arrived[self._group_of[node.partition_id]][node.partition_id] = node, masked
         for at, group in self._group_of.items():
-            if at not in arrived[group]:  # It may have begun anew, with another key of the run.
+            if at not in arrived[group]:  # It may have restarted, with a new key.
                 del self._keys[at]
         sums: dict[int, Unmasking] = {}
-        for group, told in self._open.items():
-            alive = connected_survivors(told.plan, told.plan.graph(told.about), arrived[group])
-            if len(alive) < told.plan.threshold:
+        for group, one in self._open.items():
+            alive = connected_survivors(one.plan, one.plan.graph(one.about), arrived[group])
+            if len(alive) < one.plan.threshold:
                 self._lose(TOO_FEW, len(arrived[group]))
                 continue
             self._lose(DISCONNECTED, len(arrived[group]) - len(alive))
             words = {at: arrived[group][at][1].words for at in alive}
             commitments = {at: arrived[group][at][1].commitments for at in alive}
-            sums[group] = Unmasking(told.plan, told.about, words, commitments)
+            sums[group] = Unmasking(one.plan, one.about, words, commitments)
         yield from self._ask_shares(server_round, sums, arrived)
-        return {group: found for group, one in sums.items() if (found := self._update(group, one))}
+        return {group: found for group, sum_ in sums.items() if (found := self._update(group, sum_))}
 
     def _ask_shares(
         self,
@@ -392,22 +385,22 @@ class SecureSums:
                 parts = []
                 for other in one.survivors:
                     if other != at:
-                        # A member seals for all others in their order.
+                        # A member's sealed shares are in the order of the other members.
                         place = members.index(at) - (members.index(at) > members.index(other))
                         parts.append(arrived[group][other][1].sealed[size * place : size * (place + 1)])
-                told: dict[str, Any] = {
+                config: dict[str, Any] = {
                     "number": one.plan.number,
                     "survivors": list(one.survivors),
                     "sealed": b"".join(parts),
                     "seed": self.federation.settings.seed,
                 }
-                contents[arrived[group][at][0]] = RecordDict({"config": ConfigRecord(told)})
+                contents[arrived[group][at][0]] = RecordDict({"config": ConfigRecord(config)})
 
         def check(node: Node, answer: RecordDict) -> list[tuple[int, bytes]]:
-            told = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
-            if not isinstance(told, bytes):
+            shares = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
+            if not isinstance(shares, bytes):
                 raise PayloadError(BAD_SHARES, "no shares")
-            return sums[self._group_of[node.partition_id]].check(node.partition_id, told)
+            return sums[self._group_of[node.partition_id]].check(node.partition_id, shares)
 
         for reply in (yield self._question(server_round, SUM_SHARES, "sum shares", contents, check)):
             sums[self._group_of[reply.node.partition_id]].take(reply.node.partition_id, reply.value)
@@ -420,13 +413,12 @@ class SecureSums:
                 log(WARNING, "Left out of sums from now on, for shares that give no seed back: %s", bad)
                 self._excluded |= set(bad)
             return None
-        told = self._open[group]
         if (noisy := one.plan.noisy_grid) is not None:
             count = len(one.survivors)
             metrics = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
             mean = noisy.decode(total) / count
             return SummedUpdate(mean, float(count), RecordDict({"metrics": metrics}), one.survivors)
-        values = one.plan.grid.decode(total, told.clips)
+        values = one.plan.grid.decode(total, self._open[group].clips)
         size = values.size - one.plan.extras
         shares = values[size]
         if not shares > 0:
@@ -443,7 +435,7 @@ class SecureSums:
         return SummedUpdate(values[:size] / shares, weight, RecordDict({"metrics": metrics}), one.survivors)
 
     def enough(self) -> bool:
-        """Return whether a round got its minimum; one in which no group had enough nodes has none."""
+        """Return whether a round got its minimum; there is none if no group had enough nodes."""
         able = not any(count for reason, count in self._left_out.items() if reason != TOO_SMALL)
         return self.federation.enough() and (self.report.accepted > 0 or able)
 
@@ -460,16 +452,16 @@ class SecureSums:
     # As an aggregator.
 
     def counted(self, run: Any, pool: int, update: SummedUpdate) -> None:
-        """Take note of a sum that counts."""
+        """Record an accepted sum."""
         run.absorbed += update.survivors
         run.contents.append(update.metrics)
 
     def weight(self, run: Any, node: int, claimed: float) -> float:
-        """Return what a node counts."""
+        """Return a node's weight."""
         return float(run.size(node, claimed)) if self.weighted_by else 1.0
 
     def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
-        """Return the means of those pools that have a sum; RoundFailedError if too few replies are in one."""
+        """Return the means of the pools with a sum; RoundFailedError if sums have too few replies."""
         nodes, offline = self.federation.there(list(exchange.asked))
         groups: dict[int, list[Node]] = {}
         for node in nodes:
@@ -481,8 +473,8 @@ class SecureSums:
             if members := [i for i in ask.nodes if i in chosen]:
                 sent = exchange.sent(ask.pool)
                 arrays = run.layout.unflatten(sent) if ask.arrays is None else ask.arrays
-                told = ConfigRecord({**exchange.config, **ask.config})
-                common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: told})
+                config = ConfigRecord({**exchange.config, **ask.config})
+                common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: config})
                 plan = self.plan_for(ask.pool, common, exchange.coding.summed(sent, run.layout))
                 asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)

@@ -1,11 +1,11 @@
-"""Noise within secure sums, and what it promises each node: client-level differential privacy.
+"""Noise within secure sums, for client-level differential privacy.
 
 Papers: P. Kairouz, Z. Liu, T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
 with Secure Aggregation" (ICML 2021): each node clips its update and adds a share of the noise on the sum's
 grid of integers (``wire/discrete_gaussian.py``, ``wire/masked_sums.py``). M. Bun, T. Steinke (2016):
 zero-concentrated DP, which adds up over releases.
-Differs: updates are not rotated, and rounded towards zero instead of at random: 32-bit sums have steps so
-fine that neither matters, and a norm never grows. No amplification by subsampling is claimed.
+Differs: updates are not rotated, and are rounded towards zero instead of at random. With the fine steps of
+32-bit sums neither matters, and rounding never increases a norm. No amplification by subsampling is claimed.
 """
 
 import math
@@ -19,49 +19,44 @@ from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
 
 __all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyReport", "SumReleases"]
 
-# Paths on which something of a node's data is told without noise.
+# Paths on which a node's data are disclosed without noise.
 EVALUATION, OWN_DATA = "evaluation", "own-data"
 
 REASONS = {
-    EVALUATION: "nodes tell losses of models on their own data",
-    OWN_DATA: "nodes of own data tell shapes, classes, or sums of features or scores without noise",
-    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
-    LOST_ROUNDS: "the run was resumed, and nobody knows what was released after the checkpoint",
+    EVALUATION: "nodes report losses of models on their own data",
+    OWN_DATA: "nodes with own data report shapes, classes, or sums of features or scores without noise",
+    SEEDED: "noise is drawn from the run's seed, and anyone who knows it can remove the noise",
+    LOST_ROUNDS: "the run was resumed, and releases after the checkpoint are unknown",
 }
 
-# Why a model that counts, as batch normalisation does, takes no noise.
+# Why a model with counters, such as those of batch normalisation, cannot have noise.
 NO_COUNTERS = "noise on the running statistics of batch normalisation makes variances negative"
 
 COVERS = (
-    "all data of one node, replaced by any other, against whoever sees all sums and models and knows all "
-    "other updates: the server, listeners, and any one other node; not that a node takes part, when, or its "
-    "number of examples; members who tell the server their noise take off a share of it each"
+    "all data of one node, replaced by any other, against any party that sees all sums and models and knows "
+    "all other updates: the server, eavesdroppers, and any one other node; not that a node takes part, when, "
+    "or its number of examples; each member that reveals its noise to the server removes one share of it"
 )
 
 
 @dataclass(frozen=True)
 class SumNoise(Noise):
-    """Clipping and noise of what a node adds to a sum.
+    """Clipping and noise of a node's contribution to a sum.
 
     Parameters
     ----------
     clip : float
-        C, > 0: the norm that a node's update has at most, all arrays together.
+        C, > 0: the largest norm of a node's update, over all arrays.
     multiplier : float
-        z, about 1e-3 to 1e6: the standard deviation of the noise on a sum over C, however few of the members
-        survive, as long as there is a sum; with more of them it is a little larger. On a mean of s nodes it
-        is z C / s.
+        z, about 1e-3 to 1e6: the standard deviation of the noise on a sum, over C, with the fewest survivors
+        of a sum; with more of them it is a little larger. On a mean of s nodes it is z C / s.
     delta : float (default: 1e-5)
-        At which epsilon is told, in (0, 1); below one over the number of nodes.
+        The delta of the reported epsilon, in (0, 1); should be below one over the number of nodes.
     source : {"entropy", "seed"} (default: "entropy")
-        As in ``Noise``.
+        The operating system's entropy; or the run's seed: reproducible, but anyone who knows it can remove
+        the noise.
     unprotected : tuple of str (default: ())
-        Paths beside the sums on which nodes tell of their data, keys of ``REASONS``.
-
-    Raises
-    ------
-    ValueError
-        If one is out of range.
+        Other paths on which nodes disclose their data, keys of ``REASONS``.
     """
 
     unprotected: tuple[str, ...] = ()
@@ -74,19 +69,12 @@ class SumNoise(Noise):
             raise ValueError(f"unprotected must be some of {sorted(REASONS)}, got {self.unprotected!r}")
 
     def of_plan(self) -> dict[str, Any]:
-        """Return the settings as those of a ``SumPlan``."""
-        return {
-            "norm": float(self.clip),
-            "multiplier": float(self.multiplier),
-            "noise_source": self.source,
-        }
+        """Return the settings as fields of a ``SumPlan``."""
+        return {"norm": float(self.clip), "multiplier": float(self.multiplier), "noise_source": self.source}
 
 
 class SumReleases:
-    """How many noisy sums each node was asked for, and what they add up to.
-
-    A sum that was lost, or whose round is repeated, counts: a server of another mind may have got it.
-    """
+    """The number of each node's noisy sums and their total rho; lost and repeated sums count too."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[int, float]] = {}
@@ -99,9 +87,9 @@ class SumReleases:
             self._made[member] = made + 1, spent + rho
 
     def report(self, noise: SumNoise, unprotected: Iterable[str] = ()) -> "SumPrivacyReport":
-        """Return what was told of the node of which most was."""
-        told = {*noise.unprotected, *unprotected}
-        paths = open_paths(told, seeded=noise.source == "seed", resumed=self._resumed)
+        """Return the report for the most exposed node."""
+        disclosed = {*noise.unprotected, *unprotected}
+        paths = open_paths(disclosed, seeded=noise.source == "seed", resumed=self._resumed)
         made, rho = max(self._made.values(), key=lambda one: one[1], default=(0, 0.0))
         alone = optimal_zcdp_epsilon(rho, noise.delta) if rho else 0.0
         return SumPrivacyReport(math.inf if paths else alone, noise.delta, paths, made, rho, alone)
@@ -111,26 +99,26 @@ class SumReleases:
         return {str(member): [made, rho] for member, (made, rho) in sorted(self._made.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts of a checkpoint of a run that goes on."""
+        """Restore the counts of a checkpoint."""
         self._made = {int(member): (int(made), float(rho)) for member, (made, rho) in state.items()}
         self._resumed = True
 
 
 @dataclass(frozen=True)
 class SumPrivacyReport(PrivacyReport):
-    """What noisy sums promise the node of which most was told."""
+    """The privacy guarantee of noisy sums for the most exposed node."""
 
     reasons = REASONS
 
-    releases: int  # Sums that the node was asked for.
-    rho: float  # What they add up to, of zero-concentrated DP.
-    # What epsilon would be if these sums were all that is told, and nobody could take their noise off.
+    releases: int  # Number of the node's sums.
+    rho: float  # Their total rho of zero-concentrated DP.
+    # Epsilon of these sums alone, with noise that no party can remove.
     releases_epsilon: float
-    covers: str = COVERS  # Whom it protects, against whom, and what it leaves out.
+    covers: str = COVERS  # What is protected, against which parties, and what is not.
 
     @property
     def figures(self) -> dict[str, float]:
-        """How many releases, and what they cost alone."""
+        """Number of releases, and their epsilon alone."""
         return {"releases": self.releases, "releases-epsilon": self.releases_epsilon}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Strategy options from an app's settings, by key: secure sums, and what apps with training nodes share."""
+"""Strategy options from an app's settings: secure sums, and options of all apps with training nodes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def secure_sum_of(values: Mapping[str, Any]) -> SecureSum | bool:
         return False
     noise = None
     if values["upload-clip"]:
-        # Nodes of own data are asked for what their data are like, and how well the model does on them.
+        # Nodes with their own data report statistics of them, and evaluate the model on them.
         paths = (EVALUATION, OWN_DATA) if values["partition"] == "own" else ()
         noise = SumNoise(
             values["upload-clip"],
@@ -31,7 +31,7 @@ def secure_sum_of(values: Mapping[str, Any]) -> SecureSum | bool:
 
 
 def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if there is to be noise on a model (its state dict) that cannot have any."""
+    """Raise ValueError if noise is set for a model (its state dict) that cannot have any."""
     counters = [key for key, value in state.items() if not value.is_floating_point()]
     if values["secure-sum"] and values["upload-clip"] and counters:
         raise ValueError(

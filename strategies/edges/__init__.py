@@ -1,4 +1,4 @@
-"""Edge servers: how clients are assigned to them, and how they mix their models."""
+"""Edge servers: the assignment of clients, and the mixing of models."""
 
 from hedgerow.strategies.edges.clusters import BY_GROUP, Clusters, contiguous_clusters
 from hedgerow.strategies.edges.mixers import Alone, CloudMean, GossipMixer, Mixer

@@ -1,4 +1,4 @@
-"""How clients are assigned to edge servers: given, in equal contiguous parts, or by the nodes' groups."""
+"""The assignment of clients to edge servers: given, in equal contiguous parts, or by the nodes' groups."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_GROUP", "Chosen", "Clusters", "contiguous_clusters"]
 
-# A server for each client, each node's group, or None for contiguous clusters.
+# Each client's server, ``BY_GROUP`` for the nodes' groups, or None for contiguous clusters.
 Chosen = Sequence[int] | str | None
 BY_GROUP = "group"
-# The server of a client that has not come yet.
+# The server of a client that has not joined yet.
 _NO_SERVER = -1
 
 
 def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
-    """Return each client's server, floor(i D / C) for client i: clusters as equal as can be."""
+    """Return each client's server, floor(i D / C) for client i: sizes differ by at most one."""
     if num_servers > num_clients:
         raise ValueError(
             f"num_servers must be from 1 to {num_clients}, the number of clients, got {num_servers}"
@@ -38,10 +38,10 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
 class Clusters(Part):
     """Each client's edge server.
 
-    Where clusters are found from the nodes that come, the first round settles them; a client that comes
-    later joins its group's server, or the one with the fewest clients. ``chosen`` is as ``clusters`` of
+    If clusters depend on the nodes, the first round determines them; a client that joins later gets its
+    group's server, or the one with the fewest clients. ``chosen`` is as ``clusters`` of
     ``ClusteredStrategy``; the last ``others`` places of the federation are not clients. ``of`` has the server
-    of each client, by partition id; -1 for one that has not come yet.
+    of each client, by partition id; -1 for one that has not joined yet.
     """
 
     name = "clusters"
@@ -56,11 +56,11 @@ class Clusters(Part):
             federation.admits = lambda node: (admits and admits(node)) or self._with_group(node)
 
     def forget(self) -> None:
-        """Have found nothing."""
+        """Reset the clusters."""
         self.of = self._first
         self._groups: dict[str, int] = {}
         self._begun = False
-        # Samples of each cluster, and of which clusters and how many clients' sizes.
+        # Cached samples of each cluster, with the clusters and the number of known sizes that they hold for.
         self._sizes: tuple[tuple[int, ...], int, NDArray[np.float64]] | None = None
 
     def _checked(self) -> tuple[int, ...]:
@@ -80,25 +80,22 @@ class Clusters(Part):
 
     @property
     def smallest(self) -> int | None:
-        """The clients of the smallest cluster; None where they are not known before the nodes come."""
+        """The number of clients of the smallest cluster; None if it depends on the nodes."""
         return min(Counter(self.of).values(), default=None)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """Return those of some clients that have a server."""
+        """Return the given clients that have a server."""
         return [i for i in clients if self.of[i] != _NO_SERVER]
 
     def members(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        """Return the clients of each server that has some, both ascending."""
+        """Return the clients of each server that has any, both ascending."""
         clusters: dict[int, list[int]] = {}
         for i in clients:
             clusters.setdefault(self.of[i], []).append(i)
         return dict(sorted(clusters.items()))
 
     def sizes(self, by_examples: bool) -> NDArray[np.float64]:
-        """Return the samples of each cluster (D,), or its clients.
-
-        A client whose size is not known yet counts as the mean client.
-        """
+        """Return the clusters' samples, or clients, (D,); a client of unknown size counts as the mean one."""
         known = len(self.federation.sizes)
         if self._sizes is None or self._sizes[0] is not self.of or self._sizes[1] != known:
             of = np.array(self.of, np.int64)
@@ -108,17 +105,16 @@ class Clusters(Part):
             self._sizes = self.of, known, sums
         return self._sizes[2]
 
-    # Nodes that come.
+    # Clusters that depend on the nodes.
 
     @property
     def _found(self) -> bool:
-        """Whether it is the nodes that come of which the clusters are made."""
         return self.chosen == BY_GROUP or self.federation.places is None
 
     def opened(self, run: Run) -> Steps[None]:
-        """Find the clusters of a run that begins, and a server for nodes that came since.
+        """Determine the clusters at the start of a run, and the servers of nodes that have joined since.
 
-        RosterError if the nodes cannot be told apart, or their groups are not one for each server.
+        RosterError if the nodes do not introduce themselves, or have no group for each server.
         """
         begins, self._begun = not self._begun, True
         if begins and self.chosen is not None and not self.federation.introduced:
@@ -143,7 +139,7 @@ class Clusters(Part):
             self._place({node.partition_id: s for node, s in zip(nodes, servers, strict=True)})
 
     def _welcome(self, nodes: Sequence[Node]) -> None:
-        """Give clients without a server one: that of their group, else the one with fewest clients."""
+        """Assign clients without a server to that of their group, else to the one with the fewest clients."""
         for node in nodes:
             if node.partition_id < len(self.of) and self.of[node.partition_id] != _NO_SERVER:
                 continue
@@ -157,14 +153,14 @@ class Clusters(Part):
         self._place({})
 
     def _place(self, servers: Mapping[int, int]) -> None:
-        """Note the servers of some clients, by partition id."""
+        """Store the servers of some clients, by partition id."""
         come = self.federation.num_clients - self._others
         clients = max([len(self.of), *(i + 1 for i in servers), come])
         known = dict(enumerate(self.of)) | dict(servers)
         self.of = tuple(known.get(i, _NO_SERVER) for i in range(clients))
 
     def _with_group(self, node: Node) -> str | None:
-        """Return why a node cannot belong to a cluster; None if it can, or is no client."""
+        """Return why a node cannot belong to a cluster; None if it can, or is not a client."""
         places = self.federation.places
         if places is not None and node.partition_id >= places - self._others:
             return None
@@ -173,20 +169,17 @@ class Clusters(Part):
         return "unknown group" if self._groups and node.group not in self._groups else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clusters that were found."""
+        """Return the clusters, if they depend on the nodes."""
         return {"of": list(self.of), "groups": self._groups} if self._found else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the clusters that were found."""
+        """Restore a checkpoint."""
         self.of = tuple(int(server) for server in state.get("of", self.of))
         self._groups = {str(name): int(server) for name, server in state.get("groups", {}).items()}
 
 
 def _servers_of(groups: Sequence[str], num_servers: int) -> dict[str, int]:
-    """Return each group's server, by its place among the ``num_servers`` largest groups.
-
-    So nodes that name an unknown group do not stop the others.
-    """
+    """Return the servers of the ``num_servers`` largest groups; nodes with a wrong group stop no others."""
     sizes = Counter(groups)
     names = [name for name, _ in sizes.most_common(num_servers)]
     smallest = min((sizes[name] for name in names), default=0)

@@ -1,14 +1,14 @@
-"""Gossip between edge servers that are orchestrators of their own, with nobody between them (level E3).
+"""Gossip between edge servers that are separate orchestrators with direct connections (level E3).
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", eq. (5).
-Ours: what the paper leaves open, how servers without a centre come to one mixing matrix and keep the weighted
-mean where a link or a server fails. Before they gossip, servers flood who is there: each tells its cluster's
-size and the links that work, over as many steps as there are servers, and builds the matrix of the servers
-that it can reach. In every step both ends of a link tell each other whether they have the other's model, and
-leave the link out unless both have. Its weight then goes to each end's own model: since
-|S_i| p_{j,i} = |S_j| p_{i,j}, the mean weighted by |S| stays what it was. One case is left, which no protocol
-can exclude: a link that is cut between the last word and its acknowledgement is used by one end alone.
+Ours: the paper does not say how servers without a centre agree on a mixing matrix and preserve the weighted
+mean when links or servers fail. Before they gossip, servers flood their clusters' sizes and their working
+links, in as many steps as there are servers, and build the matrix of the servers that they can reach. In
+every step both ends of a link acknowledge each other's model, and use the link only if both have it. Else its
+weight goes to each end's own model: since |S_i| p_{j,i} = |S_j| p_{i,j}, the mean weighted by |S| is
+preserved. One case remains, which no protocol can exclude: if a link fails between the last message and its
+acknowledgement, only one end uses it.
 """
 
 from __future__ import annotations
@@ -39,48 +39,42 @@ from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = [
-    "LARGEST_SIZE",
-    "SMALLEST_SIZE",
-    "DirectGossip",
-    "GossipReport",
-    "mixed",
-]
+__all__ = ["LARGEST_SIZE", "SMALLEST_SIZE", "DirectGossip", "GossipReport", "mixed"]
 
 _DIGEST_BYTES = 32
 _YES, _NO = b"\x01", b"\x00"
-# Seconds to wait for the answer to a question that needs no work.
+# Seconds to wait for the answer to a request.
 _QUESTION = 5.0
 _LONGEST_START = 64
-# Exchanges that say which distances between neighbours are usual.
+# Number of exchanges in the median distance between neighbours.
 _REMEMBERED = 16
 SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**53
 # After all stages of a round.
 _END = 2**32
-# Exchanges that a neighbour sits out at most which is late in one after the other.
+# Most exchanges that a repeatedly late neighbour is excluded from.
 _LONGEST_REST = 64
 
 
 @dataclass
 class GossipReport:
-    """What one exchange with the neighbours came to."""
+    """The report of one exchange with the neighbours."""
 
-    # The servers that this one could reach, over others too, itself among them.
+    # The reachable servers, also over others, with this one.
     members: list[int] = field(default_factory=list)
-    # Second largest eigenvalue modulus of their matrix; nan where it is alone.
+    # Second largest eigenvalue modulus of their matrix; nan if this server is alone.
     zeta: float = float("nan")
-    # Links that were left out in some step, by reason.
+    # Links that were lost in some step, by reason.
     lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-    # Models that each neighbour took, by neighbour.
+    # Number of acknowledged models, by neighbour.
     sent: Counter[int] = field(default_factory=Counter)
-    # Of ``seconds`` what the models themselves took, without what servers agree on before and after.
+    # The share of ``seconds`` for the transfer of models, without the agreements before and after.
     model_seconds: float = 0.0
-    # What was measured of the link to each neighbour.
+    # Traffic by neighbour.
     links: dict[int, LinkTraffic] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
-        """Return it as a round's record has it; what is of a link by neighbour, in the order of these."""
+        """Return the metrics for a round's record; lists follow the order of ``neighbours``."""
         lost = {
             f"lost-links-{reason.replace(' ', '-')}": count for reason, count in sorted(self.lost.items())
         }
@@ -110,7 +104,7 @@ def mixed(
     column: Mapping[int, float],
     rule: Aggregation,
 ) -> NDArray[np.float64]:
-    """Return a server's model (M,) after one step, eq. (5); the weight of who is missing is its own."""
+    """Return a server's model (M,) after one step, eq. (5); its own model gets missing servers' weights."""
     weights = {server: column[server] for server in sorted([*models, me])}
     for server in sorted(column.keys() - weights.keys()):
         weights[me] += column[server]
@@ -123,7 +117,7 @@ def mixed(
 
 
 class _Link(NamedTuple):
-    """What was agreed on with a neighbour: with which start of it, and from which exchange on."""
+    """An agreement with a neighbour: its start id, and the first common exchange."""
 
     start: str
     first: int
@@ -137,22 +131,23 @@ class DirectGossip:
     graph : networkx.Graph
         The servers' graph on 0 to D - 1, connected.
     channel : PeerChannel
-        To its neighbours in the graph; it must answer with ``answer`` and ``comes`` of this object.
+        To its neighbours in the graph; it must use ``answer`` and ``comes`` of this object.
     period : int
         tau2: rounds between two exchanges, >= 1.
     steps : int
         alpha, >= 0.
     rule : Aggregation
-        The mean, eq. (5); or what a server takes where neighbours may lie, of ``neighbourhood_rule``.
+        The mean, eq. (5), or a rule of ``neighbourhood_rule`` against Byzantine neighbours.
     exact_if_complete : bool (default: False)
         See ``mixing``.
     timeout : float (default: 600.0)
-        Seconds until an exchange goes on without a neighbour that is there and late, > 0; in its later
-        stages as many times longer as came before, for who waited for others.
+        Seconds to wait for a neighbour that is online and late, > 0; stage i of an exchange waits i + 1 times
+        as long, as a neighbour may have waited for others in the stages before.
     max_update_norm_ratio : float (default: 100.0)
-        A neighbour's model is left out (``update too large``) whose distance from this server's exceeds both
-        twice the model's norm, which servers that were apart for long may be, and so many times what was
-        usual in the exchanges before (in the first, of the model's norm); >= 1, or 0 for no bound.
+        A neighbour's model is refused (``update too large``) if its distance from this server's exceeds both
+        twice the norm of this server's model (for servers that were separated for long) and this multiple of
+        the usual distance in the exchanges before (in the first one, of the model's norm); >= 1, or 0 for no
+        bound.
     """
 
     def __init__(
@@ -175,22 +170,22 @@ class DirectGossip:
         self.exact_if_complete, self.timeout = exact_if_complete, timeout
         self.me = channel.me
         self._lock = threading.Lock()
-        # The last exchange that began, a round; and what was agreed on with each neighbour that takes part.
+        # The round of the last exchange that began; and the agreement with each participating neighbour.
         self._begun = 0
         self._links: dict[int, _Link] = {}
-        # In how many exchanges running a neighbour was lost that takes part.
+        # In how many exchanges in a row a participating neighbour was lost.
         self._lapses: Counter[int] = Counter()
         self.max_update_norm_ratio = max_update_norm_ratio
-        # Of each exchange the median distance of the neighbours' models before its first step.
+        # The median distance of the neighbours' models before the first step of each exchange.
         self._usual: deque[float] = deque(maxlen=_REMEMBERED)
-        # Which start of this server this is: one that was started again has forgotten what was agreed on.
+        # The id of this start: a restarted server has forgotten its agreements.
         self._start = secrets.token_hex(8)
         self.report = GossipReport()
 
-    # Who is there. Of two neighbours the one with the lower number asks, so that both know one agreement.
+    # Joining. Of two neighbours the one with the lower number asks, so that there is one agreement.
 
     def answer(self, peer: int, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a neighbour, which says who it is and may ask to take part from a round on."""
+        """Answer a neighbour's request, which has its start id and may ask to join from a round on."""
         start = request["start"]
         if not isinstance(start, str) or len(start) > _LONGEST_START:
             raise ValueError("start is not that of a server")
@@ -209,35 +204,35 @@ class DirectGossip:
             return {"begun": begun, "start": self._start, "joined": joined}
 
     def comes(self, peer: int, topic: Topic) -> bool:
-        """Return whether a neighbour that waits for something of an exchange will be sent it."""
+        """Return whether this server will send a waiting neighbour a message of a topic."""
         with self._lock:
             link = self._links.get(peer)
             return link is not None and max(link.first, self._begun) <= topic.round
 
     def _rest(self, peer: int) -> int:
-        """Return for how many rounds a neighbour that was lost several times running sits out."""
+        """Return for how many rounds a neighbour that was lost several times in a row is excluded."""
         lapses = self._lapses[peer]
         return self.period * min(2 ** min(lapses - 1, 10) - 1, _LONGEST_REST) if lapses else 0
 
     def join(self, completed_rounds: int, patience: float, num_rounds: int) -> int:
-        """Meet the neighbours, and return the round after which this server goes on.
+        """Agree with the neighbours, and return the round after which this server continues.
 
-        That is the one that it has completed; or, of a server that comes back, the last one in which most of
+        That is the one that it has completed; for a server that reconnects, the last one in which most of
         its neighbours began to exchange their models. Waits up to ``patience`` seconds for neighbours that
-        are not there yet; those that come later join later. A neighbour beyond ``num_rounds`` is not
-        believed.
+        are not online yet; those that come later join later. Reported rounds beyond ``num_rounds`` are
+        ignored.
         """
         with self._lock:
             self._begun = completed_rounds - completed_rounds % self.period
         end = time.monotonic() + patience
-        told: dict[int, int] = {}
+        reported: dict[int, int] = {}
         reached = completed_rounds
         while True:
             missing = self._strangers()
-            answers = {peer: where for peer in missing if (where := self._told(peer, {})) is not None}
-            told |= {peer: int(where["begun"]) for peer, where in answers.items()}
-            known = [begun for begun in told.values() if begun <= num_rounds]
-            # No neighbour alone can send this server to the end, where there are two others.
+            answers = {peer: where for peer in missing if (where := self._ask(peer, {})) is not None}
+            reported |= {peer: int(where["begun"]) for peer, where in answers.items()}
+            known = [begun for begun in reported.values() if begun <= num_rounds]
+            # The lower median: with two others, no single neighbour can send this server to the end.
             reached = max([reached, *([median_low(known)] if known else [])])
             with self._lock:
                 self._begun = max(self._begun, reached - reached % self.period)
@@ -249,9 +244,9 @@ class DirectGossip:
                 break
             time.sleep(0.2)
         if missing:
-            log(WARNING, "Neighbours that are not there yet: %s", missing)
+            log(WARNING, "Neighbours that are not online yet: %s", missing)
         with self._lock:
-            # What was agreed on holds, also with one that has begun since.
+            # Agreements hold, also with a neighbour that has begun since.
             agreed = [link.first for link in self._links.values() if link.first <= num_rounds]
             if agreed:
                 reached = max(completed_rounds, min(agreed) - self.period)
@@ -262,24 +257,24 @@ class DirectGossip:
         with self._lock:
             return [peer for peer in self.channel.neighbours if peer not in self._links]
 
-    def _told(self, peer: int, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a neighbour's answer; None where there is none that can be read."""
-        told = self.channel.call(peer, {**request, "start": self._start}, _QUESTION)
+    def _ask(self, peer: int, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a neighbour's answer; None without a valid one."""
+        answer = self.channel.call(peer, {**request, "start": self._start}, _QUESTION)
         if (
-            told is None
-            or not isinstance(begun := told.get("begun"), int)
+            answer is None
+            or not isinstance(begun := answer.get("begun"), int)
             or not 0 <= begun < 2**53
             or begun % self.period
         ):
             return None
-        return told
+        return answer
 
     def _meet(self, peer: int, where: dict[str, Any]) -> None:
         """Agree with a neighbour on the next exchange that neither has begun."""
         for _ in range(5):
             with self._lock:
                 first = max(self._begun + self._rest(peer), int(where["begun"])) + self.period
-            answer = self._told(peer, {"join": first})
+            answer = self._ask(peer, {"join": first})
             if answer is None:
                 return
             if answer.get("joined") is True:
@@ -291,11 +286,11 @@ class DirectGossip:
     # An exchange.
 
     def exchanged(self, server_round: int, model: NDArray[Any], size: float) -> NDArray[Any]:
-        """Return this server's model (M,) after ``steps`` gossip steps, eq. (5), with whom it reaches.
+        """Return this server's model (M,) after ``steps`` gossip steps, eq. (5), with the reachable servers.
 
-        Rounded once, to the model's dtype; between two steps it is float64. ``server_round`` is a multiple of
-        ``period``, and ``size`` |S| > 0, the samples of this server's cluster. What happened is in
-        ``report``.
+        It is rounded once, to the model's dtype; between two steps it is float64. ``server_round`` is a
+        multiple of ``period``, and ``size`` is |S| > 0, the samples of this server's cluster. ``report``
+        has the details.
         """
         start = time.monotonic()
         before = {peer: replace(self.channel.traffic[peer]) for peer in self.channel.neighbours}
@@ -318,25 +313,25 @@ class DirectGossip:
         return now.astype(model.dtype)
 
     def _leave_out(self, server_round: int, peers: set[int]) -> None:
-        """Let neighbours that take no part in the rest of an exchange know it when they ask."""
+        """Exclude neighbours from the rest of an exchange; they learn this when they query."""
         for peer in peers:
             self.channel.leave_out(peer, Topic(server_round, _END))
 
     def _working_links(self, server_round: int, expected: set[int]) -> set[int]:
-        """Return the neighbours with which messages go both ways, as both ends know."""
-        told = self._exchange(Topic(server_round, 0), dict.fromkeys(expected, _YES)).both_ways
-        links = self._agreed(Topic(server_round, 1), expected, told)
+        """Return the neighbours with links that work in both directions, as both ends know."""
+        heard = self._exchange(Topic(server_round, 0), dict.fromkeys(expected, _YES)).both_ways
+        links = self._agreed(Topic(server_round, 1), expected, heard)
         self._lost(expected - links, "no answer")
         self._leave_out(server_round, expected - links)
         return links
 
     def _exchange(self, topic: Topic, payloads: Mapping[int, bytes]) -> Exchanged:
-        # Who is in time may have waited for others before, in each stage for as long as it may: one late
-        # server must not have its neighbours lose theirs.
+        # A neighbour may have waited for others in every stage before: one late server must not make its
+        # neighbours late too.
         return self.channel.exchange(topic, payloads, self.timeout * (1 + topic.stage))
 
     def _agreed(self, topic: Topic, asked: set[int], had: set[int]) -> set[int]:
-        """Return those of whom both ends say that they have what the other sent."""
+        """Return the neighbours for which both ends report to have the other's message."""
         sent = {peer: _YES if peer in had else _NO for peer in asked}
         found = self._exchange(topic, sent)
         return {peer for peer in found.both_ways & had if found.received[peer] == _YES}
@@ -344,12 +339,12 @@ class DirectGossip:
     def _flooded(
         self, server_round: int, links: set[int], size: float
     ) -> tuple[dict[int, dict[str, Any]], set[int]]:
-        """Return what each server that can be reached says of itself, and the links that work to the end."""
+        """Return each reachable server's entry, and the links that work to the end."""
         known = {self.me: {"size": float(size), "links": sorted(links)}}
         for step in range(len(self.graph) - 1):
-            told = json.dumps({str(server): known[server] for server in sorted(known)}).encode()
+            payload = json.dumps({str(server): known[server] for server in sorted(known)}).encode()
             topic = Topic(server_round, 2 + step)
-            found = self._exchange(topic, dict.fromkeys(links, told))
+            found = self._exchange(topic, dict.fromkeys(links, payload))
             here = found.both_ways
             self._lost(links - here, "no answer")
             for peer in sorted(found.received):
@@ -359,17 +354,16 @@ class DirectGossip:
                     self._lost({peer} & here, "unreadable")
                     here.discard(peer)
                     continue
-                # What is known first stands: nobody changes what another said, or what it said itself.
+                # The first entry counts: no server can change another's, or its own.
                 known = {**heard, **known}
             self._leave_out(server_round, links - here)
             links = here
         return known, links
 
     def _entries(self, payload: bytes | bytearray) -> dict[int, dict[str, Any]]:
-        """Return what a neighbour has heard of the servers; raises one of ``UNREADABLE`` if it cannot."""
-        told = json.loads(payload)
+        """Return the servers' entries in a neighbour's message; raises one of ``UNREADABLE`` if invalid."""
         entries = {}
-        for name, entry in told.items():
+        for name, entry in json.loads(payload).items():
             server, size, links = int(name), float(entry["size"]), [int(peer) for peer in entry["links"]]
             if server not in self.graph or not SMALLEST_SIZE <= size <= LARGEST_SIZE:
                 raise ValueError(f"server {server} of size {size}")
@@ -405,7 +399,7 @@ class DirectGossip:
         members: list[int],
         matrix: NDArray[np.float64],
     ) -> tuple[NDArray[np.float64], set[int]]:
-        # Servers that see another federation have another matrix: between them no mean would be kept.
+        # Servers with another view have another matrix; mixing with them would not preserve the mean.
         seen = {str(server): view[server] for server in members}
         digest = hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).digest()
         column = {members[place]: weight for place, weight in columns(matrix)[members.index(self.me)]}
@@ -430,7 +424,7 @@ class DirectGossip:
             had = found.taken & models.keys()
             both = self._agreed(topic._replace(stage=topic.stage + 1), with_whom, had)
             for peer in sorted(with_whom - both):
-                # The other does not have this one's model, or cannot use it, or was not heard to say so.
+                # The other end did not confirm that it has a usable model of this one.
                 self._lost({peer}, why.get(peer, "not agreed"))
             self._leave_out(server_round, with_whom - both)
             now = mixed(self.me, now, {peer: models[peer] for peer in sorted(both)}, column, self.rule)
@@ -440,7 +434,7 @@ class DirectGossip:
     def _read(
         self, message: bytes | bytearray, digest: bytes, like: NDArray[Any], own: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return a neighbour's model; PayloadError where it cannot be used."""
+        """Return a neighbour's model; PayloadError if it cannot be used."""
         if len(message) != _DIGEST_BYTES + like.nbytes:
             raise PayloadError("wrong size", "of a model")
         if message[:_DIGEST_BYTES] != digest:
@@ -455,17 +449,17 @@ class DirectGossip:
         return model
 
     def _renew(self, expected: set[int], found: set[int]) -> None:
-        """Leave out neighbours that were lost until they are met again; ask those that are out."""
+        """Drop lost neighbours until there is a new agreement; try to agree with those that are out."""
         with self._lock:
             for peer in expected & found:
                 self._lapses.pop(peer, None)
             for peer in expected - found:
-                # Not one that was started again, and may have joined since.
+                # A restarted neighbour may have joined since.
                 if (link := self._links.get(peer)) is not None and link.first <= self._begun:
                     del self._links[peer]
                     self._lapses[peer] += 1
         for peer in self._strangers():
-            if (where := self._told(peer, {})) is not None and peer > self.me:
+            if (where := self._ask(peer, {})) is not None and peer > self.me:
                 self._meet(peer, where)
 
     def _lost(self, peers: set[int], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""How edge servers mix their models: gossip over a graph, a cloud's mean, or not at all.
+"""The mixing of edge servers' models: gossip over a graph, a cloud's mean, or none.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", eq. (5) and section V.
@@ -42,20 +42,17 @@ __all__ = [
 
 
 class Mixer(Protocol):
-    """What edge servers do with their models after every tau2 rounds.
-
-    ``steps`` is how many transfers follow one another in it, for the simulated clock.
-    """
+    """Mixes the edge servers' models after every tau2 rounds."""
 
     @property
     def steps(self) -> int:
-        """Transfers that follow one another."""
+        """Number of sequential transfers, for the simulated clock."""
 
     def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
-        """Return the models (D, M) after servers of clusters of these sizes (D,) have mixed theirs."""
+        """Return the mixed models (D, M) of servers with clusters of these sizes (D,)."""
 
     def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
-        """Return the model (M,) that stands for all of them, of clusters with these shares (D,)."""
+        """Return the global model (M,), given the clusters' shares of all samples (D,)."""
 
 
 def weighted_mean(servers: Vector, shares: NDArray[np.float64]) -> Vector:
@@ -67,9 +64,9 @@ def weighted_mean(servers: Vector, shares: NDArray[np.float64]) -> Vector:
 
 
 def robust_mean(servers: Vector, shares: NDArray[np.float64], rule: Aggregation) -> Vector:
-    """Return what a rule of ``neighbourhood_rule`` takes of models (D, M), some of which may be lies.
+    """Return the robust mean of models (D, M) by a rule of ``neighbourhood_rule``.
 
-    ``clipped(tau)`` cuts what differs from their median, entry by entry, and weighs the rest as the mean.
+    ``clipped(tau)`` clips the differences from their coordinate-wise median, and averages them by ``shares``.
     """
     if rule.is_mean:
         return weighted_mean(servers, shares)
@@ -90,7 +87,7 @@ def consensus_error(servers: Vector, shares: NDArray[np.float64]) -> float:
 
 
 def mixed_entries(layout: Layout) -> NDArray[np.bool_]:
-    """Return which entries of a model servers mix (M,): running statistics stay out of it.
+    """Return which entries of a model servers mix (M,): all but running statistics.
 
     A mixing matrix with a negative self-weight could make a variance negative.
     """
@@ -101,7 +98,7 @@ def mixed_entries(layout: Layout) -> NDArray[np.bool_]:
 
 
 def on_mixed(servers: Vector, layout: Layout, mix: Callable[[Vector], Vector]) -> Vector:
-    """Return the models (D, M) after what maps their mixed entries (D, m) to the same."""
+    """Return the models (D, M) with ``mix`` applied to their mixed entries (D, m)."""
     entries = mixed_entries(layout)
     if entries.all():
         return mix(servers)
@@ -111,7 +108,7 @@ def on_mixed(servers: Vector, layout: Layout, mix: Callable[[Vector], Vector]) -
 
 
 def sent_bytes(server: int, size: int, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of the payload by which a server tells a model of so many entries."""
+    """Return the bytes of a server's payload with a model of ``size`` entries."""
     record = ArrayRecord()
     record[str(server)] = lazy_array(np.empty(size, dtype))
     return payload_bytes(record)
@@ -123,7 +120,7 @@ def directed(graph: nx.Graph) -> Iterable[tuple[int, int]]:
 
 
 class Alone:
-    """Servers that tell each other nothing."""
+    """No mixing."""
 
     steps = 1
 
@@ -141,7 +138,7 @@ class CloudMean(Alone):
     """HierFAVG: a cloud gives every server the exact weighted mean."""
 
     def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
-        """Return the mean of the mixed entries, once for each server; book a model up and one down each."""
+        """Return the mean of the mixed entries for every server; book one model up and one down for each."""
         shares = sizes / sizes.sum()
 
         def exact(models: Vector) -> Vector:
@@ -175,9 +172,9 @@ class GossipMixer(Alone):
         return self._mixing
 
     def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
-        """Return the models after gossip; book both directions of every edge, once a step.
+        """Return the models after gossip; book both directions of every edge, once per step.
 
-        Models travel in float64 from the second step on: nothing is rounded between two steps.
+        From the second step on, models are sent in float64: there is no rounding between two steps.
         """
         matrix = self.mixing(sizes)
         size, dtype = servers.shape[1], servers.dtype

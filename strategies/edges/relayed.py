@@ -1,9 +1,10 @@
-"""SD-FEEL's edge servers as nodes: the ServerApp only carries what they are told and tell each other.
+"""SD-FEEL's edge servers as nodes: the ServerApp only relays their messages.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data", Algorithm 1, eqs. (3) and (5). Differs: what an edge server gets goes through
-Flower's hub, one exchange for the clients' models and one for each gossip step; an edge server that is lost
-in a round sits the round's gossip out, which the paper leaves open; edge servers may take robust means.
+Convergence on Non-IID Data", Algorithm 1, eqs. (3) and (5). Differs: edge servers' messages go through
+Flower's hub, in one exchange for the clients' models and one for each gossip step; an edge server that is
+lost in a round does not take part in its gossip (the paper leaves this open); edge servers may use robust
+means.
 """
 
 from __future__ import annotations
@@ -26,18 +27,7 @@ from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, Roste
 from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.topology import Mixing
-from hedgerow.wire.edge_servers import (
-    CLIENT,
-    EDGE,
-    LACKS,
-    MODEL,
-    MODELS,
-    OWN,
-    RULE,
-    WEIGHTS,
-    Column,
-    columns,
-)
+from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, RULE, WEIGHTS, Column, columns
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
@@ -47,19 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EdgeFederation", "EdgeNodes", "check_edge_rule"]
 
-# Of what an edge server's model may move by: what its rounding takes, relative to that and to the model.
+# Tolerances for rounding in the bound on an edge server's move, relative to the bound and to the model.
 _ROUNDING, _MODEL_ROUNDING = 1e-3, 1e-6
 
 
 class EdgeFederation(Federation):
     """A federation whose edge servers are nodes beside its clients.
 
-    Partitions 0 to C - 1 are the clients, C to C + D - 1 the edge servers; all of them introduce themselves
-    (``query.whoami``), and the run waits for as many of them as the options say and D more; one whose role is
-    not that of its partition is left out.
+    Partitions 0 to C - 1 are the clients, C to C + D - 1 the edge servers. All of them introduce themselves
+    (``query.whoami``); the run waits for the clients' quorum and D more nodes. A node with a role that does
+    not match its partition is excluded.
 
-    A round's deadline is that of each of its exchanges. ``edge_report`` is of the round's exchanges with edge
-    servers; reasons begin with ``edge``, and ``edge no state`` is one that was then sent its model.
+    A round's deadline applies to each of its exchanges. ``edge_report`` has the message counts of the round's
+    exchanges with edge servers; reasons begin with ``edge``, and ``edge no state`` counts edge servers that
+    were then sent their model.
     """
 
     def __init__(
@@ -79,14 +70,14 @@ class EdgeFederation(Federation):
         super().reset()
         self.edge_report = ExchangeReport()
         self.token = 0
-        # Which edge servers have the model that the relay has of them, and of which instruction it came.
+        # The edge servers that hold the same model as the relay, with the token of its instruction.
         self.held: dict[int, int] = {}
         self.edges: list[Node] = []
-        # Edge servers that are lost for the round.
+        # Edge servers that are lost for this round.
         self.lost: set[int] = set()
 
     def gather(self, grid: Grid) -> Roster:
-        """Return the roster of the clients; that of all nodes is waited for at first, refreshed later."""
+        """Return the clients' roster, from that of all nodes: gathered on the first call, refreshed later."""
         everyone = super().gather(grid)
         if not everyone.introduced:
             raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
@@ -99,7 +90,7 @@ class EdgeFederation(Federation):
         return clients
 
     def open_round(self, grid: Grid) -> Roster:
-        """Begin a try of a round, in which no edge server is lost yet but those that are not there."""
+        """Begin an attempt of a round, in which only offline edge servers are lost."""
         self.edge_report, self.lost = ExchangeReport(), set()
         clients = super().open_round(grid)
         if self.lost:
@@ -108,19 +99,19 @@ class EdgeFederation(Federation):
 
     @property
     def whole_report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost, with the exchanges with edge servers."""
+        """Message counts of the last training exchange and the exchanges with edge servers."""
         clients, edges = self.report, self.edge_report
         return ExchangeReport(
             clients.sent + edges.sent, clients.accepted + edges.accepted, clients.rejected + edges.rejected
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the federation's state, and which models edge servers have, for a checkpoint."""
+        """Return the federation's state, and the models that edge servers hold, for a checkpoint."""
         held = {str(d): token for d, token in sorted(self.held.items())}
         return {**super().state_dict(), "edges": {"token": self.token, "held": held}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint. Edge servers without the state that it takes them to have say so."""
+        """Restore a checkpoint; edge servers that lack the assumed state will report this."""
         super().load_state_dict(state)
         edges = state["edges"]
         self.token = int(edges["token"])
@@ -134,23 +125,22 @@ class EdgeFederation(Federation):
 
 
 class EdgeNodes:
-    """Edge servers that are nodes: they take the means of their clients' models, and gossip.
+    """Edge servers that are nodes: they average their clients' models, and gossip.
 
-    Edge servers keep their models and do all sums; the relay passes on vectors, keeps the last that each edge
-    server told, and sends an edge server its own model only if that one does not have it. The legs through
-    the hub are booked as such, 32 bits a parameter of every model that a message carries.
+    Edge servers keep their models and compute all sums. The relay forwards vectors, keeps the last one of
+    each edge server, and sends an edge server its own model only if that one lacks it. The legs through the
+    hub are booked as such, with 32 bits per parameter of every model in a message.
 
-    An edge server that does not answer in time, or answers with garbage, is lost for the round: it keeps its
-    model of before, and its edges move their weight to their ends (``Mixing.without_edge``), which leaves
-    consensus and the weighted mean alone. A gossip step in which one is lost is taken again without it.
+    An edge server without a valid reply in time is lost for the round: it keeps its previous model, and the
+    weights of its edges move to their ends (``Mixing.without_edge``), which preserves consensus and the
+    weighted mean. A gossip step in which one is lost is repeated without it.
 
-    One that lies is bounded by what it was sent: its model moves no further than the updates of its clients,
-    or the differences of its neighbours' models from its own, allow by the rule that it was to take. A reply
-    beyond is refused, as ``edge update too large``; ``max_update_norm_ratio`` = 0 takes the bound away.
-    Weights and clusters' sizes are the strategy's, capped and told with each message. What stays within is
-    for a rule: ``aggregation`` is then what each edge server takes of its clients' updates, as where it is
-    emulated, and of its own and its neighbours' models in gossip.
-    Its rules are those of ``neighbourhood_rule``; others raise ValueError with the reason.
+    A Byzantine edge server's move is bounded by the largest one that its input allows under the rule: the
+    updates of its clients, or the differences of its neighbours' models from its own. A larger one is refused
+    (``edge update too large``); ``max_update_norm_ratio`` = 0 removes the bound. Weights and cluster sizes
+    are the strategy's, capped and sent with each message. Against errors within the bound, each edge server
+    applies the rule ``aggregation`` to its clients' updates, as where it is emulated, and in gossip to its
+    own and its neighbours' models. Only the rules of ``neighbourhood_rule`` are valid.
     """
 
     def __init__(self, federation: EdgeFederation, gossip: GossipMixer, aggregation: Aggregation) -> None:
@@ -162,7 +152,7 @@ class EdgeNodes:
                 f"{str(aggregation)!r}: in gossip each has few models, and no majority of them to follow"
             ) from None
         self.federation, self._gossip, self.aggregation = federation, gossip, aggregation
-        # Those that lack the model that they are to go on from.
+        # Edge servers that reported to lack their model.
         self._forgetful: set[int] = set()
 
     # As an aggregator.
@@ -172,10 +162,7 @@ class EdgeNodes:
         return run.size(node, claimed)
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
-        """Return the edge servers' means of their clients' models, eq. (3).
-
-        RoundFailedError if no edge server answered.
-        """
+        """Return the edge servers' means of their clients' models, eq. (3); RoundFailedError without any."""
         federation = self.federation
         bundles: dict[int, list[tuple[float, Vector]]] = {}
         nodes: dict[int, list[int]] = {}
@@ -195,7 +182,7 @@ class EdgeNodes:
             for d, content in contents.items():
                 content.config_records["config"][RULE] = str(self.aggregation)
                 self._add_own(d, content, before[d])
-        # No mean is further from the model that they were learnt from than the furthest of the models.
+        # No mean is further from the start model than the furthest of the models.
         most = {
             d: self._furthest(norm_of(model - before[d]) for _, model in models)
             for d, models in alive.items()
@@ -220,7 +207,7 @@ class EdgeNodes:
     def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
         """Return the models (D, M) after ``alpha`` gossip steps, eq. (5); book their transfers.
 
-        Between two steps models travel in float64, so that the result is rounded once.
+        Between two steps models are sent in float64, so that the result is rounded once.
         """
         federation, mixed = self.federation, mixed_entries(run.layout)
         bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
@@ -249,10 +236,8 @@ class EdgeNodes:
         return after
 
     def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
-        """Return u (M,); under a rule what it takes of the models, some of which may be lies."""
+        """Return u (M,), or the rule's robust mean."""
         return robust_mean(servers, shares, self.aggregation)
-
-    # Mechanics.
 
     def _step(
         self,
@@ -263,7 +248,7 @@ class EdgeNodes:
         bounds: list[int],
         dtype: np.dtype[Any],
     ) -> Steps[dict[int, Vector]]:
-        """Take one gossip step at the edge servers, those of ``most``, which says what each may move by."""
+        """Take one gossip step at the edge servers of ``most``, the bounds on their moves."""
         self.federation.token += 1
         contents = {}
         for d in most:
@@ -278,21 +263,21 @@ class EdgeNodes:
         return (yield from self._ask_twice(run, GOSSIP, contents, before, most, dtype))
 
     def _add_own(self, d: int, content: RecordDict, own: Vector) -> None:
-        """Let an edge server begin with a model: by name where it has it, else it is sent."""
+        """Add an edge server's start model to its instruction: by token if it has the model, else whole."""
         if (token := self.federation.held.get(d)) is None:
             content[OWN] = _vectors({MODEL: own})
         else:
             content.config_records["config"]["builds-on"] = token
 
     def _most_of_step(self, d: int, now: Sequence[Vector], receiver: Column, mixed: Any) -> float:
-        """Return how far a gossip step can move the model of an edge server."""
+        """Return the largest move of an edge server's model in a gossip step."""
         apart = {j: norm_of((now[j] - now[d])[mixed]) for j, _ in receiver if j != d}
         if self.aggregation.name not in ("mean", "clipped"):
             return self._furthest(apart.values())
         return sum(abs(p) * self._furthest([apart[j]]) for j, p in receiver if j != d)
 
     def _furthest(self, norms: Iterable[float]) -> float:
-        """Return the largest norm that some vectors of such norms can have together under the rule."""
+        """Return the largest norm of the rule's aggregate of vectors with these norms."""
         norms = list(norms)
         if self.aggregation.name in ("median", "trimmed-mean"):  # Each entry is within theirs.
             return sqrt(sum(norm**2 for norm in norms))
@@ -308,7 +293,7 @@ class EdgeNodes:
         most: Mapping[int, float],
         dtype: DTypeLike,
     ) -> Steps[dict[int, Vector]]:
-        """Return the edge servers' replies (M,); those that lost the model to begin with are sent it."""
+        """Return the edge servers' replies (M,); those that lack their start model are sent it."""
         answers = yield from self._ask(run, message_type, contents, models, most, dtype)
         again = {
             d: RecordDict({**contents[d], OWN: _vectors({MODEL: models[d]})}) for d in sorted(self._forgetful)
@@ -326,7 +311,7 @@ class EdgeNodes:
         most: Mapping[int, float],
         dtype: DTypeLike,
     ) -> Steps[dict[int, Vector]]:
-        """Make an exchange with edge servers, and return the valid models (M,) of their replies."""
+        """Make an exchange with edge servers; return the valid models (M,)."""
         federation, first = self.federation, self.federation.num_trained
         layout = Layout((MODEL,), ((run.layout.size,),), (str(np.dtype(dtype)),))
         self._forgetful = set()
@@ -335,12 +320,12 @@ class EdgeNodes:
             d = node.partition_id - first
             if any(LACKS in config for config in content.config_records.values()):
                 self._forgetful.add(d)
-                raise PayloadError("no state", "the edge server has not the model to go on from")
+                raise PayloadError("no state", "the edge server lacks its start model")
             model = layout.flatten(only_arrays(content), dtype)
             self._check_move(model, before[d], most[d])
             return model
 
-        for d in contents:  # Whatever comes back, the edge server may have gone on.
+        for d in contents:  # Even without a valid reply, the edge server may have changed its model.
             federation.held.pop(d, None)
         question = Question(
             message_type,
@@ -353,14 +338,14 @@ class EdgeNodes:
         return {reply.node.partition_id - first: reply.value for reply in (yield question)}
 
     def _ended(self, inbox: Inbox) -> None:
-        told = self.federation.edge_report
-        told.sent += inbox.report.sent
-        told.accepted += inbox.report.accepted
+        report = self.federation.edge_report
+        report.sent += inbox.report.sent
+        report.accepted += inbox.report.accepted
         for reason, count in inbox.report.rejected.items():
-            told.rejected[f"edge {reason}"] += count
+            report.rejected[f"edge {reason}"] += count
 
     def _check_move(self, model: Vector, before: Vector, most: float) -> None:
-        """Raise PayloadError where an edge server's model moved further than what it was sent allows."""
+        """Raise PayloadError if an edge server's model moved further than its input allows."""
         if not self.federation.settings.max_update_norm_ratio:
             return
         moved, most = norm_of(model - before), most * (1 + _ROUNDING)
@@ -369,7 +354,7 @@ class EdgeNodes:
 
 
 def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
-    """Raise ValueError where a rule of medians cuts nothing of the smallest neighbourhood of a graph."""
+    """Raise ValueError if a median rule excludes no model in a graph's smallest neighbourhood."""
     if aggregation.is_mean or aggregation.name == "clipped" or len(graph) == 1:
         return
     models = 1 + min(degree for _, degree in graph.degree)
@@ -383,7 +368,7 @@ def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
 
 
 def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:
-    """Return an instruction: models and their weights by sender; a model that is None is not sent."""
+    """Return an instruction: weights by sender, and the models that are not None."""
     models = _vectors({str(sender): model for sender, (_, model) in terms.items() if model is not None})
     weights = MetricRecord({str(sender): weight for sender, (weight, _) in terms.items()})
     return RecordDict({"config": config, MODELS: models, WEIGHTS: weights})
@@ -397,7 +382,7 @@ def _vectors(models: Mapping[str, Vector]) -> ArrayRecord:
 
 
 def _without(mixing: Mixing, servers: Iterable[int]) -> Mixing:
-    """Return the mixing without all edges of some servers, whose weight their ends take."""
+    """Return the mixing without the edges of some servers; the edges' ends keep their weights."""
     for d in sorted(servers):
         for j in sorted(mixing.graph.neighbors(d)):
             mixing = mixing.without_edge(d, j)

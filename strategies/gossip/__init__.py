@@ -1,4 +1,4 @@
-"""Methods whose nodes send each other messages along a graph."""
+"""Decentralised methods: nodes send each other messages along a graph."""
 
 from hedgerow.strategies.gossip.links import SET_UP
 from hedgerow.strategies.gossip.method import GossipMethod

@@ -1,9 +1,9 @@
-"""One communication event of a method whose nodes send each other messages along a graph.
+"""One communication event of a gossip method.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, whose
-nodes are synchronous: everything at iteration k uses the state at the start of iteration k.
-Differs: time goes from event to event. Nodes need each other only at the iterations at which one of them
-communicates; local steps in between are made by a node when it is next asked for anything.
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, with
+synchronous nodes: everything at iteration k uses the state at the start of iteration k.
+Differs: the server proceeds from event to event. Nodes need each other only at iterations at which one of
+them communicates; a node makes the local steps in between when it gets its next message.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ from hedgerow.wire.records import PayloadError, records_of
 
 __all__ = ["Algorithm"]
 
-# Seconds that an event waits at most for a new node to introduce itself.
+# Longest wait (s) of an event for a new node's answer to a hello.
 _PATIENCE = 60.0
 
 
 class Algorithm(Method[State]):
-    """Algorithm 1 as the server sees it; ``Gossip`` adds what a user sets."""
+    """Algorithm 1 as the server sees it; ``Gossip`` adds the user's options."""
 
     state_class = State
     method: GossipMethod
@@ -44,62 +44,62 @@ class Algorithm(Method[State]):
     looks: Looks
 
     def begin(self, model: Vector) -> State:
-        """Return that nobody has introduced itself: W^0 is on the nodes."""
+        """Return the state without any node's answer; W^0 is on the nodes."""
         if model.size:
             raise ValueError("the model must be an empty ArrayRecord: models live on the nodes")
         return State()
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Have the neighbours of those that are due publish, and hand on what they told."""
+        """Let the neighbours of the communicating nodes publish, and relay their payloads."""
         state = yield from self._greeted(state, run)
-        # The least k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of those that are due.
+        # The smallest k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of the nodes due at k.
         ready, own = self.ready(state, run), self.next_own(state)
         due = [] if own is None else state.due(own)
-        there = set(ready)
-        wants = {i: self._wanted(state, i) for i in due if i in there}
+        online = set(ready)
+        wants = {i: self._wanted(state, i) for i in due if i in online}
         k = self.carrier.agreed(own, wants)
         if k is None:
             return state
         yield from self.looks.until(k, ready, run, may_stop=self.all_communicated(state))
         log(INFO, "[EVENT %d] iteration %d", run.round, k)
-        if k != own:  # An event of nodes elsewhere.
+        if k != own:  # An event of other sites' nodes.
             due, wants = [], {}
         # z_j^k: all publishing of iteration k ends before any update of it begins.
         first = {i: t for i in wants if (t := self.method.first(i)) is not None}
         bundles = yield from self.carrier.bundles(k, wants, run, first)
-        # (3), which is the nodes'; they reply with their next k, and N_i^k.
+        # (3), at the nodes; they reply with their next k, and N_i^k.
         asks = [self._update(i, k, bundles[i]) for i in wants]
         missing = len(due) - len(wants)
         update = Exchange(UPDATE, asks, {"iteration": k}, offline=missing, reads=partial(self._read, k))
-        told: dict[int, tuple[int, list[int]]] = {}
+        replies: dict[int, tuple[int, list[int]]] = {}
         for columns in (yield run.prepared(update)):
-            told.update(zip(columns.nodes, columns.rows, strict=True))
+            replies.update(zip(columns.nodes, columns.rows, strict=True))
             run.contents += [reply.metrics for reply in columns.replies]
-        # Not lost is an event of nobody who is due: all that are due are away, and others are there.
-        nobody = not wants and (ready or not due)
-        lost = state.lost if nobody else self._lost_in_a_row(state, run)
+        # An event is not lost if all nodes due are offline, and others are online.
+        none_online = not wants and (ready or not due)
+        lost = state.lost if none_online else self._lost_in_a_row(state, run)
         deprived = {i for i in wants if wants[i] and not bundles[i]}
-        state = state.after(k, told, deprived, run.federation.report.errors, lost)
-        run.told |= {"iteration": k, "receivers": len(told)}
+        state = state.after(k, replies, deprived, run.federation.report.errors, lost)
+        run.told |= {"iteration": k, "receivers": len(replies)}
         run.told |= {"missed": state.missed, "restarted": state.restarted}
         return state
 
     def model(self, state: State) -> Vector:
-        """Return no numbers: models live on the nodes."""
+        """Return an empty model: models live on the nodes."""
         return np.empty(0, np.float32)
 
-    # Who is there, and when they communicate.
+    # Online nodes, and their communications.
 
     def ready(self, state: State, run: Run) -> list[int]:
-        """Return the nodes that are there, were told their settings, and still know them."""
+        """Return the online nodes that know their settings."""
         return [i for i in run.there if state.knows(run.federation.node(i))]
 
     def all_communicated(self, state: State) -> bool:
-        """Return whether each of the nodes has communicated, and not begun anew since."""
+        """Return whether all nodes have communicated, and have not restarted since."""
         return len(state.communicated) == self.method.num_nodes
 
     def next_own(self, state: State) -> int | None:
-        """Return the next iteration at which a node of this server is due; None past the last iteration."""
+        """Return the next iteration at which a node of this server communicates; None after the last one."""
         k = state.next_event
         return k if self.num_iterations is None or k < self.num_iterations else None
 
@@ -109,12 +109,12 @@ class Algorithm(Method[State]):
         return list(appointment.want if wanted is None else wanted)
 
     def _greeted(self, state: State, run: Run) -> Steps[State]:
-        """Tell nodes that do not know them their settings, and hear when they communicate."""
+        """Send new nodes their settings; they reply with their next communication."""
         ready = self.ready(state, run)
         unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
         asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
-        told = {"method": self.method.name, "run-seed": run.seed}
-        hello = Exchange(HELLO, asks, told, reads=introduced, group="hello", timeout=_PATIENCE)
+        config = {"method": self.method.name, "run-seed": run.seed}
+        hello = Exchange(HELLO, asks, config, reads=introduced, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
@@ -132,14 +132,14 @@ class Algorithm(Method[State]):
         return Ask([i], None, event, records=records, pool=i, bits=bits)
 
     def _read(self, k: int, node: Node, content: RecordDict) -> tuple[int, list[int]]:
-        """Return when the node of a valid update communicates next, and with whom."""
+        """Return a valid update's next communication: the iteration, and the wanted neighbours."""
         if records_of(content, ArrayRecord):
-            raise PayloadError("bad arrays", "an update tells scalars alone")
+            raise PayloadError("bad arrays", "an update must hold only scalars")
         checked_metrics(content, self.settings.weighted_by_key)
         return next_communication(content, "next", after=k)
 
     def _lost_in_a_row(self, state: State, run: Run) -> int:
-        """Return how many events in a row were lost; TooFewRepliesError if they are too many."""
+        """Return the number of lost events in a row; TooFewRepliesError if there are too many."""
         report = run.federation.report
         if report.accepted and run.federation.enough():
             return 0

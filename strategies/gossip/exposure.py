@@ -1,8 +1,8 @@
-"""How much of the nodes' data the messages of a run may have told: noisy gradients, and paths without noise.
+"""The possible disclosure of nodes' data by a run's messages: noisy gradients, and paths without noise.
 
-What counts is what nodes were asked for, whether an answer came or not, and what their own ledgers say where
-they keep any. A server cannot know more: a node that lost its state says so only when it is next asked, and
-a run that goes on from a checkpoint does not know what was asked after it.
+All requested releases count, answered or not, and those of the nodes' own ledgers if they keep any. The
+server cannot know more: it learns of a node's lost state only from its next answer, and a resumed run does
+not know the requests after its checkpoint.
 """
 
 from collections.abc import Mapping
@@ -25,26 +25,26 @@ from hedgerow.wire.records import config_in
 __all__ = ["Exposure", "Requested"]
 
 _RELEASES = "releases"
-# More is no node's count: a release a millisecond for a month.
+# Largest valid count: a release per millisecond for almost a month.
 _MOST_TOLD = 2**31 - 1
 
 
 @dataclass
 class Requested:
-    """What one node was asked for."""
+    """The requests to one node."""
 
-    # How often it may have begun at W^0, and the iterations that it may have made before the last time.
+    # How often it may have started from W^0, and its possible iterations before the last start.
     begun: int = 0
     updates: int = 0
     earlier: int = 0
-    # Releases by its own ledger, at least those of this run; 0 where it tells none. And whether that is all
-    # of them, of the runs too that this one goes back to.
+    # Releases in its own ledger, at least those of this run; 0 if it reports none. And whether the ledger
+    # also covers the runs that this one resumes.
     told: int = 0
     covered: bool = False
 
 
 class Exposure(Part):
-    """What the nodes of one run were asked for, by partition id, and what they say that they released."""
+    """The requests to the nodes of a run, by partition id, and the releases that they report."""
 
     name = "exposure"
 
@@ -53,22 +53,22 @@ class Exposure(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have asked for nothing."""
+        """Reset the counts."""
         self.of: dict[int, Requested] = {}
         self.iterations = 0
         self._resumed = False
-        # Ids of the run, the one at hand the last; a resumed run of Flower's engines has a new one.
+        # Ids of the run, the current one last; a resumed run of Flower's engines has a new one.
         self._runs: list[str] = []
 
     def opened(self, run: Run) -> Steps[None]:
-        """Take the id of the run at hand."""
+        """Record the current run's id."""
         if str(run.id) in self._runs:
             self._runs.remove(str(run.id))
         self._runs.append(str(run.id))
         yield from ()
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Count who is told its settings, and may begin anew, and who is sent an update."""
+        """Count settings, after which a node may restart, and updates."""
         for i in exchange.asked:
             if exchange.kind == HELLO:
                 self.greet(i)
@@ -77,13 +77,13 @@ class Exposure(Part):
         return exchange
 
     def greet(self, i: int) -> None:
-        """Count a node that is told its settings: it may begin anew."""
+        """Count a node that is sent its settings: it may start from W^0."""
         asked = self.of.setdefault(i, Requested())
         asked.earlier += self.iterations if asked.begun else 0
         asked.begun += 1
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Take what nodes say of themselves."""
+        """Take the releases that a node reports."""
         if exchange.kind == HELLO:
             self.keep(reply.node.partition_id, reply.value.row)
             self.tell(reply.node.partition_id, reply.content, "hello")
@@ -91,16 +91,16 @@ class Exposure(Part):
             self.tell(reply.node.partition_id, reply.content, "next")
 
     def keep(self, i: int, appointment: Appointment) -> None:
-        """Take back what ``greet`` counted where the node, by its answer, is past its first communication."""
+        """Undo ``greet`` if the node's answer shows that it is past its first communication."""
         asked = self.of[i]
         if appointment.next > appointment.kappa and asked.begun > 1:
             asked.begun -= 1
             asked.earlier -= self.iterations
 
     def tell(self, i: int, content: RecordDict, key: str) -> None:
-        """Take from a valid reply what the node's ledger has; anything else there is none."""
-        told = config_in(content, key).get(_RELEASES)
-        numbers = [one for one in told if isinstance(one, int)] if isinstance(told, list) else []
+        """Take the releases in the node's ledger from a valid reply; ignore invalid values."""
+        value = config_in(content, key).get(_RELEASES)
+        numbers = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
         if len(numbers) != 2 or not 0 <= numbers[0] <= _MOST_TOLD:
             return
         made, earlier_runs = numbers
@@ -109,17 +109,17 @@ class Exposure(Part):
         asked.covered = earlier_runs >= len(self._runs) - 1
 
     def ended(self, run: Run) -> None:
-        """Tell the privacy of the node that released most."""
+        """Report the privacy of the node with the most releases."""
         self.iterations = int(run.told["iteration"]) + 1
         run.told |= self.method.privacy.metrics(self.most(), self._unprotected())
 
     def report(self, delta: float | None) -> PrivacyReport:
-        """Account for the node that released most so far, at a total delta (None: that of one release)."""
+        """Account for the node with the most releases so far, see ``Gossip.privacy_report``."""
         count, unprotected = self.most(), self._unprotected()
         return self.method.privacy.report(count, delta, numerical=True, unprotected=unprotected)
 
     def most(self) -> int:
-        """Return the most releases of any node so far; at least one."""
+        """Return the largest number of releases of any node so far; at least one."""
         counts = [
             max(asked.told, self.method.releases(asked.begun, asked.updates, asked.earlier + self.iterations))
             for asked in self.of.values()
@@ -127,11 +127,11 @@ class Exposure(Part):
         return max(1, *counts) if counts else 1
 
     def _unprotected(self) -> list[str]:
-        """Return the paths by which this run tells what no noise covers, or nobody counts."""
+        """Return the paths on which this run discloses data without noise, or without being counted."""
         paths = [MONITOR] if self.looks.answered else []
-        # Of a run that was resumed not every node's ledger has what came before.
+        # In a resumed run, not every node's ledger may cover the releases before.
         lost = self._resumed and sum(asked.covered for asked in self.of.values()) < self.method.num_nodes
-        # Noise of a seed comes out the same again.
+        # Seeded noise is the same in repeated rounds.
         return [*paths, LOST_ROUNDS] if lost and self.method.privacy.noise_source != "seed" else paths
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Exposure(Part):
         return {"nodes": nodes, "runs": self._runs, "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts of a checkpoint: what nodes were asked for after it is lost."""
+        """Restore the counts of a checkpoint; requests after it are unknown."""
         self.of = {int(i): Requested(**{**one, "covered": False}) for i, one in state["nodes"].items()}
         self._runs = [str(run) for run in state["runs"]]
         self.iterations = int(state["iterations"])

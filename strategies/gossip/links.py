@@ -1,4 +1,4 @@
-"""What neighbours tell each other once, before their first message, in the clear or sealed."""
+"""The set-up between neighbours before their first message: open or sealed links."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,19 +22,19 @@ from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 
 __all__ = ["SET_UP", "OpenLinks", "SealedLinks", "sealed_sizes"]
 
-# What a node tells its neighbours once, before its first message: the seed of what both must draw, or where
-# they seal what they tell each other, its introduction; then the seed is in the first payload.
+# A node's one message to its neighbours before its first payload: the seed of their common draws, or with
+# sealed links its introduction; the seed is then in the first payload.
 SET_UP = "node->node set-up"
 _SEED_BYTES = 16
 
 
 def sealed_sizes(sizes: PayloadSizes) -> PayloadSizes:
-    """Return the sizes of payloads that are sealed for each receiver, some with a seed before them."""
+    """Return the sizes of payloads that are sealed for each receiver, the first ones with a seed."""
     return replace(sizes, max_bytes=sizes.max_bytes + SEAL_BYTES + _SEED_BYTES, per_receiver=True)
 
 
 class OpenLinks(Part):
-    """What nodes publish can be read by whoever carries it."""
+    """Open links: the relay can read payloads."""
 
     name = "links"
 
@@ -43,16 +43,16 @@ class OpenLinks(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Know nobody."""
-        # By partition id, the id of the node that has told its neighbours what it tells them once.
+        """Reset the links."""
+        # By partition id, the id of the node that has set up its links.
         self._met: dict[int, int] = {}
 
     def unmet(self, nodes: Iterable[int]) -> list[int]:
-        """Return which of some nodes that know their settings must be told them again."""
+        """Return the nodes that know their settings, but must be sent them again."""
         return []
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Book what a new node tells its neighbours."""
+        """Book a new node's set-up messages."""
         i, size = reply.node.partition_id, self.method.set_up_bytes
         if size and exchange.kind == HELLO and self._met.get(i) != reply.node.node_id:
             self._met[i] = reply.node.node_id
@@ -60,7 +60,7 @@ class OpenLinks(Part):
                 run.federation.ledger.book(run.round, SET_UP, i, j, 0, size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who has told."""
+        """Return the nodes that have set up their links."""
         return {"met": {str(i): node_id for i, node_id in sorted(self._met.items())}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,9 +69,9 @@ class OpenLinks(Part):
 
 
 class SealedLinks(OpenLinks):
-    """Nodes seal for each receiver what they publish; the server hands their introductions on.
+    """Sealed links: nodes seal payloads for each receiver; the server forwards their introductions.
 
-    ``unopened`` are the payloads of the last event that their receivers refused to read, by reason.
+    ``unopened`` counts the payloads of the last event that their receivers refused, by reason.
     """
 
     def __init__(self, method: GossipMethod, carrier: Router) -> None:
@@ -79,31 +79,33 @@ class SealedLinks(OpenLinks):
         super().__init__(method)
 
     def forget(self) -> None:
-        """Know nobody."""
+        """Reset the links."""
         self.introductions = Introductions()
         self.unopened: Counter[str] = Counter()
         self._senders: dict[int, list[int]] = {}
 
     def opened(self, run: Run) -> Steps[None]:
-        """Forget the keys of a run that this one goes on from."""
+        """Forget the keys of an earlier run that this one resumes."""
         self.introductions.begin(run.id)
         self._first = not self.introductions.of
         self.carrier.introductions = self.introductions
         yield from ()
 
     def unmet(self, nodes: Iterable[int]) -> list[int]:
-        """Return which of some nodes have not introduced themselves."""
+        """Return the nodes that have not introduced themselves."""
         return [i for i in nodes if i not in self.introductions.of]
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Have nodes seal, and put introductions beside what is new between two of them."""
+        """Ask nodes to seal, and add the introductions of new pairs."""
         if exchange.kind == HELLO:
             name = self.carrier.run_name
-            told = {"sealed": True, **({} if name is None else {"link-run": name})}
+            config = {"sealed": True, **({} if name is None else {"link-run": name})}
             asks = [replace(ask, config={**ask.config, **self._peers(ask)}) for ask in exchange.asks]
-            return replace(exchange, asks=asks, config={**exchange.config, **told})
+            return replace(exchange, asks=asks, config={**exchange.config, **config})
         if exchange.kind == PUBLISH:
-            return replace(exchange, asks=[self._to_sender(ask) for ask in exchange.asks])
+            new = self.introductions.for_sender
+            asks = [_beside(ask, new(ask.nodes[0], ask.config["receivers"])) for ask in exchange.asks]
+            return replace(exchange, asks=asks)
         if exchange.kind == UPDATE:
             if self._first:
                 pinning, all_of = len(self.introductions.pinning), len(self.introductions.of)
@@ -113,28 +115,25 @@ class SealedLinks(OpenLinks):
                     pinning,
                     all_of,
                 )
-                log(INFO, "trust the first that they are told.")
+                log(INFO, "trust the first key that they get.")
             self.unopened, self._senders = Counter(), {}
             return replace(exchange, asks=[self._to_receiver(ask, run) for ask in exchange.asks])
         return exchange
 
     def _peers(self, ask: Ask) -> dict[str, list[int]]:
-        # A node trusts the first key of those alone that it is told of here.
+        # A node trusts the first key only of the peers in its settings.
         peers = list(self.method.peers(ask.nodes[0]))
         return {} if peers == ask.config["neighbours"] else {"peers": peers}
 
-    def _to_sender(self, ask: Ask) -> Ask:
-        return _beside(ask, self.introductions.for_sender(ask.nodes[0], ask.config["receivers"]))
-
     def _to_receiver(self, ask: Ask, run: Run) -> Ask:
-        """Introduce senders of payloads to their receiver, who was introduced to them before; book both."""
+        """Add the senders' introductions for a receiver, as senders got the receiver's before; book both."""
         (i,) = ask.nodes
         self._senders[i] = [int(j) for j in ask.records["bundle"]]
-        told = self.introductions.for_receiver(i, self._senders[i])
-        for j in told:
+        introductions = self.introductions.for_receiver(i, self._senders[i])
+        for j in introductions:
             for one, other in ((i, j), (j, i)):
                 run.federation.ledger.book(run.round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
-        return _beside(ask, told)
+        return _beside(ask, introductions)
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
         """Refuse a node that does not introduce itself."""
@@ -142,7 +141,7 @@ class SealedLinks(OpenLinks):
             introduction_in(content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Take a node's own introduction, and note which payloads a valid update could read."""
+        """Store a node's introduction, and record which payloads an update's node could read."""
         i = reply.node.partition_id
         if exchange.kind == HELLO:
             self.introductions.take(i, *introduction_in(reply.content))
@@ -155,7 +154,7 @@ class SealedLinks(OpenLinks):
             self.carrier.note_read(i, senders, those)
 
     def ended(self, run: Run) -> None:
-        """Tell who pins keys, and what was refused."""
+        """Report the number of nodes that pin keys, and refused payloads by reason."""
         run.told["pinning"] = len(self.introductions.pinning)
         run.told["withheld"] = self.carrier.report.withheld
         run.told["unopened"] = sum(self.unopened.values())
@@ -163,11 +162,11 @@ class SealedLinks(OpenLinks):
             run.told[f"unopened-{reason.replace(' ', '-')}"] = count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who was introduced to whom."""
+        """Return the introductions."""
         return self.introductions.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; that of a run whose links were open has nothing."""
+        """Restore a checkpoint; one of a run with open links has no introductions."""
         if "known" in state:
             self.introductions.load_state_dict(state)
 
@@ -175,5 +174,5 @@ class SealedLinks(OpenLinks):
 def _beside(ask: Ask, introductions: Mapping[int, bytes]) -> Ask:
     if not introductions:
         return ask
-    told = ConfigRecord({str(i): one for i, one in introductions.items()})
-    return replace(ask, records={**ask.records, "introductions": told})
+    record = ConfigRecord({str(i): one for i, one in introductions.items()})
+    return replace(ask, records={**ask.records, "introductions": record})

@@ -1,4 +1,4 @@
-"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, not counted."""
+"""The exchanges that show a monitor all models of a simulated run; they do not count as traffic."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ __all__ = ["Looks", "seen"]
 
 
 class Looks(Part):
-    """The looks of one run, each iteration once; without a monitor there are none.
+    """Shows the monitor, if there is one, the models of each iteration once.
 
-    ``refused`` are the nodes that answer no monitor, where they are most of those that were asked: nobody is
-    asked again. ``answered`` says whether any node may have told what it was asked: one did not refuse, nor
-    fail.
+    ``refused`` is the number of nodes that refuse the monitor if they are the majority; no node is queried
+    again then. ``answered`` is True if any node may have disclosed its model, that is, did not raise an
+    error.
     """
 
     name = "looks"
@@ -39,7 +39,7 @@ class Looks(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have seen nothing."""
+        """Reset the state, and the monitor's."""
         self.refused = 0
         self.answered = False
         self._looked = -1
@@ -52,7 +52,7 @@ class Looks(Part):
         return self.monitor is not None and self.monitor.stopped_at is not None
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Tell nodes with their settings that a monitor looks at them."""
+        """Add to the nodes' settings that there is a monitor."""
         if exchange.kind != HELLO or self.monitor is None:
             return exchange
         return replace(exchange, config={**exchange.config, "monitor": True})
@@ -60,9 +60,9 @@ class Looks(Part):
     def until(
         self, last: int | None, nodes: Sequence[int], run: Run, *, may_stop: bool, ended: int | None = None
     ) -> Steps[None]:
-        """Look at the iterations not seen yet, up to one at which nobody has communicated; None for none.
+        """Look at the iterations that were not seen yet, up to ``last``, the next event; None for none.
 
-        ``ended`` is the first iteration after the event that the round's record is of, if that has ended.
+        ``ended`` is the first iteration after the event of the round's record, if that event has ended.
         """
         if self.monitor is None or last is None or self.refused:
             return
@@ -75,29 +75,20 @@ class Looks(Part):
             refusing = sum(NO_MONITOR in reason or NO_MESSAGE in reason for reason in reasons)
             if 2 * refusing > len(nodes):
                 self.refused = refusing
-                log(
-                    WARNING,
-                    "%d of %d nodes answer no monitor: nobody looks at the models in this run.",
-                    refusing,
-                    len(nodes),
-                )
+                refusals = f"{refusing} of {len(nodes)} nodes refuse the monitor"
+                log(WARNING, "%s: it does not look at the models in this run.", refusals)
                 return
             if not seen:
                 continue
             sights = self.monitor.believed(seen)
             if left_out := sorted(seen.keys() - sights.keys()):
-                log(
-                    WARNING,
-                    "Iteration %d: no look at %s, whose models are out of bounds.",
-                    iteration,
-                    left_out,
-                )
-            told = sights
+                log(WARNING, "Iteration %d: the models of %s are out of bounds.", iteration, left_out)
+            at_mean = sights
             if self.monitor.measures_loss:
                 mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})
-                told = yield from self._sights(iteration, nodes, run, {"arrays": mean})
-                told = {i: one for i, one in told.items() if i in sights}
-            look = self.monitor.look(iteration, sights, told, may_stop=may_stop)
+                at_mean = yield from self._sights(iteration, nodes, run, {"arrays": mean})
+                at_mean = {i: one for i, one in at_mean.items() if i in sights}
+            look = self.monitor.look(iteration, sights, at_mean, may_stop=may_stop)
             if iteration == ended and self.monitor.models is not None:
                 self.monitor.after_event = look, self.monitor.models
             if self.stopped:
@@ -107,33 +98,33 @@ class Looks(Part):
     def _sights(
         self, iteration: int, nodes: Sequence[int], run: Run, records: Mapping[str, ArrayRecord] | None = None
     ) -> Steps[dict[int, Sight]]:
-        """Return what the monitor sees of each node that answers; with the mean, what they tell of that."""
+        """Query the nodes' models, and with the mean in ``records`` their objectives at the mean."""
         ask = Ask(nodes, None, {"iteration": iteration}, records=records or {})
         sights: dict[int, Sight] = {}
         reads = partial(seen, n=self.dim)
         for columns in (yield Exchange(MONITOR, [ask], reads=reads, group="look", booked=False)):
             sights.update(zip(columns.nodes, columns.rows, strict=True))
-        # A reply that did not come may have been made.
+        # A lost reply may have disclosed the model, too.
         self.answered |= sum(error.code == RAISED for error in run.report.errors.values()) < len(nodes)
         return sights
 
     def metrics(self, iteration: int) -> MetricRecord | None:
-        """Return what was seen at an iteration; None if nobody looked."""
+        """Return the metrics of an iteration; None if it was not seen."""
         history = [] if self.monitor is None else self.monitor.history
         return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
 
     def ended(self, run: Run) -> None:
-        """Tell how many refuse; DivergenceError if the nodes say themselves that they are too far apart."""
+        """Report the number of refusals; DivergenceError if the nodes' reported disagreement is too large."""
         records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
-        told = [value for one in records if isinstance(value := one.get("disagreement"), float)]
-        # The median, for a single node that lies must not end the run.
-        if told and median(told) > DIVERGED:
+        reported = [value for one in records if isinstance(value := one.get("disagreement"), float)]
+        # The median: a single Byzantine node must not end the run.
+        if reported and median(reported) > DIVERGED:
             raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
         if self.refused:
             run.told["monitor-refused"] = self.refused
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the looks are, and the monitor's own state."""
+        """Return the last seen iteration, and the monitor's own state."""
         own = None if self.monitor is None else self.monitor.state_dict()
         return {"looked": self._looked, "monitor": own, "answered": self.answered}
 
@@ -145,15 +136,15 @@ class Looks(Part):
 
 
 def seen(node: Node, content: RecordDict, n: int) -> Sight:
-    """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say."""
+    """Return a node's model (n,) and objectives; the monitor handles values that are not finite."""
     arrays = only_arrays(content)
     if len(arrays) != 1:
         raise PayloadError("bad arrays", f"{len(arrays)} arrays, expected the model alone")
     model = view(next(iter(arrays.values())))
     if model.shape != (n,):
         raise PayloadError("wrong shape", f"the model has {model.shape}, expected ({n},)")
-    told = next(iter(records_of(content, MetricRecord).values()), MetricRecord())
-    objective, at_mean = (told.get(key) for key in ("objective", "mean-objective"))
+    metrics = next(iter(records_of(content, MetricRecord).values()), MetricRecord())
+    objective, at_mean = (metrics.get(key) for key in ("objective", "mean-objective"))
     return Sight(
         model.astype(np.float64),
         float(objective) if isinstance(objective, int | float) else math.nan,

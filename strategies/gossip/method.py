@@ -1,4 +1,4 @@
-"""What a gossip method tells the strategy that runs it: who hears whom, and how large a message is."""
+"""The protocol of gossip methods: communication graph, choice of neighbours, and message sizes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ Scalar = bool | int | float | str | list[int] | list[float]
 
 
 class GossipMethod(Protocol):
-    """What sets a method apart: who may hear whom, who does, and how large a message is.
+    """A gossip method, as the strategy sees it.
 
     Attributes
     ----------
@@ -23,9 +23,9 @@ class GossipMethod(Protocol):
     num_nodes, dim : int
         Nodes m, and the model's dimension n.
     graph : GraphAt
-        Who may hear whom at an iteration.
+        The communication graph of an iteration.
     sizes : PayloadSizes
-        How large a message is.
+        The size of a message.
     privacy : NodeNoise
         The noise on the nodes' gradients.
     """
@@ -38,19 +38,19 @@ class GossipMethod(Protocol):
     privacy: NodeNoise
 
     def instructions(self, node: int) -> Mapping[str, Scalar]:
-        """Return the settings that a node is told once."""
+        """Return the settings that a node is sent once."""
 
     @property
     def set_up_bytes(self) -> int:
-        """Bytes that a node tells each neighbour before its first message."""
+        """Bytes that a node sends each neighbour before its first message."""
         return 0
 
     def peers(self, node: int) -> Sequence[int]:
-        """Return whom a node exchanges payloads with at any iteration, ascending."""
+        """Return the nodes that a node exchanges payloads with at any iteration, ascending."""
         return neighbours(self.graph(0), node)
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
-        """Return the neighbours that a node gets payloads of at iteration k; None leaves it to the node."""
+        """Return the neighbours that a node gets payloads from at iteration k; None if the node chooses."""
         return None
 
     def first(self, node: int) -> int | None:
@@ -58,10 +58,7 @@ class GossipMethod(Protocol):
         return None
 
     def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
-        """Return what a node is told of its communication at iteration k alone.
-
-        ``readers`` are the nodes that were handed what it published, ascending.
-        """
+        """Return a node's config for iteration k; ``readers`` are its payload's receivers, ascending."""
         return {}
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
@@ -70,11 +67,11 @@ class GossipMethod(Protocol):
         Parameters
         ----------
         begun : int
-            How often it began at W^0.
+            How often it started from W^0.
         updates : int
-            Updates that it was sent.
+            Number of updates that it was sent.
         iterations : int
-            Iterations that it made, those before it began anew included.
+            Number of its iterations, including those before a restart.
         """
 
     def describe(self) -> Iterable[str]:

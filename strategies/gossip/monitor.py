@@ -1,8 +1,8 @@
-"""What no node of a decentralised run can see: the nodes' mean, its objective, and how far they disagree.
+"""Global measures of a decentralised run: the nodes' mean, its objective, and their disagreement.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", section V: the
 objective of the tables and the stopping rule, which need the mean of all models.
-Differs: the rule counts only once every node has communicated, for it holds trivially at W^0 = 0.
+Differs: the rule applies only after every node has communicated, because it holds trivially at W^0 = 0.
 """
 
 import math
@@ -21,19 +21,19 @@ __all__ = ["DivergenceError", "Look", "Monitor", "Sight"]
 
 Vector = NDArray[np.float64]
 
-# The nodes' disagreement past which a run has diverged: models of order one never come near it.
+# Disagreement above which a run has diverged; models of order one stay far below it.
 DIVERGED = 1e3
 
 
-def _mean_told(objectives: Sequence[float]) -> float:
-    """Return the mean of what is finite; nan of nothing."""
-    told = [objective for objective in objectives if math.isfinite(objective)]
-    return float(np.mean(told)) if told else math.nan
+def _finite_mean(objectives: Sequence[float]) -> float:
+    """Return the mean of the finite values; nan if there are none."""
+    finite = [objective for objective in objectives if math.isfinite(objective)]
+    return float(np.mean(finite)) if finite else math.nan
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a monitor sees of one node: w_i (n,), f_i(w_i) and f_i of the mean, nan where it was not told."""
+    """A node as seen by a monitor: w_i (n,), f_i(w_i) and f_i of the mean; nan if not reported."""
 
     model: Vector
     objective: float = math.nan
@@ -47,34 +47,34 @@ class Look:
     iteration: int
     # ||W - (mean, ..., mean)||^2 / (s m).
     consensus: float
-    # (1/m) sum_i f_i(mean), the objective of the tables; and (1/m) sum_i f_i(w_i), of what a node really
-    # has. nan where the nodes did not tell.
+    # (1/m) sum_i f_i(mean), the objective of the tables; and (1/m) sum_i f_i(w_i), of the nodes' own models.
+    # nan if not reported.
     loss: float
     local_loss: float
-    # Nodes that answered, and whose models are believed.
+    # Number of nodes with a plausible model.
     nodes: int
 
     def metrics(self) -> MetricRecord:
-        """Return the figures that are there, by name."""
+        """Return the known figures, by name."""
         named = {key.replace("_", "-"): value for key, value in asdict(self).items()}
         return MetricRecord({key: value for key, value in named.items() if not math.isnan(value)})
 
 
 class Monitor:
-    """Looks at all models of a simulated run. Nothing that it sees goes back into the run, but its end.
+    """Looks at all models of a simulated run. It does not influence the run, except that it may end it.
 
-    Its traffic is no part of the modelled system, and not counted.
+    Its traffic is not part of the modelled system, and is not counted.
 
     Parameters
     ----------
     sparsity : int
         s of the consensus measure, >= 1.
     tol : float or None (default: None)
-        The run stops at the first iteration whose consensus measure is at most this, every node having
-        communicated; > 0. None: it never stops early. The paper takes 0.005 without noise and 0.0025 /
-        epsilon with it.
+        The run stops at the first iteration with a consensus measure of at most this, after every node has
+        communicated; > 0. None for no early stop. The paper uses 0.005 without noise and 0.0025 / epsilon
+        with it.
     measures_loss : bool (default: True)
-        Whether nodes are also asked for the objective of the mean, which takes a second exchange.
+        Whether nodes also report the objective of the mean, in a second exchange.
 
     Attributes
     ----------
@@ -83,15 +83,10 @@ class Monitor:
     models : numpy.ndarray or None
         W^k of the last look, (m, n).
     after_event : tuple[Look, numpy.ndarray] or None
-        The look right after the last event, and W^k (m, n) then: what the record of that round is of. None
-        before the first event, and where no node answered.
+        The look right after the last event, and its W^k (m, n), for the record of that round. None before the
+        first event, and if no node answered.
     stopped_at : int or None
         The iteration at which the rule held.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
     """
 
     def __init__(self, sparsity: int, *, tol: float | None = None, measures_loss: bool = True) -> None:
@@ -111,10 +106,10 @@ class Monitor:
         self.stopped_at: int | None = None
 
     def believed(self, seen: Mapping[int, Sight]) -> dict[int, Sight]:
-        """Return the sights of models that are finite, and no further from the median than models may be.
+        """Return the sights of finite models that are not too far from the median.
 
-        What one node shows must not end a run. Where most are as far apart, all that are finite are returned:
-        the run has diverged, and ``look`` says so. So it does where no model is finite.
+        A single node's model must not end a run. If most models are too far apart, or none is finite, returns
+        all sights: the run has diverged, and ``look`` raises the error.
         """
         finite = {i: one for i, one in seen.items() if np.isfinite(one.model).all()}
         if not finite:
@@ -134,25 +129,22 @@ class Monitor:
         return mean
 
     def look(
-        self, iteration: int, seen: Mapping[int, Sight], told: Mapping[int, Sight], *, may_stop: bool
+        self, iteration: int, seen: Mapping[int, Sight], at_mean: Mapping[int, Sight], *, may_stop: bool
     ) -> Look:
-        """Take in what was seen of each node, and what it told of the mean; apply the stopping rule.
+        """Record the nodes' models and their objectives at the mean; apply the stopping rule.
 
-        Raises
-        ------
-        DivergenceError
-            If a model is not finite, or the consensus measure exceeds 1,000, of what is ``believed``.
+        DivergenceError if a ``believed`` model is not finite, or the consensus measure exceeds 1,000.
         """
         W = self._stack(seen)  # (m, n)
-        with np.errstate(over="ignore", invalid="ignore"):  # What overflows has diverged, as is said below.
+        with np.errstate(over="ignore", invalid="ignore"):  # An overflow is a divergence, see below.
             consensus = float(np.sum((W - W.mean(axis=0)) ** 2)) / (self.sparsity * len(W))
         if not consensus <= DIVERGED:
             raise DivergenceError(
                 f"The consensus measure is {consensus:.3g} at iteration {iteration}: the run diverges. "
                 "A larger c (or sigma), or a smaller step size, keeps it stable."
             )
-        loss = _mean_told([one.mean_objective for one in told.values()])
-        local_loss = _mean_told([one.objective for one in seen.values()])
+        loss = _finite_mean([one.mean_objective for one in at_mean.values()])
+        local_loss = _finite_mean([one.objective for one in seen.values()])
         self.models = W
         self.history.append(Look(iteration, consensus, loss, local_loss, len(W)))
         if may_stop and self.tol is not None and consensus <= self.tol and self.stopped_at is None:
@@ -168,7 +160,7 @@ class Monitor:
         return {"history": [asdict(look) for look in self.history], "stopped-at": self.stopped_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; models are there again after the next look, or event."""
+        """Restore a checkpoint; the next look, or event, sets ``models`` again."""
         self.reset()
         self.history = [Look(**look) for look in state["history"]]
         self.stopped_at = state["stopped-at"]

@@ -1,8 +1,8 @@
-"""How large a message between two nodes is, told without the code that reads it.
+"""The size of a message between two nodes, without the code that decodes it.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", section III: 64 + d bits
-for a one-bit message, against 64 n for a dense one. Ours: the sparse and the quantised vector beside them.
-A relay counts by this table alone: it must not be able to decode what it carries.
+for a one-bit message, against 64 n for a dense one. Ours: sparse and quantised vectors.
+A relay needs only this table; it must not be able to decode payloads.
 """
 
 import re
@@ -16,7 +16,7 @@ __all__ = ["PayloadCoding", "PayloadSizes"]
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """The size of payloads that are all alike: what a ``Router`` is told of them.
+    """The size of payloads if all have the same, for a ``Router``.
 
     Parameters
     ----------
@@ -25,12 +25,7 @@ class PayloadSizes:
     max_bytes : int
         Bytes of the largest payload, >= 0; larger ones are lost.
     per_receiver : bool (default: False)
-        Whether a sender encodes for each receiver anew, or once for all.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+        Whether a sender encodes separately for each receiver, or once for all.
     """
 
     message_bits: int
@@ -41,41 +36,26 @@ class PayloadSizes:
         int_at_least(0, message_bits=self.message_bits, max_bytes=self.max_bytes)
 
     def bits(self, payload: bytes) -> int:
-        """Return the information bits of a payload, which are the same for all."""
+        """Return the information bits of any payload."""
         return self.message_bits
 
 
 @dataclass(frozen=True)
 class PayloadCoding:
-    """How the messages of a method are coded, and so how large they are.
+    """The coding of a method's messages, from which their size follows."""
 
-    Parameters
-    ----------
-    codec : str
-        ``1bcs`` (a norm and d signs), ``sparse16``, ``sparse32``, ``sparse64`` (s values and indices),
-        ``dense32``, ``dense64`` (n values) or ``quantised<b>`` (a scale and n values of b bits, 2 to 16).
-    dim : int
-        Model dimension n, >= 1.
-    sparsity : int or None (default: None)
-        s of a vector, 1 to n; needed by the sparse codecs.
-    measurements : int or None (default: None)
-        d, >= 1; needed by ``1bcs``.
-    vectors : int (default: 1)
-        Vectors a message, >= 1.
-    per_receiver : bool (default: False)
-        Whether a sender encodes for each receiver anew.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is missing or out of range.
-    """
-
+    # ``1bcs`` (a norm and d signs), ``sparse16``, ``sparse32``, ``sparse64`` (s values and indices),
+    # ``dense32``, ``dense64`` (n values) or ``quantised<b>`` (a scale and n values of b bits, 2 to 16).
     codec: str
+    # Model dimension n, >= 1.
     dim: int
+    # s of a vector, 1 to n; needed by the sparse codecs.
     sparsity: int | None = None
+    # d, >= 1; needed by ``1bcs``.
     measurements: int | None = None
+    # Vectors per message, >= 1.
     vectors: int = 1
+    # Whether a sender encodes separately for each receiver.
     per_receiver: bool = False
 
     def __post_init__(self) -> None:
@@ -90,13 +70,13 @@ class PayloadCoding:
 
     @property
     def told(self) -> str:
-        """The codec's name as nodes are told it: a quantiser must know the number of vectors."""
+        """The codec's name in the nodes' settings; a quantiser needs the number of vectors."""
         several = self.vectors > 1 and self.codec.startswith("quantised")
         return f"{self.codec}x{self.vectors}" if several else self.codec
 
     @cached_property
     def sizes(self) -> PayloadSizes:
-        """The size of a message: each vector takes whole bytes."""
+        """The size of a message; each vector is padded to whole bytes."""
         bits = self._vector_bits
         return PayloadSizes(self.vectors * bits, self.vectors * -(-bits // 8), self.per_receiver)
 
@@ -107,7 +87,7 @@ class PayloadCoding:
         if match := re.fullmatch("dense(32|64)", self.codec):
             return int(match[1]) * self.dim
         if match := re.fullmatch("sparse(16|32|64)", self.codec):
-            # ceil(log2), over all vectors of a message: their entries are numbered through.
+            # ceil(log2) of the number of entries of all vectors, which have consecutive indices.
             index = (self.vectors * self.dim - 1).bit_length()
             return _needed("sparsity", self.sparsity, self.codec) * (int(match[1]) + index)
         if (match := re.fullmatch("quantised([0-9]+)", self.codec)) and 2 <= int(match[1]) <= 16:

@@ -1,12 +1,12 @@
-"""Nodes that gossip from several sites, each an orchestrator of its own, with no relay between the sites.
+"""Gossip between nodes of several sites, each with its own orchestrator, without a relay between the sites.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, which has
-neither server nor hub. Ours: a site is a SuperLink with nodes and a run of its own. Inside a site its
-ServerApp hands payloads on; those for a node elsewhere it sends to that node's site over the peers' channel.
-Sites need no common clock: a communication of iteration k needs what neighbours publish of k and nothing
-else, and iterations are totally ordered. So two sites that are neighbours agree on the next iteration at
-which a node of either communicates, tell each other whom these nodes want to hear, and meet there: one
-exchange of payloads, then the next agreement. All proceed in the order of iterations: no deadlock can form.
+neither server nor hub. Ours: a site is a SuperLink with its own nodes and run. Its ServerApp relays payloads
+within the site, and sends those for other nodes to their site over the peers' channel.
+Sites need no common clock: a communication of iteration k needs only the neighbours' payloads of k, and
+iterations are totally ordered. So two neighbouring sites agree on the next iteration at which a node of
+either communicates, and on the payloads that these nodes want; they exchange the payloads, and agree again.
+All proceed in the order of iterations, so there is no deadlock.
 """
 
 import base64
@@ -38,22 +38,22 @@ from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 __all__ = ["Site", "Sites"]
 
-# The stages of an iteration: sites agree before it, and send payloads in it.
+# The stages of an iteration: sites agree before it, and exchange payloads in it.
 _AGREE, _PAYLOADS = 0, 1
 _START_BYTES = 8
 _LONGEST_START = 64
 _LATEST = 2**53
-# Seconds to wait for the answer to a question that needs no work.
+# Seconds to wait for the answer to a request.
 _QUESTION = 5.0
-# A site that is lost is sought for at most one part in so many of the time.
+# Attempts to reach lost sites take at most one part in this many of the time.
 _SELDOM = 10
-# Bytes that the name of a node, or of one payload, takes at most in what sites tell each other.
+# Most bytes for the name of a node or a payload in messages between sites.
 _ENTRY = 64
 
 
 @dataclass(frozen=True)
 class Site:
-    """Which of the sites this is, and where the others are.
+    """The number of this site, and the addresses of all sites.
 
     Node i of m belongs to site floor(i S / m).
 
@@ -62,16 +62,15 @@ class Site:
     own : int
         This site, 0 to S - 1.
     peers : Sequence[str]
-        ``host:port`` of each of the S >= 1 sites, its own too, for what sites tell each other.
+        ``host:port`` of each of the S >= 1 sites, with this one.
     credentials : PeerCredentials or None (default: None)
-        With which sites prove who they are; None on one machine alone.
+        Authenticate the sites; None only if all are on one machine.
     listen : str (default: "")
-        Where other sites are listened for, if not at the site's own address.
+        The listening address, if not the site's own one.
     timeout : float (default: 600.0)
-        Seconds that another site which is there and late is waited for, > 0; half of that are sites waited
-        for when the run starts.
+        Seconds to wait for another site that is online and late, > 0; half of that for sites at the start.
     lost_after : float (default: 15.0)
-        Seconds after which one that does not listen is left out, > 0.
+        Seconds after which an unreachable site is excluded, > 0.
     """
 
     own: int
@@ -104,36 +103,36 @@ class Site:
 
 @dataclass
 class _Link:
-    """What is agreed on with another site: that they agree before iteration ``agrees``, or meet in ``event``.
-
-    Neither: both are at their end.
+    """The state with another site: next is an agreement before iteration ``agrees``, or an exchange of
+    payloads in ``event``; with neither, both sites are at their end.
     """
 
     start: str
     agrees: int | None
     event: int | None = None
-    # Whom that site's nodes want to hear of this one's then, by receiver.
+    # The senders here that that site's nodes want payloads from in the event, by receiver.
     asked: Mapping[int, list[int]] = field(default_factory=dict)
-    # The introductions that it has of this site's nodes.
+    # The introductions of this site's nodes that it has.
     told: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def next(self) -> Topic | None:
-        """What is exchanged next."""
+        """The topic of the next exchange."""
         if self.agrees is not None:
             return Topic(self.agrees, _AGREE)
         return None if self.event is None else Topic(self.event, _PAYLOADS)
 
 
 class Sites(Router):
-    """One site among its neighbours: the sites of nodes that its own nodes may hear, or be heard by.
+    """One site among its neighbours: the sites with neighbours of its own nodes.
 
-    A site that is late or gone costs its nodes' messages, and never the run: it is left out, and asked from
-    time to time whether it is there again. Then it is taken in at an iteration that neither has begun.
+    A late or offline site loses its nodes' messages, but does not stop the run: it is excluded, and queried
+    from time to time. When it is online again, it joins at an iteration that neither side has begun.
 
-    All sites must have the same method, number of iterations K and ``settings``: ``run_name`` tells. Nodes
-    must hear whom they choose (``method.first`` is None). ``absent`` are the neighbours that take no part in
-    the event at hand, and ``seconds`` is what was waited for them.
+    All sites must have the same method, number of iterations K and ``settings``, which ``run_name``
+    identifies. Nodes must get all payloads that they choose (``method.first`` is None). ``absent`` are the
+    neighbours that do not take part in the current event, and ``seconds`` is the time spent waiting for
+    sites.
     """
 
     def __init__(
@@ -149,14 +148,14 @@ class Sites(Router):
         self.nodes = frozenset(site.nodes(method.num_nodes))
         if any(method.first(i) is not None for i in self.nodes):
             raise ValueError("site must be None where nodes take only the first that reply")
-        told = {**settings, "num-iterations": num_iterations, "sites": len(site.peers)}
-        self.run_name = "sites/" + _digest(method, told)
+        common = {**settings, "num-iterations": num_iterations, "sites": len(site.peers)}
+        self.run_name = "sites/" + _digest(method, common)
         self._end = _LATEST if num_iterations is None else num_iterations
         self._lock = threading.Lock()
-        self._begin(0)  # To find what is wrong before a run.
+        self._begin(0)  # Raises errors before a run.
 
     def _begin(self, iterations: int) -> None:
-        """Know of no other site, after so many iterations."""
+        """Reset the channel and all agreements, after this number of iterations."""
         site, num_nodes = self.site, self.method.num_nodes
         agreed = num_nodes * (num_nodes + 1) * _ENTRY + num_nodes * (2 * INTRODUCTION_BYTES + _ENTRY)
         payloads = self._most_crossing() * (self.payloads.max_bytes + _ENTRY)
@@ -173,19 +172,19 @@ class Sites(Router):
             comes=self._comes,
             lost_after=site.lost_after,
         )
-        # The last iteration at which something began that a site cannot take part in any longer.
+        # The last iteration that has begun, so that no site can join in it any more.
         self._begun = iterations - 1
         self._links: dict[int, _Link] = {}
         self._start = secrets.token_hex(_START_BYTES)
         self._seek_at: dict[int, float] = {}
-        # What own nodes made of other sites' payloads, by site and receiver: senders, and those refused.
+        # Payloads from other sites, by site and receiver: senders, and those that the receiver refused.
         self._made_of: dict[int, dict[int, tuple[list[int], list[int]]]] = defaultdict(dict)
         self._booked: Counter[int] = Counter()
         self.absent: set[int] = set()
         self.seconds = 0.0
 
     def _neighbours(self) -> set[int]:
-        """Return the sites that this one may have to do with; all where the graph changes."""
+        """Return the sites with neighbours of own nodes; all sites if the graph changes."""
         graph = self.method.graph(0)
         if self.method.graph(1) is not graph:
             return set(range(len(self.site.peers))) - {self.site.own}
@@ -203,14 +202,14 @@ class Sites(Router):
 
     @contextmanager
     def joined(self, iterations: int) -> Iterator[None]:
-        """Listen, after so many iterations; OSError if that cannot be."""
+        """Listen, after this number of iterations; OSError if the address cannot be bound."""
         self._begin(iterations)
         with self._channel:
             self._join()
             yield
 
     def ended(self, run: Run) -> None:
-        """Tell how sites did, and book what was sent to them since the last time."""
+        """Report lost sites and waiting time, and book the traffic to other sites since the last event."""
         super().ended(run)
         run.told |= {"lost-sites": len(self.absent), "site-seconds": self.seconds}
         for peer, traffic in self._channel.traffic.items():
@@ -218,24 +217,24 @@ class Sites(Router):
                 run.federation.ledger.book(run.round, PEER_TO_PEER, self.site.own, peer, 0, size)
                 self._booked[peer] = traffic.bytes
 
-    # Who is there. Of two sites the one with the lower number asks, so that both know one agreement.
+    # Joining. Of two sites the one with the lower number asks, so that there is one agreement.
 
     def _join(self) -> None:
-        """Meet the neighbours; those that come later join later."""
+        """Wait for the neighbours; those that come later join later."""
         end = time.monotonic() + self.site.timeout / 2
         while (missing := self._lost()) and time.monotonic() < end:
             self._seek(missing)
             time.sleep(0.1)
         if missing := self._lost():
-            log(WARNING, "Sites that are not there yet: %s", missing)
+            log(WARNING, "Sites that are not online yet: %s", missing)
 
     def _lost(self) -> list[int]:
-        """Return the neighbours with which nothing is agreed on."""
+        """Return the neighbours without an agreement."""
         with self._lock:
             return [peer for peer in self._channel.neighbours if peer not in self._links]
 
     def _seek(self, peers: Iterable[int]) -> None:
-        """Agree with sites that are there; let those that ask know that this one is."""
+        """Agree with reachable sites; notify those that must ask that this one is online."""
         for peer in peers:
             began = time.monotonic()
             if peer > self.site.own:
@@ -249,14 +248,15 @@ class Sites(Router):
         """Agree with a site on the first iteration that neither has begun."""
         request: dict[str, Any] = {"start": self._start}
         for _ in range(5):
-            told = self._channel.call(peer, request, _QUESTION)
-            if told is None or not isinstance(begun := told.get("begun"), int) or not -1 <= begun < _LATEST:
+            answer = self._channel.call(peer, request, _QUESTION)
+            begun = None if answer is None else answer.get("begun")
+            if answer is None or not isinstance(begun, int) or not -1 <= begun < _LATEST:
                 return
-            if told.get("joined") is True and "join" in request:
+            if answer.get("joined") is True and "join" in request:
                 with self._lock:
-                    # What began here since is without that site, which finds that out when it comes to it.
+                    # If that iteration has begun here since, the other site will learn it in the exchange.
                     if request["join"] > self._begun:
-                        start = str(told.get("start"))[:_LONGEST_START]
+                        start = str(answer.get("start"))[:_LONGEST_START]
                         self._links[peer] = _Link(start, request["join"])
                 return
             with self._lock:
@@ -272,13 +272,13 @@ class Sites(Router):
             if known is not None and known.start != start:
                 del self._links[peer]
                 self._channel.forsake(peer)
-            told = {"begun": self._begun, "start": self._start}
+            answer = {"begun": self._begun, "start": self._start}
             if (join := request.get("join")) is None:
-                return told
+                return answer
             joined = isinstance(join, int) and self._begun < join < _LATEST
             if joined:
                 self._links[peer] = _Link(start, join)
-            return {**told, "joined": joined}
+            return {**answer, "joined": joined}
 
     def _comes(self, peer: int, topic: Topic) -> bool:
         with self._lock:
@@ -286,30 +286,27 @@ class Sites(Router):
             return link is not None and link.next is not None and link.next <= topic
 
     def _leave(self, peer: int, link: _Link) -> None:
-        """Leave a site out until it is met again; the lock is held."""
+        """Exclude a site until there is a new agreement; the caller holds the lock."""
         if self._links.get(peer) is link:
             del self._links[peer]
-            log(WARNING, "Site %d is lost: its nodes' messages are.", peer)
+            log(WARNING, "Site %d is lost, with its nodes' messages.", peer)
 
     # From event to event.
 
     def _next_event(self, own: int | None) -> int | None:
-        """Return the next iteration that this site knows of, of which ``own`` is its nodes'.
-
-        None where there is none, which is final only if ``over``.
-        """
+        """Return the next known event, with ``own`` of own nodes; None is final only if ``over``."""
         with self._lock:
             events = [link.event for link in self._links.values() if link.event is not None]
         return min([*events, *([own] if own is not None else [])], default=None)
 
     def over(self, own: int | None) -> bool:
-        """Return whether there is no event, and nothing is left to agree on."""
+        """Return whether there are no more events and agreements."""
         with self._lock:
             agreed = all(link.agrees is None for link in self._links.values())
         return agreed and self._next_event(own) is None
 
     def agreed(self, own: int | None, wants: Wants) -> int | None:
-        """Agree with all sites on what comes next, as far as it comes before what is next already."""
+        """Make all agreements that precede the next event; return that event."""
         self.seconds = 0.0
         now = time.monotonic()
         self._seek([peer for peer in self._lost() if now >= self._seek_at.get(peer, 0.0)])
@@ -337,7 +334,7 @@ class Sites(Router):
         return self._next_event(own)
 
     def _due(self, own: int | None) -> tuple[int, dict[int, _Link]] | None:
-        """Return the sites that something is to be agreed on with now, and before which iteration."""
+        """Return the iteration of the next agreement, and its sites; None if an event comes before it."""
         event = self._next_event(own)
         with self._lock:
             agrees = [link.agrees for link in self._links.values() if link.agrees is not None]
@@ -350,18 +347,18 @@ class Sites(Router):
             return before, {peer: link for peer, link in self._links.items() if link.agrees == before}
 
     def _tell(self, peer: int, link: _Link, own: int | None, wants: Wants) -> dict[str, Any]:
-        """Return what a site is told: when the next own event is, who wants whom, and who is who."""
+        """Return the message to a site: the next own event, wanted payloads, and introductions."""
         asked = {str(i): [j for j in wants[i] if self._is_of(peer, j)] for i in wants}
-        told: dict[str, Any] = {"next": own, "wants": {i: those for i, those in asked.items() if those}}
+        message: dict[str, Any] = {"next": own, "wants": {i: those for i, those in asked.items() if those}}
         if (introductions := self.introductions) is not None:
             new = {i: one for i in self.nodes if (one := introductions.of.get(i)) != link.told.get(i) and one}
             link.told.update(new)
-            told["introductions"] = {
+            message["introductions"] = {
                 str(i): [base64.b64encode(one).decode(), i in introductions.pinning]
                 for i, one in sorted(new.items())
             }
-            told["read"] = {str(i): read for i, read in sorted(self._made_of[peer].items())}
-        return told
+            message["read"] = {str(i): read for i, read in sorted(self._made_of[peer].items())}
+        return message
 
     def _is_of(self, peer: int, node: int) -> bool:
         return 0 <= node < self.method.num_nodes and self.of(node) == peer
@@ -369,35 +366,35 @@ class Sites(Router):
     def _hear(
         self, peer: int, before: int, message: bytes | bytearray
     ) -> tuple[int | None, dict[int, list[int]]]:
-        """Return a site's next event, and whom its nodes then want to hear of this one's.
+        """Return a site's next event, and the payloads of this site that its nodes then want.
 
-        Raises one of ``UNREADABLE`` where it cannot be: a site speaks for its own nodes alone.
+        Raises one of ``UNREADABLE`` if the message is not valid; a site may only report its own nodes.
         """
-        told = json.loads(message)
-        event = told["next"]
+        content = json.loads(message)
+        event = content["next"]
         if event is not None and not (isinstance(event, int) and before <= event < self._end):
             raise ValueError(f"next is {event!r}")
         asked = {}
-        for name, those in told["wants"].items():
+        for name, those in content["wants"].items():
             if not self._is_of(peer, i := int(name)):
                 raise ValueError(f"node {i} is none of site {peer}")
             asked[i] = sorted({j for j in those if isinstance(j, int) and j in self.nodes})
         if (introductions := self.introductions) is not None:
-            for name, (text, pinning) in told["introductions"].items():
+            for name, (text, pinning) in content["introductions"].items():
                 one = base64.b64decode(text, validate=True)
                 if not self._is_of(peer, i := int(name)) or len(one) != INTRODUCTION_BYTES:
                     raise binascii.Error(f"node {i}")
                 introductions.take(i, one, pinning is True)
-            for name, (senders, refused) in told["read"].items():
+            for name, (senders, refused) in content["read"].items():
                 if not self._is_of(peer, i := int(name)):
                     raise ValueError(f"node {i} is none of site {peer}")
                 introductions.confirm(i, self.nodes.intersection(senders), refused)
         return event, asked
 
     def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
-        """Return what nodes here get of iteration k, after sending other sites what theirs get."""
+        """Return the bundles of own nodes for iteration k, after the exchange with other sites."""
         graph = self.graph(k)
-        # Who asks for others than neighbours is refused, wherever they are.
+        # Keeps requests for nodes that are not neighbours, which the router refuses.
         here = {i: [j for j in wants[i] if j in self.nodes or not graph.has_edge(j, i)] for i in wants}
         with self._lock:
             links = [link for _, link in sorted(self._links.items()) if link.event == k]
@@ -412,7 +409,7 @@ class Sites(Router):
         return {i: bundles[i] for i in wants}
 
     def exchanged(self, k: int, bundles: Bundles) -> Bundles:
-        """Send other sites' nodes their bundles of iteration k; return what comes for nodes here."""
+        """Send other sites their nodes' bundles of iteration k; return the payloads for own nodes."""
         with self._lock:
             links = {peer: link for peer, link in self._links.items() if link.event == k}
         sent = {
@@ -437,7 +434,7 @@ class Sites(Router):
         return received
 
     def note_read(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
-        """Note which payloads a node of this site could read, for the sites of those that sent them."""
+        """Record which payloads an own node could read, for the senders' sites."""
         refusals = set(refused)
         by_site: dict[int, list[int]] = defaultdict(list)
         for j in senders:
@@ -447,38 +444,38 @@ class Sites(Router):
             self._made_of[peer][i] = those, sorted(refusals.intersection(those))
 
     def _exchange(self, topic: Topic, sent: Mapping[int, bytes]) -> dict[int, bytes | bytearray]:
-        """Return what sites sent that were reached too."""
+        """Return the messages of the sites that were reached, too."""
         began = time.monotonic()
         found = self._channel.exchange(topic, sent, self.site.timeout) if sent else None
         self.seconds += time.monotonic() - began
         return {} if found is None else {peer: found.received[peer] for peer in found.both_ways}
 
     def describe(self) -> list[str]:
-        """Say who the neighbours are."""
+        """Describe the site's neighbours."""
         return [f"Site {self.site.own} of {len(self.site.peers)}, next to {self._channel.neighbours}"]
 
 
 def _digest(method: GossipMethod, settings: Mapping[str, Any]) -> str:
-    """Return what is the same at sites that make one run."""
+    """Return a digest of the settings that all sites of a run must share."""
     graph = method.graph(0)
-    told = {
+    common = {
         "method": method.name,
         "edges": sorted(list(edge) if graph.is_directed() else sorted(edge) for edge in graph.edges),
         "nodes": [dict(method.instructions(i)) for i in range(method.num_nodes)],
         **settings,
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
 
 def _packed(bundles: Mapping[int, Mapping[int, bytes]]) -> bytes:
-    """Return payloads as bytes: a line of receivers, senders and lengths, then what it tells of."""
+    """Return payloads as bytes: a line of receivers, senders and lengths, then the payloads."""
     entries = [(i, j, payload) for i, bundle in bundles.items() for j, payload in bundle.items()]
     header = json.dumps([(i, j, len(payload)) for i, j, payload in entries]).encode()
     return b"\n".join((header, b"".join(payload for _, _, payload in entries)))
 
 
 def _unpacked(message: bytes | bytearray) -> Iterable[tuple[int, int, bytes]]:
-    """Yield receiver, sender and payload; raises one of ``UNREADABLE`` where it cannot."""
+    """Yield receiver, sender and payload; raises one of ``UNREADABLE`` if the message is not valid."""
     header, _, rest = bytes(message).partition(b"\n")
     start = 0
     for i, j, length in json.loads(header):

@@ -1,8 +1,8 @@
-"""Who communicates when: what nodes said of their next communication, and who was away, or began anew.
+"""The server's state of a gossip run: the nodes' next communications, missed ones, and restarts.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: node i
-communicates at the iterations kappa_i, 2 kappa_i, … Nodes need each other at those alone, so that this book
-of appointments is all that takes a run from one event to the next: models stay on the nodes.
+communicates at the iterations kappa_i, 2 kappa_i, … Nodes need each other only then, so these appointments
+are all the state between two events: models stay on the nodes.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,9 +21,9 @@ __all__ = ["Appointment", "State", "introduced", "next_communication"]
 
 @dataclass(frozen=True)
 class Appointment:
-    """When a node communicates next, how often, and whom it then wants to hear.
+    """A node's next communication, its period, and the neighbours that it then wants payloads from.
 
-    Another node under the same partition id (``node_id``) knows nothing of it.
+    It is valid only for this ``node_id``, not for another node with the same partition id.
     """
 
     node_id: int
@@ -32,7 +32,7 @@ class Appointment:
     want: list[int]
 
     def past(self, k: int) -> Self:
-        """Return the first one after iteration k; those up to it were missed, whom it wants to hear stays."""
+        """Return the first one after iteration k, with the same neighbours; those up to k were missed."""
         if self.next > k:
             return self
         return replace(self, next=self.next + ((k - self.next) // self.kappa + 1) * self.kappa)
@@ -40,32 +40,32 @@ class Appointment:
 
 @dataclass(frozen=True)
 class State:
-    """The appointments of all nodes that have introduced themselves, and what became of earlier ones."""
+    """The appointments of all nodes that have answered a hello, and counts of missed ones."""
 
     appointments: Mapping[int, Appointment] = field(default_factory=dict)
     # k + 1 after the event of iteration k.
     iterations: int = 0
-    # Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost its
-    # state.
+    # Nodes that have communicated, and have not restarted since.
     communicated: frozenset[int] = frozenset()
+    # Nodes with a ClientApp that refused an update; they may have lost their state.
     refusing: frozenset[int] = frozenset()
-    # Communications that were missed, and nodes that began anew, since the start.
+    # Missed communications and restarts of nodes since the start.
     missed: int = 0
     restarted: int = 0
-    # Events in a row that were lost.
+    # Lost events in a row.
     lost: int = 0
 
     @property
     def next_event(self) -> int:
-        """The next iteration at which a node is due; some node must have introduced itself."""
+        """The next iteration at which a node communicates; requires an appointment."""
         return min(one.next for one in self.appointments.values())
 
     def due(self, k: int) -> list[int]:
-        """Return the partition ids of those that communicate at iteration k, ascending."""
+        """Return the partition ids of the nodes that communicate at iteration k, ascending."""
         return [i for i, one in sorted(self.appointments.items()) if one.next == k]
 
     def knows(self, node: Node) -> bool:
-        """Return whether a node was told its settings, and still knows them."""
+        """Return whether a node knows its settings."""
         i = node.partition_id
         one = self.appointments.get(i)
         return one is not None and one.node_id == node.node_id and i not in self.refusing
@@ -73,8 +73,8 @@ class State:
     def introduced(self, answers: Mapping[int, Appointment]) -> Self:
         """Return the state after nodes' answers to a hello.
 
-        A node that is behind has missed its communications so far. One that had communicated and is back at
-        its first communication began anew.
+        A node that is behind skips its communications up to now. One that has communicated and is at its
+        first communication again has restarted.
         """
         anew = {i for i in self.communicated & answers.keys() if answers[i].next == answers[i].kappa}
         for i in sorted(anew):
@@ -91,41 +91,42 @@ class State:
     def after(
         self,
         k: int,
-        told: Mapping[int, tuple[int, list[int]]],
+        replies: Mapping[int, tuple[int, list[int]]],
         deprived: Collection[int],
         errors: Mapping[int, Error],
         lost: int,
     ) -> Self:
         """Return the state after the event of iteration k.
 
-        ``told`` has when nodes with valid updates communicate next, and whom they then want to hear. Who is
-        ``deprived``, of any payload, has missed the event, as who did not reply has. A node whose ClientApp
-        raised (``errors``) may have lost its state. ``lost`` are the events in a row that were lost.
+        ``replies`` has the next iteration and the wanted neighbours of nodes with valid updates. Nodes
+        without a reply, and those that got none of the wanted payloads (``deprived``), have missed the event.
+        A node with a ClientApp that raised (``errors``) may have lost its state. ``lost`` is the number of
+        lost events in a row.
         """
-        missed = {i for i in self.due(k) if i not in told}.union(deprived)
-        renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in told.items()}
+        missed = {i for i in self.due(k) if i not in replies}.union(deprived)
+        renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in replies.items()}
         return replace(
             self,
             appointments={i: one.past(k) for i, one in {**self.appointments, **renewed}.items()},
             iterations=k + 1,
-            communicated=self.communicated | told.keys(),
+            communicated=self.communicated | replies.keys(),
             refusing=self.refusing.union(i for i, error in errors.items() if error.code == RAISED),
             missed=self.missed + len(missed),
             lost=lost,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it, for a checkpoint."""
-        one = asdict(self)
-        one["appointments"] = {str(i): told for i, told in sorted(one["appointments"].items())}
-        return {**one, "communicated": sorted(self.communicated), "refusing": sorted(self.refusing)}
+        """Return the state for a checkpoint."""
+        saved = asdict(self)
+        saved["appointments"] = {str(i): one for i, one in sorted(saved["appointments"].items())}
+        return {**saved, "communicated": sorted(self.communicated), "refusing": sorted(self.refusing)}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
         """Return the state of a checkpoint."""
-        known = {int(i): Appointment(**told) for i, told in saved["appointments"].items()}
-        told, refusing = frozenset(saved["communicated"]), frozenset(saved["refusing"])
-        return cls(**{**saved, "appointments": known, "communicated": told, "refusing": refusing})
+        appointments = {int(i): Appointment(**one) for i, one in saved["appointments"].items()}
+        sets = {key: frozenset(saved[key]) for key in ("communicated", "refusing")}
+        return cls(**{**saved, **sets, "appointments": appointments})
 
 
 def introduced(node: Node, content: RecordDict) -> Appointment:
@@ -137,10 +138,7 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
 
 
 def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
-    """Return the iteration, after ``after``, and the neighbours of a node's next communication.
-
-    PayloadError with reason ``bad next`` if there is none.
-    """
+    """Return iteration and neighbours of the next communication after ``after``; else PayloadError."""
     record = config_in(content, key)
     k, want = record.get("next"), record.get("want", [])
     if not isinstance(k, int) or k <= after:

@@ -1,7 +1,4 @@
-"""The strategy of methods whose nodes send each other messages along a graph: what a user sets.
-
-An event is in ``algorithm.py``.
-"""
+"""The strategy of gossip methods: its options, start and monitor; ``algorithm.py`` has an event."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -32,7 +29,7 @@ from hedgerow.wire.checks import int_at_least
 
 __all__ = ["Gossip", "GossipOptions", "places_in"]
 
-# Lost events in a row that end a run unless something else is asked for: an event may have one receiver.
+# Default number of lost events in a row that end a run: an event may have only one receiver.
 _MAX_LOST = 10
 
 
@@ -46,7 +43,7 @@ class GossipOptions(FederationOptions, total=False):
 
 
 def places_in(options: GossipOptions) -> int:
-    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``."""
+    """Return the nodes m of the graph: ``num_clients`` if given, else ``min_available_nodes``."""
     if (places := options.get("num_clients")) is not None:
         int_at_least(1, num_clients=places)
         return places
@@ -58,68 +55,63 @@ def places_in(options: GossipOptions) -> int:
 class Gossip(Algorithm):
     """A strategy that relays payloads from node to node and holds no model.
 
-    **A round is one communication event**: the iteration k at which some nodes are due.
+    **A round is one communication event**: the iteration k at which some nodes communicate.
 
     1. The neighbours that they chose publish their state at the start of iteration k, ``query.publish``.
-    2. Each node that is due gets exactly those payloads (ConfigRecord ``bundle``, sender: bytes) in a
-       ``train.update``, makes its communication step, and replies when it communicates next and whom it
-       then wants to hear (ConfigRecord ``next``: ``next``, ``want``), and scalars (MetricRecord).
+    2. Each communicating node gets exactly those payloads (ConfigRecord ``bundle``, sender: bytes) in a
+       ``train.update``, makes its communication step, and replies with its next communication and the
+       neighbours that it then wants payloads from (ConfigRecord ``next``: ``next``, ``want``), and scalars
+       (MetricRecord).
 
     All publishing for k ends before any update for k begins: the iteration is Jacobi, whatever the order of
-    messages. Before its first event each node is told its settings (``query.hello``) and replies with its
+    messages. Before its first event each node is sent its settings (``query.hello``) and replies with its
     ``kappa``, ``next`` and ``want`` (ConfigRecord ``hello``).
 
-    A payload that is lost is left out of its receivers' bundles. A node that is away is a straggler: the
-    graph stays as it is, its neighbours go on with what the others sent, it misses the communications at
-    which it is due, and one that comes, or comes back, is told its settings and joins in at its next one. No
-    event is repeated. An event with fewer than ``min_train_nodes`` valid updates is lost, unless all that are
-    due are away and others are there; more than ``max_repeats`` lost events in a row end the run. A monitor's
-    rule ends a run only once all m nodes have communicated.
+    A lost payload is missing in its receivers' bundles. An offline node is a straggler: the graph stays the
+    same, its neighbours continue with the other payloads, and it misses its communications. A node that joins
+    or reconnects is sent its settings, and takes part from its next communication. No event is repeated. An
+    event with fewer than ``min_train_nodes`` valid updates is lost, unless all communicating nodes are
+    offline and others are online; more than ``max_repeats`` lost events in a row end the run. A monitor's
+    stopping rule ends a run only after all m nodes have communicated.
 
-    A node whose ClientApp refused an update may have lost its state: it is told its settings again before
-    the next event, which changes nothing at a node that knows them. One that had communicated and is back at
-    its first communication began anew, at W^0.
+    A node with a ClientApp that refused an update may have lost its state: it is sent its settings again
+    before the next event, which does not affect a node that knows them. A node that has communicated and is
+    at its first communication again has restarted, from W^0.
 
     A round's training metrics are ``iteration`` (k), ``receivers``, ``deliveries``, ``lost-payloads``,
-    ``refused`` and, since the start, ``missed`` communications and nodes that ``restarted``; where there is
-    noise, what ``PrivacyReport.metrics`` says of the node that released most; and the weighted means of what
-    the nodes tell. ``gradients`` and ``communications`` are what a node spent so far, in the mean of all.
+    ``refused`` and, since the start, ``missed`` communications and nodes that ``restarted``; with noise,
+    ``PrivacyReport.metrics`` of the node with the most releases; the weighted means of the nodes' metrics;
+    and ``gradients`` and ``communications`` so far, as means over all nodes.
 
     ``start`` takes an **empty** ArrayRecord and returns one: models live on the nodes. Its ``num_rounds`` is
     the largest number of events, its ``evaluate_fn`` gets the empty arrays, after the monitor has looked. It
     raises ValueError for other arrays, TooFewRepliesError also if no node answers a hello, and
-    DivergenceError if the nodes' models grow without bound.
+    DivergenceError if the nodes' models diverge.
 
     Parameters
     ----------
     method : GossipMethod
-        What sets the methods apart.
+        The method.
     num_iterations : int or None (default: None)
-        The run ends with W^K after so many iterations K, >= 1; None leaves the end to ``num_rounds``.
+        The run ends with W^K after K iterations, >= 1; None if only ``num_rounds`` ends it.
     monitor : Monitor or None (default: None)
-        Looks at all models after every iteration, which only a simulation can, and may end the run. Where
-        most nodes refuse, nobody is asked again.
+        Looks at all models after every iteration, which only a simulation allows, and may end the run. If
+        most nodes refuse it, no node is queried again.
     sealed : bool (default: False)
-        Whether what a node publishes, and the seed of its sensing matrices, travel sealed from neighbour to
-        neighbour (``hedgerow.wire.sealed``). Metrics then tell, besides, how many nodes are ``pinning`` their
-        neighbours' keys and what was refused: ``withheld`` payloads, and ``unopened`` ones, with
+        Whether payloads, and the seed of the sensing matrices, are sealed from neighbour to neighbour
+        (``hedgerow.wire.sealed``). Metrics then also have the number of nodes that are ``pinning`` their
+        neighbours' keys, and of refused payloads: ``withheld`` and ``unopened`` ones, with
         ``unopened-<reason>`` for each reason.
     site : Site or None (default: None)
-        Which of several sites this is, whose nodes alone take part here; what passes between sites goes from
-        ServerApp to ServerApp. Nodes have the models that they have with one hub, bit for bit, where all
-        sites and nodes are there all along. Events are those in which this site's nodes communicate or
-        publish, payloads are booked where they are sent, metrics and the privacy report are of this site's
-        nodes, and there is no monitor, as nobody sees all models. Metrics tell, besides, how many
-        neighbouring sites took no part (``lost-sites``) and how long sites were waited for
-        (``site-seconds``).
+        One of several sites, with its own nodes; ServerApps exchange payloads between sites directly. If all
+        sites and nodes stay online, models are equal to those with one hub, bit for bit. Events are those in
+        which this site's nodes communicate or publish, the sender's site books payloads, and metrics and the
+        privacy report cover this site's nodes. There is no monitor, as no party sees all models. Metrics also
+        have the number of neighbouring sites that did not take part (``lost-sites``) and the time spent
+        waiting for sites (``site-seconds``).
     **options
-        See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` all of
-        them unless given; ``max_repeats`` is 10 unless given; ``fraction_evaluate`` has no meaning here.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, as a seed is that no message holds; it names value and valid range.
+        See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` is all of
+        them by default, ``max_repeats`` is 10 by default; ``fraction_evaluate`` has no effect.
     """
 
     def __init__(
@@ -143,7 +135,7 @@ class Gossip(Algorithm):
                 f"{options['min_available_nodes']!r}"
             )
         if site is not None and monitor is not None:
-            raise ValueError("monitor must be None with a site: nobody sees all models")
+            raise ValueError("monitor must be None with a site: no party sees all models")
         options["num_clients"] = method.num_nodes
         federation = Federation(**options)
         seed = federation.settings.seed
@@ -155,9 +147,11 @@ class Gossip(Algorithm):
         self.sealed = sealed
         self.site = site
         sizes = sealed_sizes(method.sizes) if sealed else method.sizes
-        same = {"seed": seed, "sealed": sealed}
+        common = {"seed": seed, "sealed": sealed}
         self.carrier = (
-            Router(method.graph, sizes) if site is None else Sites(site, method, sizes, num_iterations, same)
+            Router(method.graph, sizes)
+            if site is None
+            else Sites(site, method, sizes, num_iterations, common)
         )
         self.links = SealedLinks(method, self.carrier) if sealed else OpenLinks(method)
         self.looks = Looks(monitor, method.dim)
@@ -168,7 +162,7 @@ class Gossip(Algorithm):
         federation.admits = self._admits
 
     def saved(self, state: State) -> dict[str, Any]:
-        """Return what a checkpoint holds of a state."""
+        """Return a state for a checkpoint."""
         return state.state_dict()
 
     def restored(self, saved: Mapping[str, Any]) -> State:
@@ -195,15 +189,12 @@ class Gossip(Algorithm):
 
     @property
     def total_iterations(self) -> int | None:
-        """K, ``num_iterations``; the stopping rule may end the run before."""
+        """K, ``num_iterations``; the stopping rule may end the run earlier."""
         return self.num_iterations
 
     @property
     def finished(self) -> bool:
-        """Whether the run is at its end: its iterations are done, or the stopping rule is met.
-
-        An event that has begun is ended first.
-        """
+        """Whether all iterations are done or the stopping rule is met, and no event is in progress."""
         if self._at_hand is not None:
             return False
         if self.looks.stopped:
@@ -213,9 +204,9 @@ class Gossip(Algorithm):
         return self.carrier.over(self.next_own(self.state))
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """Run the strategy, see ``FederatedStrategy``, and log what the run cost in privacy.
+        """Run the strategy, see ``FederatedStrategy``, and log the privacy report.
 
-        A site listens for the others all the while; OSError if its address cannot be listened on.
+        A site listens for the others during the run; OSError if its address cannot be bound.
         """
         with self._open:
             result = super().start(*args, **options)
@@ -224,19 +215,19 @@ class Gossip(Algorithm):
         return result
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Account for the node that released most so far, at a total delta (None: that of one release).
+        """Account for the node with the most releases so far, at a total delta (None: that of one release).
 
-        Counted is what the node was asked for, or what its ledger says where that is more. The nodes' data
-        are disjoint, so that their number does not enter. ValueError if there is no noise.
+        Requested releases count, or those of the node's own ledger if they are more. The nodes' data are
+        disjoint, so the number of nodes does not matter. ValueError without noise.
         """
         return self.exposure.report(delta)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Let the monitor look at every iteration until the next event; nothing else is evaluated.
+        """Let the monitor look at every iteration until the next event; there is no other evaluation.
 
-        The round's record is of the first of them, ``iterations``; ``Monitor.after_event`` has its models.
+        The round's record has the first of them, ``iterations``; ``Monitor.after_event`` has its models.
         """
         state = self.state
         if self.monitor is None or state is None or self.completed_rounds != server_round:
@@ -250,7 +241,7 @@ class Gossip(Algorithm):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:
-        """Return what the monitor saw right after the event, which ends here."""
+        """Return the monitor's metrics right after the event."""
         return self.looks.metrics(self.iterations) if self.completed_rounds == server_round else None
 
     def summary(self) -> None:

@@ -1,4 +1,4 @@
-"""What nodes spent on a run, by their own word: gradients and communications, as means of all nodes."""
+"""Gradients and communications that nodes report, as means over all nodes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +18,9 @@ _GRADIENTS = "gradients"
 
 
 class Work(Part):
-    """Gradients that each node says it has taken since it began, and communications that it took part in.
+    """Counts each node's reported gradients since its start, and its communications.
 
-    An event has some of the nodes only: what the others spent is what they said last. Means are of all m
-    nodes.
+    An event has only some of the nodes; for the others the last report counts. Means are over all m nodes.
     """
 
     name = "work"
@@ -31,36 +30,36 @@ class Work(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have counted nothing."""
+        """Reset the counts."""
         self._gradients: dict[int, float] = {}
         self._communications = 0
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Count what an update says."""
+        """Count an update."""
         if exchange.kind == UPDATE:
-            told = only_record(reply.content, MetricRecord, "bad metrics")
-            self.tell(reply.node.partition_id, told)
+            metrics = only_record(reply.content, MetricRecord, "bad metrics")
+            self.tell(reply.node.partition_id, metrics)
 
     def ended(self, run: Run) -> None:
-        """Tell the counts."""
+        """Report the counts."""
         run.told |= self.metrics()
 
     def tell(self, i: int, metrics: MetricRecord) -> None:
-        """Count a communication of node i, and take its number of gradients from its reply."""
+        """Count a communication of node i, with the gradients that it reports."""
         self._communications += 1
-        told = metrics.get(_GRADIENTS)
-        if isinstance(told, int | float) and told >= 0:
-            self._gradients[i] = float(told)
+        gradients = metrics.get(_GRADIENTS)
+        if isinstance(gradients, int | float) and gradients >= 0:
+            self._gradients[i] = float(gradients)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``gradients`` and ``communications`` so far, a node."""
+        """Return ``gradients`` and ``communications`` so far, per node."""
         totals = {_GRADIENTS: sum(self._gradients.values()), "communications": self._communications}
         return {key: total / self.num_nodes for key, total in totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
-        told = {str(i): number for i, number in sorted(self._gradients.items())}
-        return {_GRADIENTS: told, "communications": self._communications}
+        gradients = {str(i): number for i, number in sorted(self._gradients.items())}
+        return {_GRADIENTS: gradients, "communications": self._communications}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a checkpoint."""

@@ -1,4 +1,4 @@
-"""What is added to a run beside its algorithm; no part knows a method."""
+"""Additions to a run beside its algorithm; no part knows a method."""
 
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog

@@ -1,8 +1,7 @@
-"""What a well-formed reply may be at most: its update's norm, its weight, and the loss of what comes of it.
+"""Bounds on well-formed replies: the update's norm, the weight, and the resulting loss.
 
-A bound is a multiple of what is usual in the run itself, taken as a median: fewer than half of the nodes
-cannot move it. It keeps one node from ruining a model at a stroke; what stays within it is for a robust mean
-(``robust.py``).
+A bound is a multiple of a median over the run itself, which fewer than half of the nodes cannot move. It
+keeps a single reply from ruining the model; robust means (``robust.py``) handle errors within the bound.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,35 +16,35 @@ from hedgerow.wire.records import PayloadError
 
 __all__ = ["OVERSTATED", "TOO_LARGE", "LossBound", "UpdateBound", "capped", "norm_of", "overstated"]
 
-# The reason of a reply whose update is refused.
+# The reason for refusing an update.
 TOO_LARGE = "update too large"
-# The reason of a node, or a reply, that claims a size which none has, and the multiple of the median beyond
-# which that is so: a hospital beside phones of ten examples each has 10^5 times theirs at most, while 2^53,
-# the most that a message may say, is 10^6 times any median up to nine billion.
+# The reason for refusing a claimed size, and the largest accepted multiple of the median: a hospital among
+# phones of ten examples each has at most 10^5 times their size, while 2^53, the largest claim that a message
+# may hold, is 10^6 times any median up to nine billion.
 OVERSTATED, _MAX_CLAIM_RATIO = "claimed size too large", 1e6
-# Claims of which fewer than half may lie, and still the median is an honest one.
+# Fewest claims for a median that a minority of false ones cannot move.
 _LEAST_CLAIMS = 3
-# Rounds whose medians say what is usual.
+# Number of rounds in the median.
 _ROUNDS = 16
-# Of the model's own norm: an update that is no larger is usual in any round.
+# Share of the model's own norm up to which an update is usual in any round.
 _SMALL = 1e-3
 
 
 def norm_of(vector: NDArray[Any]) -> float:
-    """Return the Euclidean norm of a vector; infinity where it exceeds what its type holds."""
+    """Return the Euclidean norm of a vector; infinity on overflow."""
     flat = vector.ravel()
-    # As ``np.linalg.norm`` does, which takes longer to ask what it was given.
+    # As ``np.linalg.norm``, without its overhead.
     with np.errstate(over="ignore"):
         return float(np.sqrt(flat.dot(flat)))
 
 
 class UpdateBound:
-    """Holds the norms of updates against those that were accepted in rounds before.
+    """Bounds the norms of updates by those accepted in earlier rounds.
 
-    The bound is ``max_ratio`` times the median, over the last 16 rounds, of each round's median norm, and no
-    less than ``max_ratio`` thousandths of the model's norm, so that a run which has all but converged
-    takes what is new. In the first round it is ``max_ratio`` times the norm of the model, or the root of its
-    size where it is zero. ``max_ratio`` >= 0; 0 is no bound.
+    The bound is ``max_ratio`` times the median, over the last 16 rounds, of each round's median norm, and at
+    least ``max_ratio`` thousandths of the model's norm, so that an almost converged run accepts new nodes'
+    updates. In the first round it is ``max_ratio`` times the norm of the model, or times the square root of
+    its size if it is zero. ``max_ratio`` >= 0; 0 for no bound.
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -55,26 +54,26 @@ class UpdateBound:
         self._round = 0
 
     def begin(self, server_round: int) -> None:
-        """Begin a round; one that is begun again forgets what it accepted."""
+        """Begin a round; a repeated round forgets the updates that it accepted."""
         if server_round != self._round:
             self._usual = self._known()
         self._here, self._round = [], server_round
 
     def check(self, update: NDArray[Any], model: NDArray[Any], noise: float = 0.0) -> None:
-        """Note an update of a model, arrays of any shape; PayloadError with reason ``update too large``.
+        """Record an update of a model, arrays of any shape; PayloadError (``update too large``) if refused.
 
-        ``noise`` is the standard deviation of what the run has a node add to each number, by which the bound
-        is wider: the norm of such noise exceeds sigma (sqrt(d) + 6) once in 10^7 updates.
+        ``noise`` is the standard deviation sigma of the noise that the run adds to each number. It widens the
+        bound by sigma (sqrt(d) + 6), which the noise's norm exceeds once in 10^7 updates.
         """
         if self.max_ratio:
             self.check_norm(norm_of(update), model, noise)
 
     def check_norm(self, norm: float, model: NDArray[Any], noise: float = 0.0) -> None:
-        """Note the norm of an update of a whole model, as ``check`` does; ``max_ratio`` is not 0."""
+        """Record the norm of an update of a whole model, as ``check`` does; ``max_ratio`` is not 0."""
         usual = median(self._usual) if self._usual else 0.0
         if norm > self.max_ratio * usual:
             small = (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
-            usual = max(usual, small)  # What is small is usual in any case.
+            usual = max(usual, small)
             most = self.max_ratio * usual + noise * (sqrt(model.size) + 6)
             if not norm <= most:
                 raise PayloadError(TOO_LARGE, f"norm {norm:.3g}, expected at most {most:.3g}")
@@ -93,10 +92,10 @@ class UpdateBound:
 
 
 class LossBound:
-    """Holds the losses of evaluations against the first of their kind.
+    """Bounds losses by the first one of their kind.
 
-    A loss diverges that is not finite, or exceeds ``max_ratio`` times the first, or times 1 where that is
-    less; with ``max_ratio`` = 0 none does.
+    A loss diverges if it is not finite, or exceeds ``max_ratio`` times the larger of 1 and the first loss;
+    ``max_ratio`` = 0 for no bound.
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -104,7 +103,7 @@ class LossBound:
         self._first: dict[str, float] = {}
 
     def problem(self, kind: str, loss: Any) -> str | None:
-        """Return what is wrong with a loss of a kind (central, federated), if anything."""
+        """Return what is wrong with a loss of a kind (central, federated, training), if anything."""
         if not self.max_ratio or isinstance(loss, bool) or not isinstance(loss, int | float):
             return None
         if not isfinite(loss):
@@ -124,10 +123,10 @@ class LossBound:
 
 
 def capped(weights: Mapping[int, float], max_ratio: float) -> float:
-    """Return the most that one of these weights counts: ``max_ratio`` times their median; infinity for 0."""
+    """Return the cap on these weights: ``max_ratio`` times their median; infinity if ``max_ratio`` is 0."""
     return max_ratio * median_low(weights.values()) if max_ratio and weights else float("inf")
 
 
 def overstated(sizes: Mapping[int, float]) -> float:
-    """Return the size above which a claim is refused, given those of all; infinity where they are too few."""
+    """Return the size above which a claim is refused, given all sizes; infinity if they are too few."""
     return _MAX_CLAIM_RATIO * median_low(sizes.values()) if len(sizes) >= _LEAST_CLAIMS else float("inf")

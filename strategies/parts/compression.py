@@ -36,12 +36,12 @@ __all__ = ["CompressedChanges", "ErrorFeedback"]
 
 @dataclass(frozen=True)
 class CompressedChanges:
-    """Replies are compressed changes of the model; running statistics and counters travel as they are.
+    """Replies are compressed changes of the model; running statistics and counters are not compressed.
 
     Parameters
     ----------
     codec : Compressor
-        Of the round.
+        The round's codec.
     """
 
     codec: Compressor
@@ -61,13 +61,7 @@ class CompressedChanges:
     def unpacked(
         self, record: ArrayRecord, layout: Layout
     ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]], int]:
-        """Return Q(m) (d,) of the compressed arrays, the others by key, and the bits of the payload.
-
-        Raises
-        ------
-        PayloadError
-            If the record holds none.
-        """
+        """Return Q(m) (d,), the uncompressed arrays by key, and the payload's bits."""
         update, dense = unpack_update(self.codec, layout, record)
         payload = {key: values for key, values in record_payload(record).items() if key not in dense}
         return update, dense, self.codec.bits(compressed_part(layout).size, payload)
@@ -81,7 +75,7 @@ class CompressedChanges:
         return to_record(summed_arrays(self.codec, record_payload(layout.unflatten(model))))
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-        """Return the change whose entries are the numbers."""
+        """Return the change (M,) from its coded numbers."""
         part, rest = compressed_part(layout), dense_part(layout)
         change, kept = np.zeros(layout.size), numbers.size - rest.size
         update = self.codec.decode({"values": numbers[:kept].astype(np.float32)}, part.size)
@@ -93,14 +87,14 @@ class CompressedChanges:
 
 
 class ErrorFeedback(Part):
-    """Asks nodes for compressed replies, and tells each which of its own was absorbed last.
+    """Asks nodes for compressed replies, and acknowledges each node's last absorbed one.
 
     Parameters
     ----------
     compressor : Compressor
         ``Identity`` for whole models.
     error_feedback : bool
-        Whether nodes keep what compression cuts off, and add it to their next reply.
+        Whether nodes keep the compression error and add it to their next reply.
     """
 
     name = "error-feedback"
@@ -110,11 +104,11 @@ class ErrorFeedback(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have absorbed nothing."""
+        """Forget the acknowledgements."""
         self.acknowledged: dict[int, int] = {}
 
     def coding(self, round_index: int) -> Coding:
-        """Return how the replies of a round (from 0) are read."""
+        """Return the coding of the replies of a round (from 0)."""
         codec = in_round(self.compressor, round_index)
         return Models() if isinstance(codec, Identity) else CompressedChanges(codec)
 
@@ -129,20 +123,16 @@ class ErrorFeedback(Part):
         return replace(exchange, asks=asks, config=config, coding=self.coding(k))
 
     def asked(self, round_index: int) -> dict[str, str | bool | int]:
-        """Return what the config of every message of a round asks for."""
-        codec = in_round(self.compressor, round_index)
-        return {
-            "compressor": str(codec),
-            "error-feedback": self.error_feedback,
-            "round-index": round_index,
-        }
+        """Return the config entries that ask for a round's compressed replies."""
+        compressor = str(in_round(self.compressor, round_index))
+        return {"compressor": compressor, "error-feedback": self.error_feedback, "round-index": round_index}
 
     def acknowledge(self, nodes: Iterable[int], round_index: int) -> None:
-        """Note whose updates of a round are in the model."""
+        """Record that the model has absorbed these nodes' updates of a round."""
         self.acknowledged |= dict.fromkeys(nodes, round_index)
 
     def ended(self, run: Run) -> None:
-        """Acknowledge what a round has absorbed."""
+        """Acknowledge the updates that a round has absorbed."""
         self.acknowledge(run.absorbed, run.round - 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,6 +144,6 @@ class ErrorFeedback(Part):
         self.acknowledged = {int(node): int(k) for node, k in state["acknowledged"].items()}
 
     def describe(self) -> list[str]:
-        """Say how replies are compressed."""
+        """Describe the compression of replies."""
         kept = self.error_feedback and not isinstance(self.compressor, Identity)
         return [f"ErrorFeedback: {self.compressor}, {'error feedback' if kept else 'no error feedback'}"]

@@ -1,8 +1,7 @@
-"""What nodes hold between rounds, and what each is sent so that it holds the current version of it.
+"""The versioned base that nodes hold between rounds, and the downloads that keep it current.
 
-A base of some arrays moves from version to version by updates. A node that was away lacks some: it is sent
-the updates that it missed, or the base itself, in one of three ways; what the other two would have sent is
-counted beside it.
+Updates lead the base, a set of arrays, from version to version. A node that missed updates is sent them, or
+the whole base, in one of three ways; the traffic of the other two ways is counted for comparison.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ SYNCS: tuple[Sync, ...] = get_args(Sync)
 class Download:
     """Traffic from the server to nodes.
 
-    ``bits`` are what arrays carry, without headers and keys: 32 a parameter, 64 with its index, 1 a sign.
-    ``payload_bytes`` are the arrays as they are serialised, with headers and keys.
+    ``bits`` counts the arrays' contents, without headers and keys: 32 per parameter, 64 with its index, 1 per
+    sign. ``payload_bytes`` counts the serialised arrays, with headers and keys.
     """
 
     messages: int = 0
@@ -49,7 +48,7 @@ class Download:
 
     @classmethod
     def of(cls, *records: ArrayRecord) -> Download:
-        """Return what some records carry."""
+        """Return the size of some records."""
         bits = sum(8 * view(array).nbytes for record in records for array in record.values())
         return cls(0, bits, sum(payload_bytes(record) for record in records))
 
@@ -60,9 +59,7 @@ class Download:
 
     def __add__(self, other: Download) -> Download:
         return Download(
-            self.messages + other.messages,
-            self.bits + other.bits,
-            self.payload_bytes + other.payload_bytes,
+            self.messages + other.messages, self.bits + other.bits, self.payload_bytes + other.payload_bytes
         )
 
     def __mul__(self, times: int) -> Download:
@@ -73,9 +70,9 @@ _MESSAGE = Download(messages=1)
 
 
 class UpdateLog:
-    """The updates of the base by version, as far back as they are fewer bits than the base.
+    """The updates of the base by version, as far back as they have fewer bits than the base.
 
-    ``base_bits`` is 0 where there is no base, and nodes keep nothing between rounds.
+    ``base_bits`` is 0 if there is no base, and nodes keep nothing between rounds.
     """
 
     def __init__(self, update_bits: int, base_bits: int) -> None:
@@ -92,7 +89,7 @@ class UpdateLog:
         return len(self._updates)
 
     def append(self, arrays: Mapping[str, Tensor | NDArray[Any]]) -> None:
-        """Log the update that leads to the next version, and drop those that nobody will be sent."""
+        """Log the update to the next version, and drop those that no node will be sent."""
         self._updates[self.version] = to_record({f"{self.version}/{key}": a for key, a in arrays.items()})
         self.version += 1
         reach = self.base_bits // max(1, self.update_bits)
@@ -100,7 +97,7 @@ class UpdateLog:
             del self._updates[version]
 
     def covers(self, version: int) -> bool:
-        """Return whether the updates since a version are fewer bits than the base."""
+        """Return whether the updates since a version have fewer bits than the base."""
         return (self.version - version) * self.update_bits < self.base_bits
 
     def since(self, version: int) -> ArrayRecord:
@@ -123,21 +120,21 @@ class UpdateLog:
 
 
 class Downlink(Part):
-    """Has every node that trains hold the current base, which an exchange's asks name as ``held["base"]``.
+    """Keeps the base of every training node current; an exchange's asks have it as ``held["base"]``.
 
-    A round moves the base by ``run.update``. Instructions are told the ``version`` that nodes must hold,
+    A round updates the base by ``run.update``. Instructions hold the ``version`` that nodes must have,
     ``from-version``, where their updates start, and whether to ``keep-base``.
 
     Parameters
     ----------
     sync : {"catchup", "dense", "broadcast"}
-        ``catchup`` sends a node the updates since the version it acknowledged, ``dense`` sends everyone the
-        base every time, ``broadcast`` sends every update to every node, also to those that do not train.
-        Whoever holds nothing, or has missed more than the base is worth, is sent the base.
+        ``catchup`` sends a node the updates since the version that it acknowledged, ``dense`` sends the base
+        every time, ``broadcast`` sends every update to every node, also to those that do not train. A node
+        that holds nothing, or has missed updates with more bits than the base, is sent the base.
     record, link : str
-        The ArrayRecord in which updates travel, and the link of the modelled system.
+        The ArrayRecord of updates, and the link of the modelled system.
     seeded : bool (default: False)
-        Whether nodes can draw version 0 themselves; they are told its ``base-checksum``.
+        Whether nodes can draw version 0 themselves; instructions then hold its ``base-checksum``.
     """
 
     name = "downlink"
@@ -158,16 +155,17 @@ class Downlink(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Be as before a run."""
+        """Reset log, versions and traffic."""
         self.log.reset()
         self.traffic = dict.fromkeys(SYNCS, Download())
-        # None for a node that is known to hold nothing.
+        # The versions that nodes hold; None for a node that is known to hold nothing.
         self._held: dict[Sync, dict[int, int | None]] = {way: {} for way in SYNCS}
-        # Of a broadcast that is not made, what all hold of so many nodes, but those in ``_held``.
+        # For a hypothetical broadcast: a version, and how many nodes hold it, except those in ``_held``.
         self._others: tuple[int | None, int] = None, 0
-        # Of version 0, where nodes draw it.
+        # Of version 0, if nodes draw it.
         self._checksum = ""
-        # Of the round: what lacks since which version, who may be answered again, and who only listens.
+        # Of the round: the records since a version, the nodes that may be answered again, and the replies and
+        # node ids of those that only get updates.
         self._lacking: dict[int | None, dict[str, ArrayRecord]] = {}
         self._unanswered: dict[int, Node] = {}
         self._listening = Inbox([], "", lambda node, content: None)
@@ -177,20 +175,20 @@ class Downlink(Part):
 
     @property
     def initial(self) -> int | None:
-        """The version that a node holds which was never heard of: 0 where it draws it, None for nothing."""
+        """The version that a new node holds: 0 if it draws it, None for nothing."""
         return 0 if self._checksum else None
 
     def start(self, client: int) -> int | None:
-        """Return the version from which on a node is sent updates, or None if it is sent the base."""
+        """Return the version from which a node is sent updates, or None if it is sent the base."""
         return self._start_of(self.sync, self._holds(self.sync, client))
 
     def acknowledge(self, client: int) -> None:
-        """Note that a node that trains holds the current version, as it would whatever the way."""
+        """Record that a training node holds the current version, in every way."""
         for held in self._held.values():
             held[client] = self.log.version
 
     def lose(self, client: int) -> None:
-        """Note that a node holds nothing, or what it can draw, unless that is what it has just failed to."""
+        """Record that a node has lost its base; it holds ``initial``, or nothing if it failed from that."""
         failed = self.start(client) in (None, self.initial)
         for held in self._held.values():
             held[client] = None if failed else self.initial
@@ -208,7 +206,7 @@ class Downlink(Part):
     # A round's messages.
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Say which version nodes must hold, and send each what it lacks of it."""
+        """Add the version that nodes must hold, and the records that each lacks."""
         if not exchange.trains:
             return exchange
         base = exchange.asks[0].held.get("base")
@@ -216,19 +214,19 @@ class Downlink(Part):
             self._checksum = checksum(base)
             self._others = 0, 0
         self._lacking = {} if base is None else {None: {"base": base}}
-        told: dict[str, Any] = {
+        config: dict[str, Any] = {
             "version": self.log.version,
             "keep-base": self.log.base_bits > 0 and self.sync != "dense",
         }
         if self._checksum:
-            told["base-checksum"] = self._checksum
+            config["base-checksum"] = self._checksum
         asks = [self._supplied(ask, ask.nodes) for ask in exchange.asks]
-        return replace(exchange, asks=asks, config={**exchange.config, **told})
+        return replace(exchange, asks=asks, config={**exchange.config, **config})
 
     def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
-        """Return what nodes are sent that only listen: where every node hears every update, those behind."""
+        """Return the messages of a broadcast to nodes that do not train and lack updates."""
         assert run.grid is not None
-        # A node takes part in a sum once: whoever has no base is left out of it.
+        # A node takes part in a secure sum once, so one without a base is excluded from it.
         self._unanswered = {} if exchange.reads is not None else {node.node_id: node for node in nodes}
         listeners = self._behind(run, nodes) if self.sync == "broadcast" else []
         self._count(exchange, nodes, listeners)
@@ -236,9 +234,9 @@ class Downlink(Part):
         messages = []
         for node in listeners:
             if (start := self.start(node.partition_id)) not in contents:
-                told = ConfigRecord({**exchange.config, "from-version": self._first(start)})
-                named = {self.federation.settings.configrecord_key: told}
-                contents[start] = RecordDict({**self._lacks(start), **named})
+                config = ConfigRecord({**exchange.config, "from-version": self._first(start)})
+                key = self.federation.settings.configrecord_key
+                contents[start] = RecordDict({**self._lacks(start), key: config})
             self._book(run, node, contents[start], 0)
             messages.append(self._message(run, node, contents[start], MERGE))
         self._listening = Inbox(listeners, str(run.round), self._heard)
@@ -246,10 +244,10 @@ class Downlink(Part):
         return messages
 
     def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterator[Message]:
-        """Yield what participants replied, and take what nodes replied that only listened.
+        """Yield the participants' replies, and check those of nodes that only got updates.
 
-        A participant that has no base is sent one, or what it can make one of, and its next reply counts: it
-        has a round's time again, once the others have replied.
+        A participant without a base is sent one, or the updates from a version that it can draw, and its next
+        reply counts: it has a round's time again, once the others have replied.
         """
         lost, heard = list[Node](), list[Message]()
         for reply in messages:
@@ -266,12 +264,12 @@ class Downlink(Part):
             self.federation.ledger.book(run.round, NODE_TO_HUB, one.node.partition_id, 0, 0, size)
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a reply from another base than the current one; its node is sent the base next time."""
+        """Refuse a reply from another version than the current one; its node is sent the base next time."""
         if exchange.trains:
             self._check_base(node, content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Note that a node holds the current version."""
+        """Record that a node holds the current version."""
         if exchange.trains:
             self.acknowledge(reply.node.partition_id)
 
@@ -292,7 +290,7 @@ class Downlink(Part):
             raise PayloadError("wrong base", f"base-version={version!r}, expected {self.log.version}")
 
     def _supplied(self, ask: Ask, nodes: Sequence[int]) -> Ask:
-        """Return an ask with what each of some nodes lacks."""
+        """Return an ask with the records that each of some nodes lacks."""
         own: dict[str, dict[int, Any]] = {"from-version": {}}
         for at in nodes:
             start = self.start(at)
@@ -305,7 +303,7 @@ class Downlink(Part):
         return self.log.version if start is None else start
 
     def _lacks(self, start: int | None) -> dict[str, ArrayRecord]:
-        """Return what is sent beside: one object for all nodes that lack the same."""
+        """Return the records to send from a version on: one object for all nodes at that version."""
         if start not in self._lacking:
             if start is None or start == self.log.version:
                 return {}
@@ -320,16 +318,16 @@ class Downlink(Part):
         return [node for node in behind if node.node_id in roster.online]
 
     def _heard(self, node: Node, content: RecordDict) -> None:
-        """Check what a node replied that only listened; it then holds the current version."""
+        """Check the reply of a node that does not train; it then holds the current version."""
         self._check_base(node, content)
         self._held["broadcast"][node.partition_id] = self.log.version
 
     def _without_base(self, reply: Message, run: Run) -> Node | None:
-        """Return the participant that says, for the first time in the round, that it has no base."""
+        """Return the reply's node if it reports, for the first time in the round, that it has no base."""
         if not self.log.base_bits or not reply.has_content() or reply.metadata.group_id != str(run.round):
             return None
-        told = next(iter(reply.content.metric_records.values()), None)
-        if told is None or told.get("need-base") != 1:
+        metrics = next(iter(reply.content.metric_records.values()), None)
+        if metrics is None or metrics.get("need-base") != 1:
             return None
         return self._unanswered.pop(reply.metadata.src_node_id, None)
 
@@ -355,13 +353,10 @@ class Downlink(Part):
         sizes = sum(map(payload_bytes, content.array_records.values())), payload_bytes(content)
         self.federation.book_down(run.round, self.link, 0, node.partition_id, bits, sizes)
 
-    # What each way costs.
+    # The traffic of each way.
 
     def _count(self, exchange: Exchange, nodes: Sequence[Node], listeners: Sequence[Node]) -> None:
-        """Count one round's messages, each way.
-
-        For the ways that are not taken it is assumed that every node is there and every message arrives.
-        """
+        """Count one round's messages for each way; in the hypothetical ways nothing is lost or offline."""
         trainers, own = [node.partition_id for node in nodes], self._own(exchange)
         for way in SYNCS:
             total = self.traffic[way]
@@ -375,19 +370,16 @@ class Downlink(Part):
             self.traffic[way] = total
 
     def _own(self, exchange: Exchange) -> Download:
-        """Return what every instruction carries beside updates or base."""
+        """Return the size of an instruction's other arrays."""
         ask = exchange.asks[0] if exchange.asks else None
         records = [] if ask is None else [ask.arrays, *ask.records.values()]
         return Download.of(*(record for record in records if isinstance(record, ArrayRecord)))
 
     def _inform_all(self, trainers: Sequence[int]) -> Download:
-        """Count what a broadcast sends to all nodes but those that train, and note that they heard it.
-
-        All but a few of a million hold the same: those are counted, not gone through.
-        """
+        """Count a broadcast to all nodes that do not train; those at a common version without a loop."""
         held, (version, count) = self._held["broadcast"], self._others
         clients = self.federation.num_clients
-        if version != self.initial:  # Who came since holds what a newcomer does.
+        if version != self.initial:  # Nodes that have joined since hold the initial version.
             held |= dict.fromkeys(range(count, clients), self.initial)
         training = {client: self._holds("broadcast", client) for client in trainers}
         listening = [(held[client], 1) for client in held.keys() - training.keys()]

@@ -1,4 +1,4 @@
-"""Whether nodes follow a method's instructions, or train as they always do."""
+"""Checks that nodes follow a method's instructions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Followed"]
 
 
 class Followed(Part):
-    """Refuses models of nodes that ignore what only this method's ClientApp reads.
+    """Refuses models of nodes that run the ClientApp of another method.
 
-    A ClientApp of another method takes the model, trains as it likes and replies with a model: every check of
-    shapes passes, and the run is not the method's. Its replies tell no metric of the method's: ``tells`` are
-    those by one of which a node shows that it has followed; one that is a key of the message's config too
-    must have its value. ``instructions`` and ``client``, the ClientApp to use, are for the error.
+    Such a ClientApp trains in its own way and replies with a model that passes every check of shapes. But its
+    replies lack this method's metrics: a valid reply has at least one of the metrics ``tells``, and each of
+    them that is also a key of the message's config must have the same value. ``instructions`` and ``client``
+    (the ClientApp to use) only serve the error message.
     """
 
     name = "followed"
@@ -40,16 +40,16 @@ class Followed(Part):
         )
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a model without one of the metrics; PayloadError."""
+        """Refuse a model without one of the metrics."""
         if exchange.trains and exchange.reads is None:
-            told = only_record(content, MetricRecord, "bad metrics")
-            if not any(key in told for key in self.tells):
-                raise PayloadError(self.reason, f"it tells {sorted(told)}")
+            metrics = only_record(content, MetricRecord, "bad metrics")
+            if not any(key in metrics for key in self.tells):
+                raise PayloadError(self.reason, f"its metrics are {sorted(metrics)}")
             for key in self.tells:
-                if (asked := exchange.config.get(key)) is not None and told.get(key, asked) != asked:
-                    raise PayloadError(f"{key} is not what was asked", f"{quoted(told[key])}, not {asked}")
+                if (asked := exchange.config.get(key)) is not None and metrics.get(key, asked) != asked:
+                    raise PayloadError(f"{key} is not what was asked", f"{quoted(metrics[key])}, not {asked}")
 
     def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
-        """Say whether replies have none of the metrics, or some that are to be compared."""
+        """Return None if replies have a metric that needs no comparison with the config."""
         alone = [key for key in self.tells if key in metrics and key not in exchange.config]
         return None if alone else self.reason

@@ -1,4 +1,4 @@
-"""Local iterations of the mean node, as nodes tell how many batches an epoch of theirs has."""
+"""Local iterations of the mean node, from the reported batches per epoch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _BATCHES = "num-batches"
 
 
 class LocalIterations(Part):
-    """Counts local iterations, and refuses batches that nobody can have made, or replies without any.
-
-    ``required`` says whether every reply must tell its batches.
-    """
+    """Counts local iterations; refuses impossible numbers of batches, and missing ones if ``required``."""
 
     name = "iterations"
 
@@ -39,11 +36,11 @@ class LocalIterations(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have counted none."""
+        """Reset the count."""
         self.count = 0.0
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a reply whose batches are more than its examples, or missing where they are required."""
+        """Refuse a reply with more batches than examples, or without batches if they are required."""
         if exchange.reads is not None or not exchange.trains:
             return
         key = self.federation.settings.weighted_by_key
@@ -55,7 +52,7 @@ class LocalIterations(Part):
             raise PayloadError("bad metrics", f"{_BATCHES}={quoted(batches)} of {quoted(examples)} examples")
 
     def ended(self, run: Run) -> None:
-        """Count a round's: of those that told their batches, or of the members of a sum, by their sizes."""
+        """Count a round's iterations: as reported, or for members of a secure sum from their sizes."""
         records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
         if len(records) == len(run.absorbed):
             batches = [float(record.get(_BATCHES, 0)) for record in records]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a part may do: change an exchange before it goes, take note of replies and of rounds that count."""
+"""The hooks of a part: it may change exchanges, and observe replies and completed rounds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Part"]
 
 
 class Part:
-    """A concern of a run.
+    """A concern of a run that is independent of the algorithm.
 
-    What a part keeps is what counted: a try of a round that came to nothing leaves it as it was. Only facts
-    stay all the same: what was asked, and what was told.
+    A failed attempt of a round must leave a part's state unchanged, except for facts: what was sent, and what
+    was disclosed.
     """
 
     name: str = ""
 
     @property
     def sees_columns(self) -> bool:
-        """Whether it can do without single replies, which an engine then need not make.
+        """Whether the part works without single replies, which an engine then need not create.
 
-        It can where it overrides none of ``beside``, ``arrived``, ``check`` and ``take``; one that does and
-        gives ``check_columns`` for them says True.
+        By default True if it overrides none of ``beside``, ``arrived``, ``check`` and ``take``; a part that
+        replaces them by ``check_columns`` overrides this with True.
         """
         own = type(self)
         return all(
@@ -39,53 +39,47 @@ class Part:
         )
 
     def forget(self) -> None:
-        """Be as before a run."""
+        """Reset the state."""
 
     def opened(self, run: Run) -> Steps[None]:
-        """Yield what is asked before a try of a round."""
+        """Yield exchanges before an attempt of a round."""
         yield from ()
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Return what is asked in place of an exchange."""
+        """Return a changed exchange."""
         return exchange
 
     def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
-        """Return messages that go with those of a training exchange, which goes to these nodes."""
+        """Return messages to send along with those of a training exchange to these nodes."""
         return []
 
     def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterable[Message]:
-        """Return what is read in place of the messages that come to a training exchange."""
+        """Return the replies to read in place of those to a training exchange."""
         return messages
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a reply, before it is read, with PayloadError."""
+        """Raise PayloadError to refuse a reply before it is read."""
 
     def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
-        """Take note of the metrics of all replies (K,), by name; say what is wrong if any is to be refused.
-
-        Then each is read by itself, as ``check`` and ``take`` are told of it.
-        """
+        """Check all replies' metrics (K,), by name; return a reason to create single replies, or None."""
         return None
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Take note of a valid reply."""
+        """Observe a valid reply."""
 
     def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
-        """Take note of what nodes learnt: models, or their changes where ``exchange.coding.changes``.
-
-        Where the server sees sums alone, it is not called.
-        """
+        """Observe the models, or changes if ``exchange.coding.changes``; not called with secure sums."""
 
     def ended(self, run: Run) -> None:
-        """Take note of a round that counts; ``run.told`` takes what its record says."""
+        """Observe a completed round; metrics for its record go into ``run.told``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the part."""
+        """Return the part's state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
 
     def describe(self) -> list[str]:
-        """Return lines that say what the part does, for the log."""
+        """Return lines for the log that describe the part."""
         return []

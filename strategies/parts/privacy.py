@@ -1,9 +1,9 @@
-"""Noise on what nodes tell: its settings, and the report of what it promises.
+"""Settings of the noise on nodes' releases, and the report of its privacy guarantee.
 
-A run is a composition of Gaussian mechanisms, whose exact epsilon is Gaussian DP's (J. Dong, A. Roth, W. Su,
-2022, Corollary 2.13 and section 3.2) or zero-concentrated DP's (M. Bun, T. Steinke, 2016). Nothing is
-subsampled. Where something of the data is told that no noise covers, epsilon is infinite, and the report has
-the reason.
+A run is a composition of Gaussian mechanisms, with epsilon by Gaussian DP (exact; J. Dong, A. Roth, W. Su,
+2022, Corollary 2.13 and section 3.2) or zero-concentrated DP (M. Bun, T. Steinke, 2016). There is no
+subsampling. If a run discloses anything about the data without noise, epsilon is infinite, and the report
+has the reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,35 +14,22 @@ from hedgerow.wire.checks import in_range, one_of, probability
 
 __all__ = ["LOST_ROUNDS", "MONITOR", "SEEDED", "NodeNoise", "Noise", "PrivacyReport", "open_paths"]
 
-# Paths on which something of the data is told that no noise covers, or nobody counts.
+# Paths on which data are disclosed without noise, or without being counted.
 SEEDED, MONITOR, LOST_ROUNDS = "seeded-noise", "monitor", "lost-rounds"
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Clipping and noise.
+    """Clipping and noise."""
 
-    Parameters
-    ----------
-    clip : float
-        C, > 0: the norm to which something is clipped.
-    multiplier : float
-        Standard deviation of the noise over C, > 0.
-    delta : float (default: 1e-5)
-        At which epsilon is told, in (0, 1).
-    source : {"entropy", "seed"} (default: "entropy")
-        Where nodes draw it: from the operating system; or from the run's seed, so that a simulation can be
-        repeated, and whoever knows the seed can take the noise off.
-
-    Raises
-    ------
-    ValueError
-        If one is out of range.
-    """
-
+    # C, > 0: the clipping norm.
     clip: float
+    # Standard deviation of the noise over C, > 0.
     multiplier: float
+    # The delta of the reported epsilon, in (0, 1).
     delta: float = 1e-5
+    # The operating system's entropy; or the run's seed: reproducible, but anyone who knows it can remove the
+    # noise.
     source: Literal["entropy", "seed"] = "entropy"
 
     def __post_init__(self) -> None:
@@ -53,9 +40,9 @@ class Noise:
 
 
 def open_paths(paths: Iterable[str], *, seeded: bool, resumed: bool) -> tuple[str, ...]:
-    """Return the paths without protection, sorted: those given, and what seed or resumption adds.
+    """Return the paths without protection, sorted: those given, and the ones of seed or resumption.
 
-    Noise of a seed comes out the same again, so that a resumed run has told nothing else.
+    Seeded noise is the same when a run is resumed, so that repeated rounds disclose nothing new.
     """
     more = [SEEDED] if seeded else [LOST_ROUNDS] if resumed else []
     return tuple(sorted({*paths, *more}))
@@ -63,23 +50,15 @@ def open_paths(paths: Iterable[str], *, seeded: bool, resumed: bool) -> tuple[st
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """What noise promises whomever most was told of.
+    """The privacy guarantee for the most exposed party."""
 
-    Parameters
-    ----------
-    epsilon : float
-        At delta; infinite where something was told without noise.
-    delta : float
-        Its delta.
-    unprotected : tuple of str
-        The paths that make it infinite, keys of ``reasons``.
-    """
-
-    # Why each path is open, in words.
+    # Why each path is open.
     reasons: ClassVar[Mapping[str, str]]
 
+    # At ``delta``; infinite if anything was disclosed without noise.
     epsilon: float
     delta: float
+    # The paths that make ``epsilon`` infinite, keys of ``reasons``.
     unprotected: tuple[str, ...]
 
     @property
@@ -94,7 +73,7 @@ class PrivacyReport:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What else a round's record says."""
+        """Further figures for a round's record."""
         return {}
 
     def metrics(self) -> dict[str, float]:
@@ -104,18 +83,18 @@ class PrivacyReport:
 
 
 class NodeNoise(Protocol):
-    """Noise that nodes put on what they compute, and its account."""
+    """Noise that nodes add to their results, and its accounting."""
 
     @property
     def mode(self) -> str:
-        """``none`` where there is no noise."""
+        """``none`` without noise."""
 
     @property
     def noise_source(self) -> str | None:
-        """Where nodes draw it, as in ``Noise``; None for what the mode has."""
+        """As ``source`` of ``Noise``; None for the mode's default."""
 
     def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
-        """Return what a round's record says of ``count`` releases; nothing without noise."""
+        """Return the metrics of ``count`` releases for a round's record; empty without noise."""
 
     def report(
         self,

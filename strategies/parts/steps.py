@@ -1,4 +1,4 @@
-"""Whether nodes took as many local iterations as they were asked for."""
+"""Checks that nodes took the requested number of local iterations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ _NUM_STEPS = "num-steps"
 
 
 class StepsTold(Part):
-    """Refuses replies of nodes that took another number of iterations than ``config["local-steps"]``.
-
-    ``told`` says whether every reply said how many its node took.
-    """
+    """Refuses replies with ``num-steps`` other than ``config["local-steps"]``; ``told``: all report them."""
 
     name = "steps"
 
@@ -36,44 +33,44 @@ class StepsTold(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing of replies."""
+        """Reset the state."""
         self.told = True
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
-        """Refuse a reply to a training exchange that tells another number; PayloadError."""
+        """Refuse a training reply that reports another number."""
         if (asked := exchange.config.get("local-steps")) is None or not exchange.trains:
             return
-        told = only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS)
-        if told is not None and told != asked:
-            detail = f"took {quoted(told)} steps; config['local-steps'] was {asked}"
+        taken = only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS)
+        if taken is not None and taken != asked:
+            detail = f"took {quoted(taken)} steps; config['local-steps'] was {asked}"
             raise PayloadError("num-steps is not local-steps", detail)
 
     sees_columns = True
 
     def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
-        """Say whether a reply tells another number, or none."""
+        """Return a reason if a reply reports another number, or none."""
         asked = exchange.config.get("local-steps")
-        if asked is None or ("num-steps" in metrics and (metrics[_NUM_STEPS] == asked).all()):
+        if asked is None or (_NUM_STEPS in metrics and (metrics[_NUM_STEPS] == asked).all()):
             return None
         return "num-steps is not local-steps"
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
-        """Note whether a valid reply tells the number."""
+        """Record whether a valid reply reports the number."""
         if (asked := exchange.config.get("local-steps")) is None or not exchange.trains or not self.told:
             return
         if _NUM_STEPS not in only_record(reply.content, MetricRecord, "bad metrics"):
             self.told = False
             log(
                 WARNING,
-                "Replies do not tell 'num-steps' in their MetricRecord: whether config['local-steps'] = %d "
-                "was honoured is not known, and iterations and simulated seconds are recorded as unknown.",
+                "Replies do not report 'num-steps' in their MetricRecord: whether nodes followed "
+                "config['local-steps'] = %d, the iterations, and the simulated seconds are unknown.",
                 asked,
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known of replies."""
+        """Return whether every reply has reported its number."""
         return {"told": self.told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore a checkpoint."""
         self.told = bool(state["told"])

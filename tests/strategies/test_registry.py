@@ -127,7 +127,7 @@ def test_a_weight_told_later_is_capped_by_the_registry(tmp_path: Path) -> None:
 def test_nodes_that_do_not_say_who_they_are_have_no_registry(keys: tuple[Path, list[bytes]]) -> None:
     path, public = keys
     grid = AuthenticatedGrid(ClientApp(), public)
-    with pytest.raises(RosterError, match="No node says who it is, which a registry is held against"):
+    with pytest.raises(RosterError, match="No node introduces itself, which a registry requires"):
         Roster.gather(grid, 4, timeout=5, registry=Registry.read(path))
 
 

@@ -568,7 +568,7 @@ def test_a_monitor_that_most_nodes_refuse_is_given_up_at_once(caplog: pytest.Log
     assert sorted(asked) == list(range(M))
     assert {end.train["monitor-refused"] for end in ends} == {M - 1}
     assert not any(end.evaluate for end in ends)
-    assert caplog.text.count(f"{M - 1} of {M} nodes answer no monitor: nobody looks at the models") == 1
+    assert caplog.text.count(f"{M - 1} of {M} nodes refuse the monitor: it does not look at the models") == 1
 
 
 def test_a_monitor_that_few_nodes_refuse_looks_at_the_others() -> None:

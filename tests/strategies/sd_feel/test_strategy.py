@@ -181,7 +181,7 @@ def test_what_is_not_told_is_not_known(caplog: pytest.LogCaptureFixture) -> None
     silent = Quadratics(SIX.sizes, SIX.centres, SIX_CURVED.curvatures, tells_steps=False)
     strategy = sd_feel(2, 2, 1)
     final, ends = run(strategy, silent, 4)
-    assert caplog.text.count("Replies do not tell 'num-steps'") == 1
+    assert caplog.text.count("Replies do not report 'num-steps'") == 1
     assert [(end.iterations, end.sim_seconds) for end in ends] == [(0, 0.0)] + [(None, None)] * 4
     assert json.loads(json.dumps(asdict(ends[-1])))["iterations"] is None
     assert np.array_equal(final, run(sd_feel(2, 2, 1), SIX_CURVED, 4)[0])
