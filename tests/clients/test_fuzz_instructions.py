@@ -339,5 +339,5 @@ def test_neither_a_matrix_that_would_fill_the_memory_nor_steps_for_ever_are_obey
     own = context()
     answered(app, "query.hello", RecordDict({"config": ConfigRecord(CEPS)}), own)
     ask = RecordDict({"config": ConfigRecord({"iteration": 2**40})})
-    with pytest.raises(ValueError, match=rf"iteration must be at most {MAX_STEPS} after the node.*got {2**40}"):
+    with pytest.raises(ValueError, match=rf"iteration must be at most {MAX_STEPS} after .*got {2**40}"):
         answered(app, "query.publish", ask, own)
