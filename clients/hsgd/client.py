@@ -2,13 +2,13 @@
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 to 26, and its baselines JFL
-and TDCD, which are other groupings of the same steps. Differs: all Q steps of a local interval are one
-message; encodings can be clipped and made noisy before they leave a node. ``step.py`` has the
-arithmetic, ``work.py`` what becomes of a message, ``messages.py`` the records.
+and TDCD, which group the same steps differently. Differs: one message covers all Q steps of a local interval;
+encodings can be clipped and noised before they leave a node. ``step.py`` has the arithmetic, ``work.py`` the
+handling of messages, ``messages.py`` the records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
@@ -25,7 +25,7 @@ from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, UPLOAD, WHOAMI
-from hedgerow.wire.records import config_in, records_of
+from hedgerow.wire.records import config_in
 
 __all__ = ["hsgd_client"]
 
@@ -51,7 +51,7 @@ def hsgd_client(
     ===============  ========  ===================================================  =======================
     type             to        config; arrays                                       reply
     ===============  ========  ===================================================  =======================
-    query.whoami     all                                                            as ``whoami`` says
+    query.whoami     all                                                            see ``whoami``
     query.pair       all                                                            config ``pair``: role,
                                                                                     group, ids, encoding
     train.exchange   hospital  t, ids, grouping, compress; head, hospital *         head, zeta1
@@ -65,65 +65,63 @@ def hsgd_client(
                                                                                     hospital, or device
     ===============  ========  ===================================================  =======================
 
-    - ``*`` where a round starts, and there alone: the node takes the model as that of iteration t. Without
-      it the node goes on from its state, and refuses if that is not of iteration t, or of ``since`` before
-      it, where the group missed what lies between: steps that the server did not hear of are taken back.
-    - ``+`` with ``upload``, which ends the node's part in the round: it forgets its state.
-    - ``ids`` is the batch, in the order of the rows of zeta1 and zeta2; those of an update are a part of the
-      exchange's. The records are ``config``, ``arrays``, and ``metrics`` in replies to updates, with
+    - ``*`` only at the start of a round: the model of iteration t. Without it, the node resumes from its
+      state, which must be of iteration t, or of ``since`` before it if the group missed the intervals in
+      between: the node then undoes steps that the server did not receive.
+    - ``+`` with ``upload``, which ends the node's part in the round: the node deletes its state.
+    - ``ids`` is the batch, in the order of the rows of zeta1 and zeta2; an update's batch is part of the
+      exchange's. The records are ``config``, ``arrays``, and in replies to updates ``metrics`` with
       ``num-examples``.
     - eta_t = ``eta0`` / 2^floor(t / ``eta-period``), constant if that is 0 or absent; ``mu`` may be absent.
-    - ``grouping`` is ``group`` (absent) or ``pairs``, where head (a, n0) and hospital (a, n1) have a row a
-      pair. An edge's reply is the mean of its devices, summed one by one in the order of ids in float64.
+    - ``grouping`` is ``group`` (default) or ``pairs``: head (a, n0) and hospital (a, n1) then have a row per
+      pair. An edge replies with the mean of its devices, summed in float64 in the order of ids.
     - ``compress``: head and encodings are in the ConfigRecord ``payload`` instead: ``head`` as bytes, the
-      encodings as lists of bytes, one a row (``hedgerow.wire.sparse_rows``). What comes back so is recognised
-      by itself.
-    - ``sealed``, with ``seed``, ``peers`` and the record ``introductions``: hospital and devices read each
-      other's heads and encodings, the server does not (``sealing.py``). ``query.pair`` then tells ``name``,
-      ``introduction`` and ``pinned`` too.
-    - ``upload-clip`` bounds the L2 norm of the change of what is uploaded, ``upload-noise-multiplier`` times
-      it is the deviation of the noise on it; then no loss is told.
-    - ``summed``: the answer to an update has no model and no loss; the node keeps them for ``train.upload``,
-      whose arrays are the model that the interval, or of hospitals and edges the round, started from. Both
-      are asked for within a secure sum (``hedgerow.wire.masked_sums``); weights are the people of a party.
-    - ``clip`` bounds each encoding's L2 norm before it leaves the node, and ``noise-multiplier`` times it is
-      the deviation of the Gaussian noise that is added then; ``noise-source`` is ``seed`` (absent), where
-      the noise comes from (``seed`` of this config or of the run's, t, partition), for simulations, or
-      ``entropy``, the operating system's; the node's own config can demand ``entropy``.
+      encodings as lists of bytes, one per row (``hedgerow.wire.sparse_rows``). Requests may use either form.
+    - ``sealed``, with ``seed``, ``peers`` and the record ``introductions``: hospital and devices encrypt
+      heads and encodings for each other (``sealing.py``). The reply to ``query.pair`` then also has ``name``,
+      ``introduction`` and ``pinned``.
+    - ``upload-clip`` bounds the L2 norm of the uploaded change; ``upload-noise-multiplier`` times it is the
+      standard deviation of its noise. Hospitals then report no loss.
+    - ``summed``: the reply to an update has no model and no loss; the node keeps them for ``train.upload``,
+      whose arrays are the model at the start of the interval, or of the round for hospitals and edges. Both
+      need a secure sum (``hedgerow.wire.masked_sums``); a party's weight is its number of people.
+    - ``clip`` bounds each encoding's L2 norm, and ``noise-multiplier`` times it is the standard deviation of
+      its Gaussian noise. ``noise-source`` is ``seed`` (default), for simulations, with noise derived from
+      ``seed`` (of this config or the run's), t and partition; or ``entropy``, the operating system's. A node
+      config can require ``entropy``.
 
-    Only models, encodings and a hospital's mean loss leave a node; features and labels never do. What a node
-    keeps between messages is theta and the ids of its batch; a device keeps theta_2 from the exchange to the
+    Only models, encodings and a hospital's mean loss leave a node; features and labels never do. Between
+    messages a node keeps theta and the ids of its batch; a device keeps theta_2 from the exchange to the
     update.
 
     Parameters
     ----------
     load : Callable[[Context], Party]
-        Finds a node's party. It is asked in each call: keep what is dear to make.
+        Returns a node's party. Called for each message, so cache expensive work.
     own : Callable[[Context], bool] (default: never)
-        Whether a node learns from the files that its node config names; ``load`` is not asked then, and
-        ``own_work.py`` has the messages that come before training.
+        Whether a node learns from the files in its node config, without ``load``; ``own_work.py`` documents
+        the messages before training.
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
-        Returns how many people each party has, by partition id, see ``whoami``.
+        Returns the number of people of each party, by partition id, see ``whoami``.
     mods : Sequence[Mod] (default: none)
-        Flower's, see ``BatchClientApp``. Encodings and uploads are clipped and made noisy by the strategy's
-        own settings: a mod of updates does not know which of a message's arrays are one.
+        Flower's mods, see ``BatchClientApp``. Use the strategy's settings to clip and noise encodings and
+        uploads: a mod of updates cannot know which arrays of a message are an update.
     """
 
     def party(context: Context) -> Party:
         return party_of(context) if own(context) else load(context)
 
     def pair(call: Call) -> RecordDict:
-        told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
-        config = config_in(call.content, "config")
-        about = records_of(told, ConfigRecord)["pair"]
-        return RecordDict({"pair": ConfigRecord({**about, **introduction_of(call, config)})})
+        about = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
+        link = introduction_of(call, config_in(call.content, "config"))
+        return RecordDict({"pair": ConfigRecord({**about, **link})})
 
     def people(context: Context) -> int:
         if not own(context):
             return len(load(context).ids)
         try:
             return len(own_party(context).half.ids)
-        except ValueError:  # Told in the answer to ``query.pair``, which costs this node its part.
+        except ValueError:  # The reply to ``query.pair`` reports it, and the server excludes this node.
             return 0
 
     steps = Reveals.NOISED | Reveals.KEPT
@@ -140,10 +138,10 @@ def hsgd_client(
     )
 
 
-def _pair(party: Party) -> RecordDict:
-    about = ConfigRecord({"role": party.role, "group": party.group, "ids": list(party.places)})
-    about["encoding"] = party.encoding
-    return RecordDict({"pair": about})
+def _pair(party: Party) -> dict[str, Any]:
+    return {
+        "role": party.role, "group": party.group, "ids": list(party.places), "encoding": party.encoding,
+    }  # fmt: skip
 
 
 def _handler(
@@ -152,10 +150,10 @@ def _handler(
     prepare: Callable[[Call, Party, Request], Job],
     work: Callable[[list[Job]], None],
 ) -> BatchHandler:
-    """Return a handler that prepares call by call, works on all at once, and answers call by call."""
+    """Return a handler that prepares each call, works on all together, and answers each call."""
 
     def handle(calls: Sequence[Call]) -> list[Answer]:
-        requests: dict[int, Request] = {}  # nodes that were told the same were sent the same object
+        requests: dict[int, Request] = {}  # Nodes with equal configs receive the same object.
 
         def job_of(call: Call) -> Job | RecordDict:
             config = config_of(call)
@@ -164,12 +162,12 @@ def _handler(
             try:
                 return prepare(call, load(call.context), requests[id(config)])
             except NotOpenedError as refused:
-                return refused.told
+                return refused.reply
 
         def worked(calls: Sequence[Call], jobs: Mapping[int, Job]) -> dict[int, Answer]:
             failed: dict[int, Exception] = {}
             if outcome(work, [*jobs.values()]) is not None:
-                # A job whose state fits no model: the others are worked on without it.
+                # A job failed, for example because its state fits no model: work on each job alone.
                 alone = {at: outcome(work, [job]) for at, job in jobs.items()}
                 failed = {at: error for at, error in alone.items() if error is not None}
             return {at: failed[at] if at in failed else outcome(job.answer) for at, job in jobs.items()}

@@ -1,8 +1,8 @@
-"""What hospital and devices of a group can do with a key that the server does not know.
+"""The secret key of a group's hospital and devices, unknown to the server.
 
-They match their people by keyed hashes (HMAC-SHA256), hand labels to devices sealed (AES-256-GCM), and add up
-devices' features under masks. Whoever has the key can undo all three for ids that it can guess: the key is
-for the parties of one group, and for no one else.
+With it they match people by keyed hashes (HMAC-SHA256), seal labels for devices (AES-256-GCM), and sum
+devices' features under masks. The key undoes all three for ids that can be guessed, so only the parties of
+the group may have it.
 """
 
 import hmac
@@ -29,13 +29,8 @@ _SEED = 32
 class MatchKey:
     """The secret of one group.
 
-    - ``secret``: At least 16 bytes that cannot be guessed, as ``openssl rand -out match.key 32`` makes them.
-    - ``group``: m: the same person has other hashes in other groups.
-
-    Raises
-    ------
-    ValueError
-        If the secret is too short or too long.
+    - ``secret``: 16 to 4096 random bytes, for example from ``openssl rand -out match.key 32``.
+    - ``group``: m; a person has different hashes in different groups.
     """
 
     def __init__(self, secret: bytes, group: int) -> None:
@@ -50,7 +45,7 @@ class MatchKey:
 
     @classmethod
     def read(cls, path: str, group: int) -> "MatchKey":
-        """Return the key that a file holds; ValueError if it cannot be read."""
+        """Read the key from a file; ValueError if it cannot be read."""
         file = Path(path).expanduser()
         try:
             secret = file.read_bytes()
@@ -71,7 +66,7 @@ class MatchKey:
     # Labels for devices that have none.
 
     def seal(self, label: int, person: str, classes: Sequence[str]) -> bytes:
-        """Return a class, as its place in a list, for this person's device; all have the same length."""
+        """Seal a class, as its index, for this person's device; all sealed classes have the same length."""
         nonce = os.urandom(_NONCE)
         about = _label_of(person, classes)
         return nonce + self._labels.encrypt(nonce, struct.pack("<I", label), about.encode())
@@ -79,8 +74,8 @@ class MatchKey:
     def unseal(self, sealed: bytes, person: str, classes: Sequence[str]) -> int:
         """Return the class; ValueError if it was not sealed for this person and list with this key.
 
-        The list is bound: a server that told the device a shorter one would read from a refusal whether the
-        label is on it.
+        It is bound to the list: otherwise the server could send the device a shorter list, and learn from a
+        refusal whether the label is on it.
         """
         plain = _opened(self._labels, sealed, _label_of(person, classes), "label")
         return int(struct.unpack("<I", plain)[0])
@@ -88,7 +83,7 @@ class MatchKey:
     # Sums of devices with one person each.
 
     def mask(self, numbers: Sequence[int], person: str) -> tuple[bytes, bytes]:
-        """Return fixed-point numbers under fresh masks, and the seed of the masks, sealed."""
+        """Return fixed-point numbers under new masks, and the sealed seed of the masks."""
         seed, nonce = os.urandom(_SEED), os.urandom(_NONCE)
         masked = [n + m for n, m in zip(numbers, _expanded(seed, len(numbers)), strict=True)]
         return joined(masked), nonce + self._masks.encrypt(nonce, seed, person.encode())

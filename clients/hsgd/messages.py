@@ -1,7 +1,7 @@
-"""What a node of HSGD reads from its messages, writes into its replies, and keeps in between.
+"""HSGD's messages at a node: reading requests, writing replies, and the memory between messages.
 
-``client.py`` has the table of the messages. Every error is a ``ValueError`` that names what is wrong; arrays
-and payloads that are not what was agreed on are ``PayloadError``s.
+``client.py`` has the table of messages. Every error is a ``ValueError`` that names the fault; for invalid
+arrays and payloads it is a ``PayloadError``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,15 +39,14 @@ __all__ = [
 
 Vector = NDArray[Any]
 
-GROUPINGS = ("group", "pairs")
 _ARRAYS, _CONFIG, _PAYLOAD = "arrays", "config", "payload"
-_STATE, _STATE_AT = "hsgd", "hsgd-at"  # records in context.state
-# What it was before the last steps, which count for nothing if the server did not hear of them.
+_STATE, _STATE_AT = "hsgd", "hsgd-at"  # Records in context.state.
+# The memory before the last steps, which are undone if the server did not receive the reply.
 _BEFORE, _BEFORE_AT = "hsgd-before", "hsgd-before-at"
-_START = "start-"  # before a block's name there
-# Among what the node was told: the terms of all that it did since a round began.
+_START = "start-"  # Prefix of a block's name there.
+# Key of the digests of all terms since the round began.
 _TERMS = "hsgd-steps"
-# Of these, what is a party's own: another group may have missed an interval.
+# Config keys that differ between parties; another group may have missed an interval.
 _PARTY_S_OWN = ("t", "since", "ids", "peers")
 
 
@@ -63,9 +62,9 @@ def config_of(call: Call) -> ConfigRecord:
 
 @dataclass(frozen=True)
 class Release:
-    """What is done to each row of encodings before it leaves the node."""
+    """Clipping and noise of each row of encodings before it leaves the node."""
 
-    clip: float | None = None  # Largest L2 norm of a row, > 0; None leaves rows as they are.
+    clip: float | None = None  # Largest L2 norm of a row, > 0; None for no clipping.
     noise_multiplier: float = 0.0  # Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
 
     @classmethod
@@ -80,7 +79,7 @@ class Release:
         return cls(clip, multiplier)
 
     def __call__(self, rows: Vector, t: int, call: Call) -> Vector:
-        """Return encodings (rows, e) as they leave the node at iteration t."""
+        """Return the released encodings (rows, e) at iteration t."""
         if self.clip is None:
             return rows
         if self.noise_multiplier:
@@ -90,16 +89,15 @@ class Release:
         return np.asarray(clipped, rows.dtype)
 
 
-# Seeded noise of a model is another than that of the encodings of the same iteration.
+# Separates the seeded noise of a model from that of the same iteration's encodings.
 _UPLOADS = 1 << 60
 
 
 @dataclass(frozen=True)
 class ProtectedUpload:
-    """What is done to a model before it leaves the node: its change is clipped as a whole, and made noisy.
+    """Clipping and noise of a model's change, as a whole, before it leaves the node.
 
-    Whatever the node learned from, the change has a norm of ``clip`` at most, so that another record moves it
-    by 2 ``clip`` at most.
+    The change always has a norm of at most ``clip``, so another record moves it by at most 2 ``clip``.
     """
 
     clip: float  # Largest L2 norm of the change, > 0.
@@ -115,15 +113,10 @@ class ProtectedUpload:
     def __call__(
         self, arrays: Mapping[str, Vector], start: Mapping[str, Vector], t: int, call: Call
     ) -> dict[str, Vector]:
-        """Return a model's blocks as they leave the node at iteration t.
+        """Return a model's released blocks at iteration t; ValueError if the node did not keep its start.
 
-        - ``arrays``: The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
-        - ``start``: What they were when the server told them, (n,), or as ``arrays``.
-
-        Raises
-        ------
-        ValueError
-            If the node did not keep what it was told.
+        - ``arrays``: The blocks, (n,) each; or (pairs, n), and each pair's change is clipped separately.
+        - ``start``: The blocks that the server sent, (n,) or as ``arrays``.
         """
         if start.keys() != arrays.keys():
             raise ValueError(
@@ -139,19 +132,19 @@ class ProtectedUpload:
 
 
 def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call) -> Vector:
-    """Return rows (rows, n) clipped to a norm each, with the noise of one release, which the ledger then has.
+    """Clip each row of (rows, n), add the noise of one release, and record it in the ledger.
 
-    Another record moves one row, by 2 ``clip`` at most. What leaves the node is computed of these points of a
-    grid and of what the server told, and of nothing else.
+    Another record moves one row, by at most 2 ``clip``. The node's output depends only on these points of a
+    grid and on the server's messages.
     """
     check_privacy("sound", multiplier / 2, clip)
     grid = GridNoise.of(multiplier / 2, clip, rows.shape[1])
     config = config_of(call)
-    # Of the run config where the message has none.
+    # The run config's seed if the message has none.
     seed = whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
     root = noise_root(config, call.context.node_config, seed)
     check_release(root, index, multiplier / 2)
-    # A row that overflowed tells as little as any other.
+    # A row that overflowed must reveal no more than any other.
     rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
     longest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     scale = np.where(longest > 0, longest, 1.0)
@@ -162,22 +155,22 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
 
 @dataclass(frozen=True)
 class ExchangeRequest:
-    """The config of ``train.exchange``; ``ids`` is None for a device, which has one."""
+    """The config of ``train.exchange``; ``ids`` is None for a device, which has one person."""
 
     t: int
     ids: tuple[str, ...] | None
     pairs: bool
     compress: bool
     release: Release
-    # Whether the node keeps what it was told, to clip the change of it.
-    keeps_start: bool = False
-    # The iteration whose model the node goes on from, where its group missed intervals; None for t.
-    since: int | None = None
+    keeps_start: bool = False  # Whether the node keeps the sent model, to clip the change from it.
+    since: int | None = (
+        None  # Iteration of the model to start from if the group missed intervals; None for t.
+    )
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ExchangeRequest":
-        """Read and check it."""
-        grouping = choice(config, "grouping", GROUPINGS) if "grouping" in config else "group"
+        """Read and check the config."""
+        grouping = choice(config, "grouping", ("group", "pairs")) if "grouping" in config else "group"
         compress = flag(config, "compress", default=False)
         if compress and grouping == "pairs":
             raise ValueError("compress must be false with grouping 'pairs' in the message's config")
@@ -190,7 +183,7 @@ class ExchangeRequest:
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """The config of ``train.update``; ``rates`` has eta of each of its steps."""
+    """The config of ``train.update``; ``rates`` has eta of each step."""
 
     t: int
     ids: tuple[str, ...] | None
@@ -198,12 +191,11 @@ class UpdateRequest:
     mu: float
     upload: bool
     protected: ProtectedUpload | None = None
-    # Whether what is made is kept, to be told within a sum.
-    summed: bool = False
+    summed: bool = False  # Whether the node keeps its model for a secure sum.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "UpdateRequest":
-        """Read and check it."""
+        """Read and check the config."""
         t, steps = whole(config, "t", 0), local_steps(config, "steps")
         eta0 = nonnegative(config, "eta0")
         period = whole(config, "eta-period", 0) if "eta-period" in config else 0
@@ -230,14 +222,14 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
 
 
 def has_arrays(call: Call) -> bool:
-    """Return whether the message carries a model, as it does at the start of a global interval."""
+    """Return whether the message has a model, as at the start of a global interval."""
     return _ARRAYS in records_of(call.content, ArrayRecord)
 
 
 def note_terms(call: Call) -> None:
-    """Note by which terms a party works on what it uploads within a sum, which binds its masks to them.
+    """Keep the terms of an upload within a sum, to which the party's masks are bound.
 
-    Digests of the model that a round, or a device's interval, begins with, and of the configs since.
+    They are digests of the model that begins a round (or a device's interval), and of the configs since.
     """
     begins = call.message_type == EXCHANGE and has_arrays(call)
     kept = None if begins else told(call.context, _TERMS)
@@ -251,15 +243,9 @@ def note_terms(call: Call) -> None:
 
 
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
-    """Return an array of the message, dense or as top-k rows, in the model's dtype.
+    """Return an array of the message in the model's dtype; PayloadError if it is missing or invalid.
 
-    - ``key``: Of the record ``arrays``, or of the record ``payload``.
-    - ``shape``: The agreed shape; the last axis is a row's.
-
-    Raises
-    ------
-    PayloadError
-        If it is missing, or not of that shape, or not finite, or no numbers.
+    ``key`` is in the record ``arrays``, or in ``payload`` with top-k rows along the last axis of ``shape``.
     """
     payload = config_in(call.content, _PAYLOAD)
     if key in payload:
@@ -280,7 +266,7 @@ def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector
 
 
 def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict:
-    """Return the reply that carries arrays: dense, or as top-k bytes, of a matrix a list with one a row."""
+    """Return a reply with arrays: dense, or as top-k bytes, which for a matrix are a list of rows."""
     if not arrays:
         return RecordDict()
     if not compress:
@@ -294,29 +280,21 @@ def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict
 
 @dataclass(frozen=True)
 class PartyMemory:
-    """What a node knows between two messages of a round."""
+    """A node's memory between two messages of a round."""
 
-    t: int  # The iteration whose model it is.
-    # ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
+    t: int  # Iteration of the model.
+    # ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) if every pair has its own.
     arrays: Mapping[str, Vector]
     ids: tuple[str, ...] = ()  # The batch A_m, in the order of the exchange.
     pairs: bool = False  # Whether every pair has its own model.
-    # The blocks (n,) that the round started from, where the upload is to be protected.
+    # The blocks (n,) at the start of the round, if the upload is to be protected.
     start: Mapping[str, Vector] = field(default_factory=dict)
-    loss: float | None = None  # A hospital's mean loss, where it is to be told within a sum.
-    # The iteration that the arrays were made in or sent for, where the group missed those up to t; None for
-    # t.
-    made_at: int | None = None
+    loss: float | None = None  # A hospital's mean loss, for a secure sum.
+    made_at: int | None = None  # Iteration of the arrays if the group missed those up to t; None for t.
 
     @classmethod
     def at(cls, context: Context, t: int) -> "PartyMemory":
-        """Return the memory of iteration t.
-
-        Raises
-        ------
-        ValueError
-            If the node has none, or one that is not finite.
-        """
+        """Return the memory of iteration t; ValueError if there is none, or it is not finite."""
         about, kept = config_in(context.state, _STATE_AT), records_of(context.state, ArrayRecord).get(_STATE)
         if kept is None or about.get("t") != t:
             there = f"that of iteration {about['t']!r}" if "t" in about else "none"
@@ -327,12 +305,9 @@ class PartyMemory:
 
     @classmethod
     def made(cls, context: Context, since: int) -> "PartyMemory":
-        """Return the memory whose model iteration ``since`` began with: the one at hand, or that before it.
+        """Return the memory of the model that began iteration ``since``: the current or the previous one.
 
-        Raises
-        ------
-        ValueError
-            If the node has none, or one that is not finite.
+        ValueError if there is none, or it is not finite.
         """
         for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT)):
             about, kept = config_in(context.state, at), records_of(context.state, ArrayRecord).get(where)
@@ -351,13 +326,13 @@ class PartyMemory:
         start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
         arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
         loss = about.get("loss")
-        told = loss if isinstance(loss, float) else None
-        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start, told)
+        loss = loss if isinstance(loss, float) else None
+        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start, loss)
 
     def keep(self, context: Context, *, stepped: bool = False) -> None:
-        """Put it into ``context.state``, where what was there stays beside it as what was before steps.
+        """Store the memory in ``context.state``; after steps (``stepped``), also keep the previous one.
 
-        - ``stepped``: Whether these are the steps; without, the server has heard of all that was made before.
+        Without steps, the server has received all earlier replies.
         """
         state = context.state
         state.pop(_BEFORE, None)
@@ -375,18 +350,12 @@ class PartyMemory:
 
     @staticmethod
     def forget(context: Context) -> None:
-        """Take it out of ``context.state``."""
+        """Remove the memory from ``context.state``."""
         for record in (_STATE, _STATE_AT, _BEFORE, _BEFORE_AT):
             context.state.pop(record, None)
 
     def places(self, ids: Sequence[str]) -> list[int]:
-        """Return where these ids stand in the batch.
-
-        Raises
-        ------
-        ValueError
-            If one is not in it.
-        """
+        """Return the positions of ids in the batch; ValueError if one is not in it."""
         place = {name: number for number, name in enumerate(self.ids)}
         if strangers := [name for name in ids if name not in place]:
             raise ValueError(
@@ -396,7 +365,7 @@ class PartyMemory:
         return [place[name] for name in ids]
 
     def of_pairs(self, ids: Sequence[str]) -> dict[str, Vector]:
-        """Return the arrays with a row for each id, (ids, n)."""
+        """Return the arrays with a row per id, (ids, n)."""
         if self.pairs:
             rows = self.places(ids)
             return {key: array[rows] for key, array in self.arrays.items()}

@@ -1,9 +1,9 @@
-"""A node of HSGD with a file of its own: its half of its own people's features, which no one else has.
+"""A node of HSGD with its own file, which has its half of its people's features.
 
-Ids leave the node as keyed hashes alone; labels leave a hospital sealed for the person's device, or as
-counts of classes and of scores. A server that lies can ask for sums over few people: every sum is over at
-least ``min-people``, and a device tells one sum of each kind over the same records, in all runs. No refusal
-depends on the label of a person whom a message names.
+Ids leave the node only as keyed hashes. Labels leave a hospital sealed for the person's device, or as counts
+of classes and of scores. Against a malicious server that asks for sums over few people, every sum covers at
+least ``min-people``, and a device reports one sum of each kind over the same records, in all runs. No refusal
+depends on the label of a person in a message.
 """
 
 import math
@@ -40,43 +40,42 @@ __all__ = [
     "party_of",
 ]
 
-# What a node config says of own data.
+# Keys of a node config about own data.
 OWN_KEYS = (
     "role", "group", "data", "match-key-file", "id", "label", "constants", "min-people", "predictions",
     "allow-imports",
 )  # fmt: skip
 _TERMS = "hsgd-terms"
-# All else of the terms the parties of a sum were told alike.
+# Terms that differ between the parties of a sum.
 _PARTY_S_OWN = ("people", "labels")
 _LEAST_PEOPLE = 5
 
 
 @dataclass(frozen=True, eq=False)
 class OwnParty:
-    """What a node's own files hold."""
+    """The content of a node's own files."""
 
-    # {"hospital", "device", "edge"}: An edge is a gateway that has the devices of a whole group; a device has
-    # one person.
+    # {"hospital", "device", "edge"}: an edge is a gateway with all devices of a group.
     role: str
     group: int  # m, >= 0.
-    half: FileData  # The party's half: its people's ids, features and, where it has them, labels.
-    key: MatchKey  # What it shares with the other parties of its group.
+    half: FileData  # Its people's ids, features and, if any, labels.
+    key: MatchKey  # Shared with the other parties of its group.
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """The row of each person's hash, in the order of the hashes, which tells nothing of the file's."""
+        """The row of each person's hash, sorted by hash, so that the file's order stays private."""
         hashes = {self.key.person(name): row for row, name in enumerate(self.half.ids)}
         return dict(sorted(hashes.items()))
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes that its people have; empty without labels."""
+        """The class names of its people; empty without labels."""
         return sorted(self.half.labels.first) if self.half.labels else []
 
     def class_numbers(self, classes: Sequence[str]) -> NDArray[np.int64]:
-        """Return the place among these of each row's class; empty without labels.
+        """Return the index of each row's class; empty without labels.
 
-        ValueError unless all of the party's classes are among them, whoever a message is about.
+        ValueError unless ``classes`` has all classes of the party, whatever people a message names.
         """
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"classes lacks {len(missing)} of this party's classes in the message's config")
@@ -86,7 +85,7 @@ class OwnParty:
         return self.half.labels.numbers([number[name] for name in self.half.labels.first])
 
     def people(self, ids: Sequence[str]) -> list[int]:
-        """Return the rows of these people; ValueError if one is not here."""
+        """Return the rows of these people; ValueError if one is unknown."""
         if strangers := sum(person not in self.rows for person in ids):
             raise ValueError(
                 f"ids must be hashes of this {self.role}'s {len(self.rows)} people, got {strangers} others "
@@ -95,7 +94,7 @@ class OwnParty:
         return [self.rows[person] for person in ids]
 
     def features(self, names: Sequence[str]) -> Any:
-        """Return the half's features (n, ...) with the columns in this order."""
+        """Return the features (n, ...) with the columns in this order."""
         own = self.half.features
         if sorted(own) != sorted(names):
             raise ValueError("features must be this party's columns, got others in the message's config")
@@ -105,26 +104,26 @@ class OwnParty:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the parties of a run on own data agreed on: all that a model needs beside what a party has."""
+    """The agreement of a run on own data: all that a model needs beside a party's own data."""
 
     model: str  # As in ``split_model``.
     seed: int  # The run's.
-    # Of one person's halves.
+    # Shapes of one person's halves.
     hospital_shape: tuple[int, ...]
     device_shape: tuple[int, ...]
-    classes: tuple[str, ...]  # Names of the classes, by index.
-    # This side's columns, in the order of the model's inputs; empty where they have no names.
+    classes: tuple[str, ...]  # Class names, by index.
+    # This side's columns, in the order of the model's inputs; empty if they have no names.
     features: tuple[str, ...] = ()
-    # By which this side's features are standardised, one each along the last axis; empty for not.
+    # Standardisation of this side's features along the last axis; empty for none.
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()  # Of the classes in the loss; empty for 1 each.
+    weights: tuple[float, ...] = ()  # Class weights in the loss; empty for 1 each.
     people: tuple[str, ...] = ()  # The party's matched people, by hash.
-    labels: tuple[bytes, ...] = ()  # Their sealed classes, where the party has none of its own.
+    labels: tuple[bytes, ...] = ()  # Their sealed classes, if the party has no labels.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "Terms":
-        """Read ``query.setup``; ValueError for what cannot be."""
+        """Read and check the config of ``query.setup``."""
         kinds: dict[str, tuple[type, ...]] = {
             "hospital-shape": (int,), "device-shape": (int,), "classes": (str,), "features": (str,),
             "mean": (float, int), "deviation": (float, int), "weights": (float, int), "people": (str,),
@@ -161,26 +160,20 @@ class Terms:
 
 
 def keep_terms(context: Context, config: ConfigRecord) -> None:
-    """Put the agreement into ``context.state``. Sealed labels stay sealed there."""
+    """Store the agreement in ``context.state``; labels stay sealed there."""
     own = {key: value for key, value in config.items() if key in _PARTY_S_OWN}
     keep_told(context, _TERMS, {key: value for key, value in config.items() if key not in own}, own)
 
 
 def kept_terms(context: Context) -> Terms:
-    """Return the agreement of this run; ValueError where there is none yet."""
+    """Return the agreement of this run; ValueError if there is none yet."""
     if (kept := told(context, _TERMS)) is None:
-        raise ValueError("this node was told of no agreement: it must get 'query.setup' before any training")
+        raise ValueError("this node has no agreement: it must get 'query.setup' before any training")
     return Terms.of(kept)
 
 
 def own_party(context: Context) -> OwnParty:
-    """Return what the node config names, read again where a file changed.
-
-    Raises
-    ------
-    ValueError
-        A key is missing or not valid, or a file is not as it must be.
-    """
+    """Return the content of the files in the node config, read again if a file changed."""
     config = context.node_config
     role, group = config.get("role"), config.get("group")
     if role not in ROLES:
@@ -196,13 +189,9 @@ def own_party(context: Context) -> OwnParty:
             raise ValueError(f"{key} must be the path of a file, got {value!r} in the node config")
         paths.append(value)
     columns = str(config.get("id", "id")), str(config.get("label", "label"))
-    return _own(
-        str(role),
-        group,
-        (paths[0], _stamp("data", paths[0])),
-        (paths[1], _stamp("match-key-file", paths[1])),
-        *columns,
-    )
+    data, key_file = paths
+    stamped = (data, _stamp("data", data)), (key_file, _stamp("match-key-file", key_file))
+    return _own(str(role), group, *stamped, *columns)
 
 
 def _stamp(key: str, path: str) -> tuple[int, int]:
@@ -236,7 +225,7 @@ def _own(
 
 
 def least_people(context: Context) -> int:
-    """Return over how many people a sum must be, at least, that this node tells."""
+    """Return the smallest number of people that a reported sum may cover."""
     least = context.node_config.get("min-people", _LEAST_PEOPLE)
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
         raise ValueError(f"min-people must be an integer >= 1, got {least!r} in the node config")
@@ -244,7 +233,7 @@ def least_people(context: Context) -> int:
 
 
 def party_of(context: Context) -> Party:
-    """Return the party that trains: own people whom the agreement names, standardised, with their labels."""
+    """Return the training party: the agreement's people, with standardised features and labels."""
     own, terms = own_party(context), kept_terms(context)
     model, allowed = terms.model, str(context.node_config.get("allow-imports", ""))
     if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
@@ -279,7 +268,7 @@ def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
 def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
     if own.half.labels is None:
         if len(terms.labels) != len(rows):
-            raise ValueError("one of the sides must have labels: this party has none and was told none")
+            raise ValueError("one of the sides must have labels: this party has none and received none")
         sealed = zip(terms.labels, terms.people, strict=True)
         return [own.key.unseal(one, person, terms.classes) for one, person in sealed]
     found: list[int] = own.class_numbers(terms.classes)[rows].tolist()
@@ -290,5 +279,5 @@ def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
 def _model(
     name: str, hospital_shape: tuple[int, ...], device_shape: tuple[int, ...], classes: int, seed: int
 ) -> SplitModel:
-    """Return the architecture, one object for all parties of a process, that they can be stacked."""
+    """Return the architecture, one object for all parties of a process, so that they can share a stack."""
     return split_model(name, hospital_shape, device_shape, classes, seed)

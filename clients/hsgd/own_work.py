@@ -1,4 +1,4 @@
-"""What a node of HSGD with a file of its own answers before training and between rounds.
+"""Messages of an HSGD node with its own file, before training and between rounds.
 
 ===============  ========  =====================================  ==========================================
 type             to        config; arrays                         reply
@@ -16,8 +16,8 @@ evaluate.encode  edge      t, ids; device                         arrays: zeta2
 evaluate.score   hospital  ids, bins; head, hospital, zeta2       arrays: scores, calibration; metrics
 ===============  ========  =====================================  ==========================================
 
-Where links are sealed, each config says so with ``sealed``: a node whose owner wants that answers no other.
-zeta2 then travels as in training (``client.py``), under a name of its own.
+On sealed links each config has ``sealed``; a node whose owner requires it refuses others. zeta2 is then sent
+as in training (``client.py``), under its own name.
 """
 
 import csv
@@ -53,7 +53,7 @@ _MOST_BINS = 100_000
 
 
 def own_handlers() -> dict[str, BatchHandler]:
-    """Return the handlers of a node with a file of its own, beside those of training."""
+    """Return the additional handlers of a node with its own file."""
     return {
         POOL: reveals(_pool_reveals, each(_checked(_pool))),
         UNMASK: each(_checked(_unmask)),
@@ -71,26 +71,25 @@ def _checked(work: Callable[[Call], RecordDict]) -> Callable[[Call], RecordDict]
     return handle
 
 
-def own_pair(own: OwnParty) -> RecordDict:
-    """Return who a party is and whose data it has, by hashes."""
+def own_pair(own: OwnParty) -> dict[str, Any]:
+    """Return a party's introduction, with hashed ids."""
     half = own.half
-    told: dict[str, Any] = {"role": own.role, "group": own.group, "ids": list(own.rows)}
-    told |= {"shape": list(half.x.shape[1:]), "features": list(half.features)}
-    told |= {"labelled": half.labels is not None}
-    if own.role == "hospital":
-        told["classes"] = own.classes
-    return RecordDict({"pair": ConfigRecord(told)})
+    pair: dict[str, Any] = {
+        "role": own.role, "group": own.group, "ids": list(own.rows), "shape": list(half.x.shape[1:]),
+        "features": list(half.features), "labelled": half.labels is not None,
+    }  # fmt: skip
+    return {**pair, "classes": own.classes} if own.role == "hospital" else pair
 
 
 def _pool_reveals(content: RecordDict) -> Reveals:
-    """Return that sealed labels reveal nothing, and sums and counts do."""
+    """Return what a reply reveals: sealed labels nothing, sums and counts the records."""
     config = config_in(content, "config")
     pools = any(config.get(key, False) is not False for key in ("sums", "counts"))
     return Reveals.RECORDS if pools else Reveals.NOTHING
 
 
 def _people(call: Call, own: OwnParty) -> tuple[list[str], list[int]]:
-    """Return the people of the message, a device's its one, and their rows."""
+    """Return the message's people and their rows; a device has one person."""
     if own.role == "device":
         return list(own.rows), [0]
     ids = config_of(call).get("ids")
@@ -104,12 +103,12 @@ def _enough(call: Call, people: Sequence[str], what: str) -> None:
     if len(people) < least:
         raise ValueError(
             f"ids must have at least {least} people (node config min-people), got {len(people)} in the "
-            f"message's config: {what} of so few would tell of each"
+            f"message's config: {what} over so few would reveal each person"
         )
 
 
 def _pooled_once(call: Call, kind: str, *parts: bytes) -> None:
-    """Note a sum over this party's people: two that differ by one person tell of that person."""
+    """Record a sum over this party's people: two sums that differ by one person would reveal that person."""
     check_pooled(kind, str(call.context.node_config.get("data")), *parts)
 
 
@@ -120,7 +119,7 @@ def _pool(call: Call) -> RecordDict:
     arrays: dict[str, NDArray[Any]] = {}
     if flag(config, "sums", default=False):
         x = own.features([str(name) for name in _texts(config, "features")])[rows].astype(np.float64)
-        x = x.reshape(-1, x.shape[-1])  # a value a step or a pixel counts like one a person
+        x = x.reshape(-1, x.shape[-1])  # Each step or pixel counts as a value.
         if own.role == "device":
             exact = [sum(map(fixed_point, column)) for part in (x, x * x) for column in part.T.tolist()]
             _pooled_once(call, "sums of features", *(number.to_bytes(64, signed=True) for number in exact))
@@ -177,7 +176,7 @@ def _setup(call: Call) -> RecordDict:
 
 
 def _encode(call: Call) -> RecordDict:
-    """Answer with the devices' encodings of people, as an exchange does, and keep nothing."""
+    """Answer with encodings as in an exchange, but keep nothing."""
     party, config = party_of(call.context), config_of(call)
     if party.role == "hospital":
         raise ValueError("role must be device or edge for encodings of devices, got hospital")
@@ -193,11 +192,11 @@ def _encode(call: Call) -> RecordDict:
 
 
 def _score(call: Call) -> RecordDict:
-    """Answer with how well people are told, as sums and histograms over all of them.
+    """Answer with metrics, and histograms of scores over all people.
 
-    ``scores`` (classes, 2, bins) counts people by the probability of a class, those of others and those of
-    the class itself; of two classes the second alone. ``calibration`` (3, 15) has, by the probability of the
-    predicted class, how many people there are, how many are right, and the sum of those probabilities.
+    ``scores`` (classes, 2, bins) counts people by the probability of a class, those of other classes and
+    those of the class; of two classes only the second. ``calibration`` (3, 15) has, by the probability of the
+    predicted class, the numbers of all and of correct people, and the sum of the probabilities.
     """
     party, config = party_of(call.context), config_of(call)
     if party.role != "hospital":
@@ -208,7 +207,7 @@ def _score(call: Call) -> RecordDict:
         try:
             there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)
         except NotOpenedError as refused:
-            return refused.told
+            return refused.reply
         ids = [ids[row] for row in there]
     _enough(call, ids, "scores")
     x, y = party.rows(ids)
@@ -244,13 +243,10 @@ def _score(call: Call) -> RecordDict:
         [np.bincount(places, w, CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
     )
     _write_predictions(call, ids, p)
-    told: dict[str, Any] = {
-        "num-examples": len(ids),
-        "loss": float(losses.mean()),
-        "accuracy": float(right.mean()),
-    }
+    loss, accuracy = float(losses.mean()), float(right.mean())
+    metrics = MetricRecord({"num-examples": len(ids), "loss": loss, "accuracy": accuracy})
     arrays = to_record({"scores": scores, "calibration": calibration})
-    answer = RecordDict({"arrays": arrays, "metrics": MetricRecord(told)})
+    answer = RecordDict({"arrays": arrays, "metrics": metrics})
     return answer if channel is None else channel.kept(answer)
 
 
@@ -273,7 +269,7 @@ def _texts(config: ConfigRecord, key: str) -> list[str]:
 
 
 def _write_predictions(call: Call, ids: Sequence[str], p: NDArray[Any]) -> None:
-    """Write the hospital's own predictions where its node config says: plain ids, which stay there."""
+    """Write the hospital's predictions, with plain ids, to the file in its node config; they stay there."""
     path = call.context.node_config.get("predictions")
     if not path:
         return

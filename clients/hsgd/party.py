@@ -1,4 +1,4 @@
-"""What one node of HSGD holds: a hospital's, a device's or an edge's part of its people's features."""
+"""The data of one HSGD node: its part of its people's features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Party"]
 
 @dataclass(frozen=True, eq=False)
 class Party:
-    """What one node holds: its part of its people's features, their labels, and the model's architecture.
+    """One node's data: its part of its people's features, their labels, and the model's architecture.
 
     Parameters
     ----------
@@ -29,19 +29,14 @@ class Party:
     ids : sequence of str
         The people, each once, in the order of the rows of ``x``.
     x : Tensor, (n, ...)
-        X_1 at a hospital, else X_2; of the model's dtype and on its device.
+        X_1 at a hospital, else X_2, with the model's dtype and on its device.
     y : Tensor, (n,)
         Labels.
     model : SplitModel
-        The architecture; parameters come by message, and this one's stay as they are. Parties that share
-        the object are worked on together.
+        The architecture; parameters come by message, and the object's own are not changed. Parties that share
+        the object are computed together.
     loss : Loss (default: split_loss)
-        f of (logits, labels), one value a sample.
-
-    Raises
-    ------
-    ValueError
-        A value is not as above.
+        f of (logits, labels), one value per sample.
     """
 
     role: str
@@ -75,22 +70,15 @@ class Party:
     @property
     def encoding(self) -> int:
         """The length of this party's encodings, e_1 or e_2."""
-        hospital = self.role == "hospital"
-        return self.model.hospital_encoding if hospital else self.model.device_encoding
+        return self.model.hospital_encoding if self.role == "hospital" else self.model.device_encoding
 
     @property
     def dtype(self) -> Any:
-        """The model's dtype, NumPy's."""
+        """The model's NumPy dtype."""
         return torch.empty(0, dtype=self.x.dtype).numpy().dtype
 
     def rows(self, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return x and y of these people.
-
-        Raises
-        ------
-        ValueError
-            If the party does not hold one of them.
-        """
+        """Return x and y of these people; ValueError if the party does not have one of them."""
         if lacking := [name for name in ids if name not in self.places]:
             raise ValueError(
                 f"ids must be among the {len(self.ids)} people of this {self.role} of group {self.group}, "

@@ -1,9 +1,8 @@
-"""What hospital and devices of a group tell each other where the server must not read it.
+"""Sealed messages between the hospital and devices of a group, which the server cannot read.
 
-Each share of encodings is sealed for one peer, under the iteration, what it is, and whose it is: a server
-that hands a person's row to somebody else, or at another iteration, hands on nothing that opens. The head
-that all devices get is sealed once, under a key that is told beside each share. Sealed, nothing has a shape:
-what was opened is checked here.
+Each share of encodings is sealed for one peer and bound to the iteration, its kind and its people, so a share
+that the server delivers to another peer or at another iteration does not open. The common head of all devices
+is sealed once, with a key inside each share. Opened data are checked here, because the server cannot.
 """
 
 import json
@@ -36,20 +35,17 @@ _SEALED = "sealed"
 
 
 class NotOpenedError(Exception):
-    """A node has nothing to work with: what it was handed is refused, and ``told`` is its answer."""
+    """No share could be opened; ``reply`` is the node's reply."""
 
-    def __init__(self, told: RecordDict) -> None:
+    def __init__(self, reply: RecordDict) -> None:
         super().__init__(REFUSED)
-        self.told = told
+        self.reply = reply
 
 
 def introduction_of(call: Call, config: ConfigRecord) -> dict[str, Any]:
-    """Return what a node tells of itself where links are sealed: its name, its keys, and if it pins others'.
+    """Return a node's introduction on sealed links: its name, keys, and whether it pins others'.
 
-    Raises
-    ------
-    Refusal
-        If the run is not sealed and the node's owner wants that it is.
+    Raises Refusal if the run is not sealed and the node's owner requires it.
     """
     if not is_sealed(call, config):
         return {}
@@ -59,7 +55,7 @@ def introduction_of(call: Call, config: ConfigRecord) -> dict[str, Any]:
 
 
 def is_sealed(call: Call, config: ConfigRecord) -> bool:
-    """Return whether a message is of a run whose links are sealed; Refusal as ``introduction_of``."""
+    """Return whether a run's links are sealed; Refusal as in ``introduction_of``."""
     sealed = flag(config, _SEALED, default=False)
     check_sealed(call, sealed)
     return sealed
@@ -69,24 +65,20 @@ def is_sealed(call: Call, config: ConfigRecord) -> bool:
 class Channel:
     """A node's links to its peers, for one message."""
 
-    call: Call  # The message; its introductions were taken.
-    links: NodeLinks  # The node's.
+    call: Call
+    links: NodeLinks
     peers: tuple[str, ...]  # One for each person of the batch, or one for all.
     t: int  # The iteration.
     compress: bool  # Whether rows are coded as top-k.
-    # Peers that were refused, by reason.
+    # Refused peers, by reason.
     refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, call: Call, config: ConfigRecord) -> "Channel | None":
-        """Return the channel of a message; None in a run that is not sealed.
+        """Take a message's introductions and return its channel; None if the run is not sealed.
 
-        Raises
-        ------
-        ValueError
-            If the node has no key of the run, or the config names no peers.
-        Refusal
-            As ``introduction_of``.
+        Raises ValueError if the node has no key of the run or the config names no peers, and Refusal as in
+        ``introduction_of``.
         """
         if not is_sealed(call, config):
             return None
@@ -96,19 +88,19 @@ class Channel:
         links = NodeLinks(call, whole(config, "seed", 0))
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
-        told: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
-        if told:
-            links.name_neighbours(told)
+        new: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
+        if new:
+            links.name_neighbours(new)
         for name in dict.fromkeys(names):
-            if told.get(name):
+            if new.get(name):
                 try:
-                    links.meet(name, told[name] if isinstance(told[name], bytes) else b"")
+                    links.meet(name, new[name] if isinstance(new[name], bytes) else b"")
                 except PayloadError as error:
                     channel._refuse(name, error)
         return channel
 
     def _refuse(self, peer: str, error: PayloadError) -> None:
-        log(WARNING, "Nothing is taken from, or told to, node %s: %s", peer, error)
+        log(WARNING, "Node %s is refused, nothing is accepted from it or sent to it: %s", peer, error)
         if peer not in self.refused[error.reason]:
             self.refused[error.reason].append(peer)
 
@@ -123,32 +115,30 @@ class Channel:
             )
         return [(peer, [row]) for row, peer in enumerate(self.peers)]
 
-    # What a node tells.
+    # Sending.
 
-    def sealed(self, ids: Sequence[str], kind: str, **arrays: Vector) -> RecordDict:
-        """Return arrays (ids, n) for the peers, each its people's rows; what is refused has no bytes.
+    def sealed(self, ids: Sequence[str], kind: str, rows: Vector, head: Vector | None = None) -> RecordDict:
+        """Seal each peer's rows of (ids, n); a refused peer's share is empty.
 
-        - ``kind``: What it is, by which the other end opens it. The name that the shares have in the answer.
-        - ``**arrays``: ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
+        - ``kind``: Kind of the shares, to which they are bound, and their key in the reply.
+        - ``head``: (n,) for all peers, or (ids, n) with a row per person.
         """
-        head, rows = arrays.get("head"), arrays["rows"]
-        told = ConfigRecord()
+        record = ConfigRecord()
         common = b""
         if head is not None and head.ndim == 1:
             key = os.urandom(KEY_BYTES)
             sealed = Link(key, self.links.run, self.links.own, "").seal(
                 self._coded(head[None]), self.t, "head"
             )
-            # All devices have the key: one of them could make another head, but none of the same digest.
-            common, told["head"], head = key + sha256(sealed).digest(), sealed, None
+            # All devices have the key. The digest keeps one of them from replacing the head.
+            common, record["head"], head = key + sha256(sealed).digest(), sealed, None
         shares = []
         for peer, own in self._shares(len(ids)):
             heads = b"" if head is None else self._coded(head[own])
             contents = common + heads + self._coded(rows[own])
             shares.append(self._share(peer, contents, _purpose(kind, [ids[row] for row in own])))
-        told[kind] = shares
-        self.links.keep(self.call.context)
-        return self._answer(RecordDict({_SEALED: told}))
+        record[kind] = shares
+        return self.kept(RecordDict({_SEALED: record}))
 
     def _share(self, peer: str, contents: bytes, purpose: str) -> bytes:
         if any(peer in names for names in self.refused.values()):
@@ -159,30 +149,24 @@ class Channel:
             self._refuse(peer, error)
             return b""
 
-    def _answer(self, content: RecordDict) -> RecordDict:
+    def kept(self, content: RecordDict) -> RecordDict:
+        """Store the links, and return a reply with the refused peers."""
+        self.links.keep(self.call.context)
         if self.refused:
             content[REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
         return content
-
-    def kept(self, content: RecordDict) -> RecordDict:
-        """Keep the links, and return an answer with what was refused."""
-        self.links.keep(self.call.context)
-        return self._answer(content)
 
     def _coded(self, rows: Vector) -> bytes:
         if self.compress:
             return b"".join(encode_rows(rows))
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).tobytes()
 
-    # What it is told.
+    # Receiving.
 
     def opened(self, ids: Sequence[str], kind: str, length: int, dtype: Any) -> tuple[list[int], Vector]:
-        """Return whose encodings could be opened, as places in ``ids``, and these, (those, length).
+        """Return the positions in ``ids`` of opened encodings, and these (positions, length).
 
-        Raises
-        ------
-        NotOpenedError
-            If it is nobody's.
+        Raises NotOpenedError if none opens.
         """
         there: list[int] = []
         parts: list[Vector] = []
@@ -201,12 +185,9 @@ class Channel:
     def opened_with_head(
         self, ids: Sequence[str], kind: str, lengths: tuple[int, int], dtype: Any, own_heads: bool
     ) -> tuple[Vector, Vector]:
-        """Return the head, (n0,) or with ``own_heads`` (ids, n0), and encodings (ids, e) of the one peer.
+        """Return the single peer's head, (n0,) or with ``own_heads`` (ids, n0), and encodings (ids, e).
 
-        Raises
-        ------
-        NotOpenedError
-            If they cannot be opened.
+        Raises NotOpenedError if they do not open.
         """
         peer, count = self.peers[0], len(ids)
         try:
@@ -217,10 +198,10 @@ class Channel:
                 head = self._rows(contents[:size], count, lengths[0], dtype)
                 return head, self._rows(contents[size:], count, lengths[1], dtype)
             rows = self._rows(contents[HEAD_KEY_BYTES:], count, lengths[1], dtype)
-            told = config_in(self.call.content, "payload").get("head")
-            sealed = told if isinstance(told, bytes) else b""
+            sealed = config_in(self.call.content, "payload").get("head")
+            sealed = sealed if isinstance(sealed, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
-                raise PayloadError(ALTERED, "another head than the peer's")
+                raise PayloadError(ALTERED, "the head is not the peer's")
             coded = Link(contents[:KEY_BYTES], self.links.run, "", peer).open(sealed, self.t, "head")
             return self._rows(coded, 1, lengths[0], dtype)[0], rows
         except PayloadError as error:
@@ -238,7 +219,7 @@ class Channel:
         return row_bytes(length) if self.compress else length * np.dtype(dtype).itemsize
 
     def _rows(self, contents: bytes, count: int, length: int, dtype: Any) -> Vector:
-        """Return rows (count, length), whatever a peer sealed."""
+        """Decode rows (count, length); PayloadError if a peer sealed anything else."""
         size = self._row_bytes(length, dtype)
         if len(contents) != count * size:
             raise PayloadError(MALFORMED, f"{len(contents)} bytes, expected {count * size}")

@@ -1,9 +1,9 @@
-"""The arithmetic of HSGD at its nodes, for many at once: encodings, and the steps between two exchanges.
+"""The arithmetic of HSGD at its nodes, for many nodes at once: encodings, and the steps between exchanges.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, eqs. (5)-(7). A block of parameters is
-one flat vector in the order of its module's state dict; a stack has one row of it for each member. Members
-never meet: a member's numbers do not depend on who else is in the stack.
+one flat vector in the order of its module's state dict; a stack has one such row per member. Members are
+independent of each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ __all__ = [
     "unflatten",
 ]
 
-# (logits, targets) -> one loss a sample.
+# (logits, targets) -> one loss per sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, Tensor]
 R = TypeVar("R")
 
-# Samples of one stack: what is above is cut into stacks of so many, so that a CPU's caches hold them.
+# Largest number of samples per stack, so that it fits a CPU's caches.
 _MOST_SAMPLES = 1024
 
 
@@ -46,8 +46,8 @@ def block_size(module: nn.Module) -> int:
 def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False) -> Tensor:
     """Return each member's zeta of its batch, (members, batch, e).
 
-    - ``x``: (members, batch, ...), their samples.
-    - ``alone``: Each member by itself and on one thread: its bits then depend on nobody beside it.
+    - ``x``: Samples, (members, batch, ...).
+    - ``alone``: Compute each member separately, on one thread, so that its bits depend on no other member.
     """
 
     def encode(own: Tensor, x: Tensor) -> Tensor:
@@ -62,9 +62,8 @@ def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False)
 class HospitalStack(NamedTuple):
     """Hospitals, or a hospital's pairs, before their steps."""
 
-    # (members, n_0) and (members, n_1): theta_0 and theta_1, live.
-    head: Tensor
-    hospital: Tensor
+    head: Tensor  # (members, n_0): theta_0, live.
+    hospital: Tensor  # (members, n_1): theta_1, live.
     x1: Tensor  # (members, batch, ...): X_1 of the batch.
     z2: Tensor  # (members, batch, e_2): Z_2, frozen.
     y: Tensor  # (members, batch): Labels.
@@ -75,8 +74,8 @@ class DeviceStack(NamedTuple):
 
     device: Tensor  # (members, n_2): theta_2, live.
     head: Tensor  # (members, n_0): theta_0, frozen.
-    z1: Tensor  # (members, 1, e_1): zeta_1 of the own sample, frozen.
-    x2: Tensor  # (members, 1, ...): The own sample's X_2.
+    z1: Tensor  # (members, 1, e_1): zeta_1 of its sample, frozen.
+    x2: Tensor  # (members, 1, ...): X_2 of its sample.
     y: Tensor  # (members, 1): Its label.
 
 
@@ -88,11 +87,11 @@ def hospital_steps(
     mu: float = 0.0,
     alone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return head and encoder after steps (5) and (6), and each member's mean loss at the first of them.
+    """Return head and encoder after steps (5) and (6), and each member's mean loss at the first step.
 
-    Both blocks step together from one point: the head is not moved before the encoder is differentiated.
+    Both gradients of a step are taken at the same point, before either block moves.
 
-    - ``loss``: f, one value a sample.
+    - ``loss``: f, one value per sample.
     - ``rates``: eta of each step, >= 0; at least one.
     - ``mu``: r = mu / 2 ||theta_1||^2, >= 0; the head has none.
     """
@@ -141,7 +140,7 @@ def _descend(
     frozen: tuple[Any, ...],
     rates: Sequence[float],
 ) -> tuple[list[Parameters], Tensor]:
-    """Step all live blocks down each member's objective; return them, and the objectives at the first step.
+    """Return all live blocks after gradient steps, and the objectives at the first step.
 
     One backward pass gives all gradients at one point (Jacobi), before any block moves.
     """
@@ -161,10 +160,10 @@ def _descend(
 
 
 def _in_pieces(work: Callable[..., R], stack: Sequence[Tensor], batch: int, alone: bool) -> list[R]:
-    """Return the work on each piece of a stack, whose values have a row a member."""
+    """Apply ``work`` to each piece of a stack, whose tensors have a row per member."""
     members = len(stack[0])
     if alone:
-        # Copied, so that they begin where any other member's begin: products take other paths by that.
+        # Copies have equal memory alignment, on which the code path of a product depends.
         parts = [[value[i : i + 1].clone() for value in stack] for i in range(members)]
         # On one thread, also because ``functional_call`` lends the module its parameters.
         return map_on_threads(lambda part: work(*part), parts, 1)
@@ -178,7 +177,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def unflatten(module: nn.Module, theta: Tensor) -> Parameters:
-    """Return (members, n) as the module's parameters, (members, *shape) each."""
+    """Return (members, n) as the module's parameters, each (members, *shape)."""
     shapes = _shapes(module)
     parts = torch.split(theta, [prod(shape) for shape in shapes.values()], dim=1)
     return {

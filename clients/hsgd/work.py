@@ -1,4 +1,4 @@
-"""What becomes of a message of HSGD at its node: from its records to a member of a stack, and to the reply.
+"""HSGD's training messages at a node: from the records to a member of a stack, and to the reply.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 to 26.
@@ -48,12 +48,12 @@ Vector = NDArray[Any]
 Job = TypeVar("Job")
 Stack = TypeVar("Stack", HospitalStack, DeviceStack)
 
-# Lines 13 to 18: encodings of the batch under the model of iteration t.
+# Lines 13 to 18: encodings of the batch by the model of iteration t.
 
 
 @dataclass
 class ExchangeJob:
-    """One node's share of an exchange; members of its stack are those with a model of their own."""
+    """One node's part in an exchange; each model is a member of the stack."""
 
     call: Call
     party: Party
@@ -71,19 +71,17 @@ class ExchangeJob:
         channel = Channel.of(call, config_of(call))
         check_kept_for_sum(channel is not None)
         if party.role == "hospital" and not has_arrays(call):
-            check_privacy("none")  # The head that it tells has learnt since, and has no noise.
+            check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
         if party.role == "device" or has_arrays(call):
             model = _sent_model(call, party)
             known = PartyMemory(request.t, model, start=model if request.keeps_start else {})
         else:
-            # A group that missed intervals goes on from the model of the last one that counts.
-            made_for, context = request.since, call.context
-            known = (
-                PartyMemory.at(context, request.t)
-                if made_for is None
-                else PartyMemory.made(context, made_for)
-            )
+            # A group that missed intervals resumes from its last model that counts.
+            if request.since is None:
+                known = PartyMemory.at(call.context, request.t)
+            else:
+                known = PartyMemory.made(call.context, request.since)
             if known.pairs != request.pairs:
                 raise ValueError("grouping must be the same in all messages of a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
@@ -91,16 +89,16 @@ class ExchangeJob:
         theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
         if party.role == "hospital" and not request.pairs:
             return cls(call, party, request, memory, theta[None], x[None], channel)
-        # A device is a member of its own, also where an edge hosts it: its numbers are the same anywhere.
+        # Each device is a member, also on an edge node, so its results are the same anywhere.
         members = theta.expand(len(ids), theta.shape[-1])
         return cls(call, party, request, memory, members, x[:, None], channel)
 
     def terms(self) -> Hashable:
-        """Return what the members of one stack have in common."""
+        """Return the key of calls that can share a stack."""
         return id(self.party.model), self.party.role == "hospital", self.x.shape[1:], _alone(self.call)
 
     def answer(self) -> RecordDict:
-        """Keep the model of iteration t and return what the other side needs."""
+        """Keep the model of iteration t, and return the encodings, with the head from a hospital."""
         zeta = self.zeta.flatten(0, 1).cpu().numpy()  # (batch, e)
         released = self.request.release(zeta, self.request.t, self.call)
         hospital = self.party.role == "hospital"
@@ -137,15 +135,15 @@ def _warn_of_revealing(encoding: int, features: int) -> None:
     if encoding >= features:
         log(
             logging.WARNING,
-            "a device's encoding has %d numbers and its features %d: where the encoder can be inverted it "
-            "reveals them; a shorter encoding, or clip and noise-multiplier, hides more",
+            "a device's encoding has %d numbers and its features %d: if the encoder can be inverted, the "
+            "encoding reveals them; a shorter encoding, or clip and noise-multiplier, hides more",
             encoding,
             features,
         )
 
 
 def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
-    """Return the blocks that a round starts from."""
+    """Return the blocks of the model that the server sent."""
     model = party.model
     blocks = {"head": model.head, "hospital": model.hospital}
     if party.role != "hospital":
@@ -153,12 +151,12 @@ def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
     return {key: received(call, key, (block_size(block),), party.dtype) for key, block in blocks.items()}
 
 
-# Lines 22 to 26: Q steps with what was exchanged.
+# Lines 22 to 26: Q steps with the exchanged encodings.
 
 
 @dataclass
 class _Update(Generic[Stack]):
-    """What one call asks for, and its members before and after their steps."""
+    """One call of an update, with its members before and after their steps."""
 
     call: Call
     party: Party
@@ -172,7 +170,7 @@ class _Update(Generic[Stack]):
 
 
 class HospitalUpdate(_Update[HospitalStack]):
-    """One hospital's steps (5) and (6); a pair of JFL is a member of its own, with its one sample."""
+    """One hospital's steps (5) and (6); in JFL each pair is a member with one sample."""
 
     @classmethod
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
@@ -188,24 +186,24 @@ class HospitalUpdate(_Update[HospitalStack]):
         z2 = _tensor(zeta2, party)
         arrays = memory.of_pairs(ids) if memory.pairs else {k: v[None] for k, v in memory.arrays.items()}
         head, hospital = _tensor(arrays["head"], party), _tensor(arrays["hospital"], party)
-        # Of a pair the batch is its one sample, of a group it is all of them.
+        # A pair's batch is its one sample, a group's batch is all samples.
         x1, z2, y = (part[:, None] if memory.pairs else part[None] for part in (x1, z2, y))
         stack = HospitalStack(head, hospital, x1, z2, y)
         return cls(call, party, request, ids, memory.pairs, stack, memory.start, channel)
 
     def answer(self) -> RecordDict:
-        """Keep the model of iteration t + Q, or return it where the round ends."""
+        """Keep the model of iteration t + Q, or return it if the round ends."""
         head, hospital, losses = (value.cpu().numpy() for value in self.after)
         arrays = {"head": head, "hospital": hospital}
         if not self.pairs:
             arrays = {key: block[0] for key, block in arrays.items()}
-        # A loss is told without noise.
+        # The loss has no noise, so it is not sent with protected uploads.
         loss = {"loss": float(losses.mean(dtype=np.float64))} if self.request.protected is None else {}
         return _answered(self, arrays, loss)
 
 
 class DeviceUpdate(_Update[DeviceStack]):
-    """One device's steps (7), or those of all that an edge hosts, each a member."""
+    """The steps (7) of one device, or of all devices on an edge node, each a member."""
 
     @classmethod
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "DeviceUpdate":
@@ -218,7 +216,7 @@ class DeviceUpdate(_Update[DeviceStack]):
             heads = received(call, "head", (a, n0) if own_heads else (n0,), party.dtype)
             zeta1 = received(call, "zeta1", (a, e1), party.dtype)
         else:
-            # A device does not know whether its head is its own: where it is, it came with its row.
+            # A device does not know whether its head is its own, so the config says it.
             paired = flag(config_of(call), "pairs", default=False)
             heads, zeta1 = channel.opened_with_head(ids, "zeta1", (n0, e1), party.dtype, paired)
         head, z1 = _tensor(heads, party), _tensor(zeta1, party)
@@ -228,7 +226,7 @@ class DeviceUpdate(_Update[DeviceStack]):
         return cls(call, party, request, ids, memory.pairs, stack, start, channel)
 
     def answer(self) -> RecordDict:
-        """Return a device's model; keep an edge's, or return its mean where the round ends."""
+        """Return a device's model; keep an edge's, or return its mean if the round ends."""
         theta = self.after[0].cpu().numpy()  # (a, n2)
         if self.party.role == "device":
             return _answered(self, {"device": theta[0]}, {})
@@ -242,7 +240,7 @@ Update = HospitalUpdate | DeviceUpdate
 def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
     """Prepare one call of ``train.update``."""
     sealed = flag(config_of(call), "sealed", default=False)
-    # Heads and encodings that the server reads tell what was learnt, too.
+    # Heads and encodings that the server can read also reveal what was learnt.
     check_kept_for_sum(sealed and request.summed)
     kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
     return kind.of(call, party, request)
@@ -266,42 +264,42 @@ def step_all(jobs: Sequence[Update]) -> None:
 
 
 def _terms(job: Update) -> Hashable:
-    """Return what the members of one stack have in common."""
+    """Return the key of calls that can share a stack."""
     shapes, party, request = tuple(value.shape[1:] for value in job.stack), job.party, job.request
     return type(job), id(party.model), party.loss, shapes, request.rates, request.mu, _alone(job.call)
 
 
 def _alone(call: Call) -> bool:
-    """Return whether the run config asks for bits that depend on nobody beside a member."""
+    """Return whether the run config asks for results that do not depend on other members of a stack."""
     return call.context.run_config.get("training-mode") == "loop"
 
 
 def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], PartyMemory]:
-    """Return the batch, of those who took part in the exchange, and what the node knows since."""
+    """Return the batch, part of the exchange's batch, and the node's memory."""
     ids, memory = _ids_of(party, request.ids), PartyMemory.at(call.context, request.t)
     memory.places(ids)
     return ids, memory
 
 
 def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
-    """Keep the model at iteration t + Q, or send it and forget it; with the metrics."""
+    """Keep the model of iteration t + Q, or send it and forget it; reply with the metrics."""
     context, request, protected = job.call.context, job.request, job.request.protected
-    told = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
-    # A device keeps its model for a sum alone.
+    sent = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
+    # A device keeps its model only for a sum.
     if request.upload or (job.party.role == "device" and not request.summed):
         PartyMemory.forget(context)
         if protected is not None:
             arrays = protected(arrays, job.start, request.t, job.call)
-        return _kept(job, RecordDict({**reply(arrays), "metrics": told}))
+        return _kept(job, RecordDict({**reply(arrays), "metrics": sent}))
     start = {} if protected is None else job.start
     loss = metrics.get("loss") if request.summed else None
     memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
-    memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
+    memory.keep(context, stepped=job.party.role != "device")  # A device receives theta_2 each time.
     if request.summed:
         note_terms(job.call)
-    if "loss" not in told:
+    if "loss" not in sent:
         reveals_nothing()
-    return _kept(job, RecordDict({"metrics": told}))
+    return _kept(job, RecordDict({"metrics": sent}))
 
 
 def _kept(job: Update, content: RecordDict) -> RecordDict:
@@ -309,7 +307,7 @@ def _kept(job: Update, content: RecordDict) -> RecordDict:
 
 
 def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the batch: a device's is its one person."""
+    """Return the batch; a device's is its one person."""
     if party.role == "device":
         return (str(party.ids[0]),)
     if ids is None:
@@ -320,24 +318,24 @@ def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _tensor(array: Vector, party: Party) -> Tensor:
-    """Return an array on the party's device; of a message or state, so that it may not be written into."""
+    """Copy an array of a message or state, which is read-only, to the party's device."""
     return torch.tensor(array, device=party.x.device)
 
 
 def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> list[list[Job]]:
-    """Return the jobs that can be worked on as one, in the order in which they came."""
+    """Group the jobs that can share a stack, in order of arrival."""
     stacks: dict[Hashable, list[Job]] = {}
     for job in jobs:
         stacks.setdefault(terms(job), []).append(job)
     return list(stacks.values())
 
 
-# Within secure sums all members are sent one content. So an update, which hands each node what is its own
-# alone, is answered without a model, and ``train.upload`` asks for that.
+# Secure sums need identical content for all members. An update's content differs by node, so with sums its
+# reply has no model, and ``train.upload`` collects it.
 
 
 def uploaded(call: Call, party: Party) -> RecordDict:
-    """Answer ``train.upload`` with what the steps made, kept since: of JFL's pairs the mean."""
+    """Answer ``train.upload`` with the kept model; for JFL's pairs, their mean."""
     config = config_of(call)
     is_sealed(call, config)
     memory = PartyMemory.at(call.context, whole(config, "t", 0))
@@ -347,11 +345,11 @@ def uploaded(call: Call, party: Party) -> RecordDict:
         arrays = _averaged(arrays)
     if (protected := ProtectedUpload.of(config)) is not None:
         arrays = protected(arrays, memory.start, memory.t, call)
-    told = MetricRecord({"num-examples": len(party.ids)})
+    metrics = MetricRecord({"num-examples": len(party.ids)})
     if memory.loss is not None and protected is None:
-        told["loss"] = memory.loss
+        metrics["loss"] = memory.loss
     PartyMemory.forget(call.context)
-    return RecordDict({**reply(_averaged(arrays)), "metrics": told})
+    return RecordDict({**reply(_averaged(arrays)), "metrics": metrics})
 
 
 def _averaged(arrays: Mapping[str, Vector]) -> dict[str, Vector]:
@@ -359,7 +357,7 @@ def _averaged(arrays: Mapping[str, Vector]) -> dict[str, Vector]:
 
 
 def _mean_of_rows(rows: Vector) -> Vector:
-    """Return (1), summed in the order of ids, which is the order of whoever averages devices elsewhere."""
+    """Return the mean (1), summed in the order of ids, as the server does for device nodes."""
     total = np.zeros(rows.shape[1:])
     for own in rows:
         total += own

@@ -1,13 +1,13 @@
 """HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines.
 
-To read in this order: ``algorithm`` (Algorithm 1), ``interval`` (what its exchanges ask and how replies are
-read), ``means`` ((1) and (2), plain, robust or within secure sums), ``strategy`` (what a user sets).
+Reading order: ``algorithm`` (Algorithm 1), ``interval`` (its requests and replies), ``means`` ((1) and (2):
+plain, robust or within secure sums), ``strategy`` (the settings).
 
-- Who takes part: ``members`` before each round, with ``setup`` on dealt data and ``own`` on the parties' own;
-  ``parties``, ``introductions``, ``matching`` and ``groups`` are what these need.
-- What is sent: ``messages``, ``links`` (open or sealed), ``conversation`` (questions beside training).
-- What it costs and reveals: ``books``, ``costs``, ``system``, ``noise``.
-- The theory, and P, Q and eta by it: ``theory``, ``estimates``, ``probes``, ``adaptive``.
+- Membership: ``members``, with ``setup`` for dealt data and ``own`` for the parties' own data; these use
+  ``parties``, ``introductions``, ``matching`` and ``groups``.
+- Messages: ``messages``, ``links`` (open or sealed), ``conversation`` (exchanges outside training).
+- Cost and privacy: ``books``, ``costs``, ``system``, ``noise``.
+- Theory, and the choice of P, Q and eta: ``theory``, ``estimates``, ``probes``, ``adaptive``.
 """
 
 from hedgerow.strategies.hsgd.adaptive import Adaptive

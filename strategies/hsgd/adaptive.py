@@ -1,8 +1,8 @@
-"""P, Q and eta of HSGD chosen while it runs, from what its own messages show.
+"""P, Q and eta of HSGD, chosen during the run from estimates.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": Strategy 2 for P = Q, Strategy 3 for eta.
-Differs: the constants are estimated anew in the run, where the paper takes those of a pre-training.
+Differs: the constants are estimated during the run; the paper estimates them once, in a pre-training.
 """
 
 import math
@@ -40,27 +40,22 @@ class IntervalChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """When the constants are estimated, and what is done with them.
+    """When to estimate the constants, and how to use them.
 
     Parameters
     ----------
     iterations : int
-        T, how many the run is planned for, >= 1: Strategy 2 needs it.
+        T, the planned iterations of the run, >= 1; Strategy 2 needs it.
     replan_every : int (default: 0)
-        Rounds after which the constants are estimated again, >= 1; 0 for at the start only.
+        Rounds between estimates, >= 1; 0 for only at the start.
     eta : {"keep", "strategy3"} (default: "keep")
-        The learning rate: as given, within the cap 1 / (8 P rho); or that of Strategy 3, constant.
+        The learning rate: as given, within the cap 1 / (8 P rho), or the constant one of Strategy 3.
     eta_power : {3, 2} (default: 3)
-        See ``theory.q_star``.
+        Power of eta in Q*: 3 is the root of (20), 2 is as printed in the paper.
     apply : bool (default: True)
-        False: the estimates are told, and P, Q and eta stay.
+        False: report the estimates, but keep P, Q and eta.
     probing : Probing (default: Probing())
-        How the constants are estimated.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+        How to estimate the constants.
     """
 
     iterations: int
@@ -79,7 +74,7 @@ class Adaptive:
             raise ValueError(f"eta_power must be 3 or 2, got {self.eta_power!r}")
 
     def due(self, completed: int) -> bool:
-        """Return whether the round after so many is preceded by an estimate."""
+        """Return whether an estimate is due after ``completed`` rounds."""
         return completed == 0 or (self.replan_every > 0 and completed % self.replan_every == 0)
 
     def choose(self, seen: ProbedConstants, *, eta: float, done: int) -> IntervalChoice:
@@ -90,7 +85,7 @@ class Adaptive:
         seen : ProbedConstants
             The constants at the current model.
         eta : float
-            The user's learning rate at this iteration, > 0.
+            The user's learning rate at the current iteration, > 0.
         done : int
             Iterations so far.
         """
@@ -99,14 +94,14 @@ class Adaptive:
         if known.delta > 0:
             P = choose_same_interval(known, eta=eta, T=left, eta_power=self.eta_power)
         else:
-            P = max(1, min(interval_max(known.rho, eta), left))  # Without variance Q* is infinite.
+            P = max(1, min(interval_max(known.rho, eta), left))  # With zero variance, Q* is infinite.
         if self.eta == "strategy3" and seen.gradient2 > 0:
             eta = choose_eta(known, P=P, Q=P, gradient2=seen.gradient2)
         return IntervalChoice(P, P, eta)
 
 
 class Pace(NamedTuple):
-    """Intervals and learning rate in use: eta of iteration t is eta0, halved every ``period`` > 0."""
+    """Intervals and learning rate in use: eta0 is halved every ``period`` iterations; 0 for never."""
 
     P: int
     Q: int
@@ -119,10 +114,10 @@ class Pace(NamedTuple):
 
 
 class Pacer(Part):
-    """Chooses P, Q and eta anew where that is due.
+    """Chooses P, Q and eta again when due.
 
-    - ``adaptive``: When, and by what rule; None for never.
-    - ``estimate``: Estimates, given the learning rate of t. It may fail, and then nothing changes.
+    - ``adaptive``: When and how; None for never.
+    - ``estimate``: Estimates the constants at a learning rate. If it fails, nothing changes.
     """
 
     name = "pace"
@@ -138,13 +133,13 @@ class Pacer(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Go by what was asked for."""
+        """Return to the initial choice."""
         self.pace = self._asked
         self.seen: ProbedConstants | None = None
         self._planned = 0
 
     def opened(self, run: Run) -> Steps[None]:
-        """Estimate the constants where that is due, and choose by them."""
+        """If due, estimate the constants and choose."""
         adaptive, server_round, t = self._adaptive, run.round, self._iterations()
         if adaptive is None or not adaptive.due(server_round - 1) or self._planned == server_round:
             return
@@ -165,16 +160,16 @@ class Pacer(Part):
             log(INFO, "Chosen: P = Q = %d, eta = %g", P, eta)
 
     def ended(self, run: Run) -> None:
-        """Tell the estimates, of the round before which they were made."""
+        """Report the estimates made before this round."""
         if self.seen is not None and self._planned == run.round:
             run.told |= self.seen.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was chosen and why, for a checkpoint."""
+        """Return the choice and the estimates, for a checkpoint."""
         return {"pace": list(self.pace), "seen": None if self.seen is None else self.seen.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a checkpoint."""
         P, Q, eta0, period = state["pace"]
         self.pace = Pace(int(P), int(Q), float(eta0), int(period))
         self.seen = None if state["seen"] is None else ProbedConstants.restored(state["seen"])

@@ -1,18 +1,18 @@
-"""HSGD's rounds.
+"""HSGD's Algorithm 1.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1 with (1), (2) and (5) to (7). C-HSGD,
 JFL, TDCD and C-TDCD are groupings and compressions of the same rounds.
-Differs: devices are averaged before groups are, over the set that just trained: (2) needs (1) of that
-iteration, which the printed order has not computed yet. Parties can fail. A device that is silent before the
-swap is not in the batch; one that is silent after it is not in the average; where all are, theta_2 stays. A
-group whose hospital, whose edge node or all of whose devices before the swap are silent sits out this
-interval: its three blocks stay what they were. Missing the interval before a global aggregation, it is not in
-that: the server knows no head and no hospital's encoder that was not uploaded.
+Differs: devices are averaged before groups, over the set that just trained: (2) needs (1) of that iteration,
+which the printed order has not computed yet. Parties can fail. A device without a reply to the exchange is
+not in the batch; one without a reply to the update is not in the average, and if all fail, theta_2 stays. If
+the hospital, the edge node, or in the exchange all devices of a group fail, the group skips the interval and
+keeps its three blocks. If it skips the interval before a global aggregation, it is not in (2): the server has
+no head and hospital's encoder that were not uploaded.
 
-Notation: group m has the model theta_m = (theta_0, theta_1, theta_2), which are head, hospital's encoder and
-devices' encoder, and K_m people, of whom A_m take part in a local interval. A round is a global interval of P
-iterations, in P / Q local intervals of two waves of messages with both sides.
+Notation: group m has the model theta_m = (theta_0, theta_1, theta_2), its head, hospital's encoder and
+devices' encoder, and K_m people; A_m are those in a local interval. A round is a global interval of P
+iterations, in P / Q local intervals, each with an exchange and an update at both sides.
 """
 
 from abc import abstractmethod
@@ -36,31 +36,30 @@ __all__ = ["Algorithm", "State", "local_interval"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What the cloud knows after a round."""
+    """The cloud's state after a round."""
 
-    theta: Theta  # The global model, (2); of groups that are kept apart the mean of theirs.
+    theta: Theta  # The global model, (2); without aggregation, the mean of the groups' models.
     t: int = 0  # Iterations so far.
-    # Of groups that are kept apart, K_m and theta_m of each, as far as they have come.
+    # Without aggregation: K_m and theta_m of each group that has trained.
     apart: Mapping[int, tuple[int, Theta]] = field(default_factory=dict)
-    first: Theta | None = None  # What those start from that have not; None where there is a global model.
+    first: Theta | None = None  # The start of groups that have not; None with a global model.
 
     def start(self, m: int) -> Theta:
-        """Return what group m starts a round from."""
+        """Return the model from which group m starts a round."""
         if self.first is None:
             return self.theta
         return self.apart[m][1] if m in self.apart else self.first
 
 
 class Algorithm(Method[State]):
-    """Algorithm 1, line by line; ``HSGD`` adds what a user sets."""
+    """Algorithm 1, line by line; ``HSGD`` adds the settings."""
 
     state_class = State
     groups: Sequence[Group]
     averages: Averages
     participation: float
     aggregate: bool
-    # Whether every drawn pair has a model of its own in a round, JFL.
-    pairs: bool
+    pairs: bool  # JFL: whether every sampled pair has its own model in a round.
 
     @property
     @abstractmethod
@@ -69,7 +68,7 @@ class Algorithm(Method[State]):
 
     @abstractmethod
     def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
-        """Return what parties are asked in the local interval that starts at t."""
+        """Return the exchanges of the local interval that starts at t."""
 
     def begin(self, model: Vector) -> State:
         """Return theta^0."""
@@ -77,7 +76,7 @@ class Algorithm(Method[State]):
         return State(theta, first=None if self.aggregate else theta)
 
     def round(self, state: State, run: Run) -> Steps[State]:
-        """Make P iterations in P / Q local intervals, and take the mean over groups."""
+        """Make P iterations in P / Q local intervals, then average the groups."""
         P, Q = self.pace.P, self.pace.Q
         groups = [Local(group, state.start(group.number)) for group in self.groups]
         for t in range(state.t, state.t + P, Q):
@@ -90,7 +89,7 @@ class Algorithm(Method[State]):
         return (yield from self.global_aggregation(state, groups, run))
 
     def drawn(self, one: Local, t: int, starts: bool) -> Local:
-        """Draw A_m; of JFL it stays for the round, less those who were silent."""
+        """Draw A_m; in JFL it stays for the round, without people whose party failed."""
         if self.pairs and not starts:
             return one
         count = batch_size(self.participation, one.group.size)
@@ -98,7 +97,7 @@ class Algorithm(Method[State]):
         return replace(one, ids=tuple(ids), own=one.own if self.pairs else {})
 
     def global_aggregation(self, state: State, groups: Sequence[Local], run: Run) -> Steps[State]:
-        """Take the mean of the groups that are left by their people, (2)."""
+        """Average the remaining groups, weighted by their people, (2)."""
         mean = yield from self.averages.of_groups(state.theta, groups, run)
         least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
         if mean.groups < least:
@@ -107,7 +106,7 @@ class Algorithm(Method[State]):
         t = state.t + self.pace.P
         if state.first is None:
             return State(mean.theta, t)
-        # Without a cloud each goes on from its own; those that are not there from what they had.
+        # Without a cloud, each group continues from its own model, absent ones from their last.
         now = {one.group.number: (one.group.size, one.model or one.start) for one in groups}
         apart = dict(sorted({**state.apart, **now}.items()))
         return State((yield from mean_of_models(state.theta, apart, run)), t, apart, state.first)
@@ -120,7 +119,7 @@ class Algorithm(Method[State]):
 def local_interval(
     interval: Interval, groups: Iterable[Local], averages: Averages, run: Run
 ) -> Steps[list[Local]]:
-    """Swap encodings, make Q steps on both sides, and average the devices of each group."""
+    """Exchange encodings, make Q steps on both sides, and average the devices of each group."""
     groups = interval.begin(groups)
     hospitals, devices = yield from together(  # lines 14 to 18: head and zeta_1, zeta_2
         _replies(interval.encode_at_hospitals(groups), run), _replies(interval.encode_at_devices(groups), run)
@@ -134,6 +133,6 @@ def local_interval(
 
 
 def _replies(exchange: Exchange, run: Run) -> Steps[list[tuple[int, Any]]]:
-    """Make an exchange; return who answered, and what."""
+    """Make an exchange; return the replies by partition id."""
     chunks = yield run.prepared(exchange)
-    return [told for columns in chunks for told in zip(columns.nodes, columns.rows, strict=True)]
+    return [reply for columns in chunks for reply in zip(columns.nodes, columns.rows, strict=True)]

@@ -1,12 +1,12 @@
-"""What HSGD books of each transfer: the bytes that a link carries, and what the paper counts of them.
+"""Booking of HSGD's transfers: the bytes on each link, and the paper's nominal bits.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": cost (19), whose terms are the nominal bits.
-Differs: every transfer is booked with its payload's bytes, of which (19) counts neither downlinks, nor the
-device's hop of an encoding, nor head and device encoder of a global aggregation. Devices keep nothing between
-two local intervals, so that of JFL too their models pass in each of them, where the paper counts the last. In
-a run in which nobody fails, and nothing is sealed, the sums are those of ``costs.traffic`` and
-``costs.paper_bytes``. ``seals`` are the bytes that sealing adds to a transfer.
+Differs: every transfer is booked with its payload's bytes, while (19) counts neither downlinks, nor an
+encoding's hop from device to edge, nor head and device encoder of a global aggregation. Devices keep nothing
+between local intervals, so in JFL too they send their models in each interval; the paper counts only the
+last. Without failures and sealing, the sums equal ``costs.traffic`` and ``costs.paper_bytes``. ``seals`` are
+the bytes that sealing adds to a transfer.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ _COMPRESSED_BITS = 7  # kappa 32 with kappa = 7 / 32
 
 @dataclass(frozen=True)
 class Books:
-    """Books one group's transfers; m is the group's number on all of its links."""
+    """Books one group's transfers; m is the group's number on all its links."""
 
-    ledger: Ledger  # Where to.
-    schema: Schema  # How large what is sent is.
-    # TDCD books no link to the cloud, and its cost is stated per group that was merged, each with a head.
+    ledger: Ledger
+    schema: Schema
+    # TDCD has no link to the cloud, and its cost is stated per original group, each with a head.
     variant: MethodVariant
 
     def model_to_devices(self, server_round: int, m: int, a: int) -> None:
-        """Book theta_2 on its way to a devices."""
+        """Book theta_2, sent to a devices."""
         self._book(server_round, "edge->device", m, self.schema.dense(a * self.schema.device))
 
     def encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
-        """Book a devices' own encodings."""
+        """Book zeta2 of a devices."""
         self._book(server_round, "device->edge", m, a * self.schema.coded(self.schema.zeta2) + seals)
 
     def encodings_to_hospital(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
@@ -45,32 +45,31 @@ class Books:
         self._book(server_round, "edge->hospital", m, payload, bits)
 
     def head_and_encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
-        """Book the hospital's head, of JFL one a pair, and the batch's zeta1."""
+        """Book the hospital's head (in JFL one per pair), and the batch's zeta1."""
         heads = a if self.schema.pairs else 1
         scalars = heads * self.schema.head * self.variant.system.original_groups + a * self.schema.zeta1
-        payload = (
-            heads * self.schema.coded(self.schema.head) + a * self.schema.coded(self.schema.zeta1) + seals
-        )
+        head, zeta1 = self.schema.coded(self.schema.head), self.schema.coded(self.schema.zeta1)
+        payload = heads * head + a * zeta1 + seals
         self._book(server_round, "hospital->edge", m, payload, scalars * self._bits_of_encoding)
 
     def head_and_encodings_to_devices(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
-        """Book the head and its own row of zeta1 for each of a devices."""
+        """Book the head and one row of zeta1 for each of a devices."""
         one = self.schema.coded(self.schema.head) + self.schema.coded(self.schema.zeta1)
         self._book(server_round, "edge->device", m, a * one + seals)
 
     def models_to_edge(self, server_round: int, m: int, a: int, counted: bool = True) -> None:
-        """Book a devices' models; the paper counts none of a pair's before the last of a round."""
+        """Book the models of a devices; the paper counts a pair's only at the end of a round."""
         scalars = a * self.schema.device
         bits = scalars * _NOMINAL_BITS if counted else 0
         self._book(server_round, "device->edge", m, self.schema.dense(scalars), bits)
 
     def to_cloud(self, server_round: int, m: int, a: int) -> None:
-        """Book head and hospital's encoder, of JFL one each a pair, and theta_2, which the edge sends."""
+        """Book head and hospital's encoder (in JFL per pair), and the edge's theta_2."""
         if not self.variant.has_cloud:
             return
         pairs = a if self.schema.pairs else 1
         head, hospital = pairs * self.schema.head, pairs * self.schema.hospital
-        # (19) leaves the head out; the paper prints no cost of JFL, of which all is counted.
+        # (19) omits the head. The paper gives no cost of JFL, so all is counted.
         counted = hospital + head if self.schema.pairs else hospital
         bits = counted * _NOMINAL_BITS
         self._book(server_round, "hospital->cloud", m, self.schema.dense(head + hospital), bits)
@@ -85,7 +84,7 @@ class Books:
         self._book(server_round, "cloud->edge", m, self.schema.dense(self.schema.device))
 
     def raw_data(self, server_round: int, raw_bytes: float) -> None:
-        """Book the raw features that TDCD's merger moves once, ``raw_bytes`` for each original group."""
+        """Book TDCD's one-off transfer of raw features, ``raw_bytes`` per original group."""
         moved = round(raw_bytes * self.variant.system.original_groups)
         self.ledger.book(server_round, "hospital->hospital", 0, 0, 8 * moved, moved)
 

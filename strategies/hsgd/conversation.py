@@ -1,4 +1,4 @@
-"""Questions to parties beside training: who they are, what they agree on, how well they are told."""
+"""Exchanges outside training: introductions, set-up and evaluation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +17,10 @@ Check = Callable[[int, RecordDict], Any]
 
 
 class Conversation:
-    """Exchanges beside training, one after the other, reported as one.
+    """A series of exchanges outside training, with one report.
 
-    - ``federation``: Whose nodes, ledger and deadline they are.
-    - ``booked``: Whether the legs through the hub are booked. Introductions are not, nor those that stand
-      beside a message: a run that goes on repeats them.
+    - ``booked``: Whether to book the transfers through the hub. Introductions are never booked, alone or
+      inside a message, because a resumed run repeats them.
     """
 
     def __init__(self, federation: Federation, server_round: int, *, booked: bool = True) -> None:
@@ -37,7 +36,7 @@ class Conversation:
         check: Check,
         timeout: float | None = None,
     ) -> list[Reply]:
-        """Make an exchange, and return the valid replies in the order of partition ids."""
+        """Make an exchange, and return the valid replies sorted by partition id."""
         roster = self._federation.gather(grid)
         nodes = [(roster.nodes[partition], content) for partition, content in contents]
         there = {node: content for node, content in nodes if node.node_id in roster.online}

@@ -1,10 +1,10 @@
-"""What HSGD and its baselines send and how long they take, before a run: two ledgers and a time model.
+"""Predicted traffic and time of HSGD and its baselines: two accounts of bytes, and a time model.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": cost (19), the round time and its rates.
 Differs: (19) counts neither downlinks, nor the encoders of a global aggregation, nor a device's copy of the
-head, so ``traffic`` counts every transfer beside it. The paper splits its round time into parts without
-saying what they hold, and prints no cost of the baselines: both follow here from its message flow.
+head; ``traffic`` counts every transfer. The paper names the parts of its round time without defining them,
+and gives no cost of the baselines; both are derived here from its message flow.
 """
 
 from dataclasses import dataclass, fields
@@ -33,8 +33,8 @@ _BITS_PER_SCALAR = 32
 # kappa = log2(b) / 32 at the paper's quantisation level b = 128.
 COMPRESSION_RATIO = 7 / 32
 
-# Devices are mobile (14 Mbit/s up, 110 down), hospitals, edges and the cloud fixed (74 up, 204 down). Both
-# ends of the swap between a hospital and its edge send at their uplink's rate.
+# Devices are mobile (14 Mbit/s up, 110 down); hospitals, edges and the cloud are fixed (74 up, 204 down).
+# A hospital and its edge both send to each other at their uplink's rate.
 PAPER_RATES = Rates(
     {
         "device->edge": 14e6,
@@ -50,7 +50,7 @@ PAPER_RATES = Rates(
 
 
 class MethodName(StrEnum):
-    """The methods that the paper compares; C- is the one with top-k compressed encodings and heads."""
+    """The methods that the paper compares; C- is with top-k compressed encodings and heads."""
 
     HSGD = "hsgd"
     C_HSGD = "c-hsgd"
@@ -61,22 +61,16 @@ class MethodName(StrEnum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one group's messages hold, in scalars of 32 bits.
+    """Sizes of one group's messages in scalars of 32 bits, and its batch; all >= 1."""
 
-    Raises
-    ------
-    ValueError
-        If a number is not an integer >= 1.
-    """
-
-    # |theta_0|, |theta_1| and |theta_2|, >= 1.
+    # |theta_0|, |theta_1| and |theta_2|.
     head: int
     hospital: int
     device: int
-    # Length of one sample's zeta_1 and zeta_2, >= 1.
+    # Length of one sample's zeta_1 and zeta_2.
     hospital_encoding: int
     device_encoding: int
-    batch: int  # Devices |A| that take part in a local interval, >= 1; each has one sample.
+    batch: int  # |A|, devices in a local interval; each has one sample.
 
     def __post_init__(self) -> None:
         at_least(1, **{field.name: getattr(self, field.name) for field in fields(self)})
@@ -85,29 +79,16 @@ class Sizes:
 def paper_bytes(
     sizes: Sizes, *, P: int, Q: int, T: int, method: str = MethodName.HSGD, raw_bytes: float = 0.0
 ) -> float:
-    """Return one group's bytes by the paper's own account: (19) over M, and its like for the baselines.
+    """Return one group's bytes as the paper counts them: (19) / M, and its analogue for the baselines.
 
-    Sum it over the groups of a run. A T that is no multiple of P counts its last interval in part, as
-    (19) does.
+    The cost of a run is the sum over its groups. If T is no multiple of P, the last interval counts in part,
+    as in (19).
 
-    Parameters
-    ----------
-    sizes : Sizes
-        The group's; TDCD's too are those of one group before the merger, its cost being stated per group.
-    P, Q : int
-        Global and local interval in iterations, >= 1, Q a divisor of P. TDCD does not look at P.
-    T : int
-        Iterations, >= 1.
-    method : str (default: "hsgd")
-        A ``MethodName`` or its value.
-    raw_bytes : float (default: 0)
-        One-off transfer of raw features that TDCD and C-TDCD are charged, per group, >= 0. The others
-        move no raw data.
-
-    Raises
-    ------
-    ValueError
-        If the method is unknown, or a number is out of range.
+    - ``sizes``: The group's; for TDCD, those of one group before the merger.
+    - ``P``, ``Q``: Global and local interval in iterations, >= 1, Q a divisor of P. TDCD ignores P.
+    - ``T``: Iterations, >= 1.
+    - ``method``: A ``MethodName`` or its value.
+    - ``raw_bytes``: The one-off transfer of raw features per group in TDCD and C-TDCD, >= 0.
     """
     require_intervals(P=P, Q=Q)
     at_least(1, T=T)
@@ -115,7 +96,7 @@ def paper_bytes(
     not_negative(raw_bytes=raw_bytes)
     if raw_bytes and method not in (MethodName.TDCD, MethodName.C_TDCD):
         raise ValueError(f"raw_bytes must be 0 for {method}, which moves no raw data, got {raw_bytes!r}")
-    pairs = sizes.batch if method is MethodName.JFL else 1  # JFL keeps a head and an encoder a device
+    pairs = sizes.batch if method is MethodName.JFL else 1  # JFL has a head and an encoder per device.
     exchanged = pairs * sizes.head + sizes.batch * (sizes.hospital_encoding + sizes.device_encoding)
     swapped = _ratio(method) * exchanged
     if method is MethodName.JFL:
@@ -130,26 +111,14 @@ def paper_bytes(
 def traffic(
     sizes: Sizes, *, P: int, Q: int, T: int, compressed: bool = False, send_final: bool = False
 ) -> dict[str, int]:
-    """Return every byte that one group of HSGD sends in T iterations, by link.
+    """Return all bytes that one group of HSGD sends in T iterations, by link.
 
-    Between hospital, edge and devices that is what every local interval starts and ends with, between
-    them and the cloud what every global interval does. TDCD is one group without its cloud links.
+    Hospital, edge and devices exchange data in every local interval, and send models to the cloud and back
+    in every global interval. TDCD is one group without its cloud links.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        The group's.
-    P, Q, T : int
-        Intervals and iterations, >= 1, Q a divisor of P and P of T.
-    compressed : bool (default: False)
-        C-HSGD: encodings (by row) and head travel as top-k values with packed indices.
-    send_final : bool (default: False)
-        Count the way of the last global model back to the group too.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    - ``P``, ``Q``, ``T``: Intervals and iterations, >= 1, Q a divisor of P and P of T.
+    - ``compressed``: C-HSGD: encodings (by row) and head are sent as top-k values with packed indices.
+    - ``send_final``: Whether to count the transfer of the last global model back to the group.
     """
     require_intervals(P=P, Q=Q, T=T)
     a, encode = sizes.batch, row_bytes if compressed else _dense_bytes
@@ -171,30 +140,17 @@ def traffic(
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Seconds of the transfers of a global interval: t_g once, t_l and t_e in every local interval."""
+    """Transfer times of a global interval in seconds, >= 0: t_g once, t_l and t_e in every local interval."""
 
-    # t_g, t_l and t_e, >= 0.
-    global_aggregation: float
-    local_aggregation: float
-    exchange: float
+    global_aggregation: float  # t_g
+    local_aggregation: float  # t_l
+    exchange: float  # t_e
 
 
 def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = MethodName.HSGD) -> RoundParts:
-    """Return t_g, t_l and t_e of one group; all devices send at once, and no link is shared.
+    """Return t_g, t_l and t_e of one group; in TDCD, of the merged group.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        The group's, in TDCD the merged one's.
-    rates : Rates (default: PAPER_RATES)
-        Rates of the links that ``traffic`` names.
-    method : str (default: "hsgd")
-        JFL has no local aggregation, TDCD no global one.
-
-    Raises
-    ------
-    ValueError
-        If the method is unknown or a link has no rate.
+    All devices send at once, and no link is shared. JFL has no local aggregation, TDCD no global one.
     """
     method = _valid_method(method)
     pairs = sizes.batch if method is MethodName.JFL else 1
@@ -209,7 +165,7 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
     head, zeta_1, zeta_2 = (kappa * n for n in (sizes.head, sizes.hospital_encoding, sizes.device_encoding))
     to_cloud = pairs * (sizes.head + sizes.hospital)
     through_device = both_ways("device", "edge", sizes.device)
-    # A pair of JFL has no edge: its device's own link carries theta_2 to the cloud.
+    # A pair of JFL has no edge: its device sends theta_2 to the cloud over its own link.
     encoders = through_device if method is MethodName.JFL else both_ways("edge", "cloud", sizes.device)
     exchange = (
         seconds("device->edge", zeta_2)
@@ -225,22 +181,10 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
 
 
 def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) -> float:
-    """Return the seconds of one global interval: t_g + P/Q (t_l + t_e) + P t_c.
+    """Return the seconds of one group's global interval: t_g + P/Q (t_l + t_e) + P t_c.
 
-    Parameters
-    ----------
-    parts : RoundParts
-        Of the group; where groups differ the slowest one's round counts.
-    P, Q : int
-        Intervals in iterations, >= 1, Q a divisor of P.
-    compute_seconds : float
-        t_c of one iteration, >= 0, measured at the slower of hospital and device. A hospital of JFL does
-        the work of |A| in it.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    Q must be a divisor of P. ``compute_seconds`` is t_c of one iteration, >= 0, measured at the slower of
+    hospital and device; a JFL hospital does the work of |A| devices in it.
     """
     require_intervals(P=P, Q=Q)
     not_negative(compute_seconds=compute_seconds)
@@ -249,7 +193,7 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
 
 
 def require_intervals(**counts: int) -> None:
-    """Raise ValueError unless all counts are integers >= 1, and Q | P and P | T where both are given."""
+    """Raise ValueError unless all counts are integers >= 1, and Q | P and P | T if both are given."""
     at_least(1, **counts)
     for key, divisor in (("P", "Q"), ("T", "P")):
         if key in counts and divisor in counts and counts[key] % counts[divisor] != 0:

@@ -1,9 +1,9 @@
-"""The constants of HSGD's theory from a short run, with what they assume.
+"""Estimators of the constants of HSGD's theory from a short run, with their assumptions.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": F(theta^0), rho and delta of Theorem 1.
-Differs: the paper says no more than that some steps of pre-training give them; the estimators are ours. They
-need gradients of the models' sizes and scalars from a node, never its data.
+Differs: the paper only says that some steps of pre-training give them; the estimators are ours. They need
+gradients and scalars from a node, never its data.
 """
 
 import math
@@ -22,19 +22,13 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimates:
-    """The constants of the bound, and what they rest on.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
+    """The constants of the bound, and their assumptions."""
 
     F0: float  # F of the initial global model over all training samples, finite.
     rho: float  # Lipschitz constant of the gradients, > 0.
     delta: float  # Square root of the bound on a stochastic partial gradient's variance, >= 0.
-    final_loss: float = 0.0  # E[F] after T iterations, < F0. Nobody knows it before; the paper takes 0.
-    # What was taken for granted, one sentence each, for the user who reads the plan.
+    final_loss: float = 0.0  # E[F] after T iterations, < F0. Unknown before the run; the paper uses 0.
+    # The assumptions, one sentence each, for the user who reads the plan.
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -53,17 +47,8 @@ class Estimates:
 def secant_smoothness(points: Array, gradients: Array) -> float:
     """Return the largest slope of a gradient between consecutive points: a lower estimate of rho.
 
-    Parameters
-    ----------
-    points : Array
-        Global models of a short run, (steps + 1, params), no two consecutive ones equal.
-    gradients : Array
-        Each group's full gradient at them, (steps + 1, groups, params).
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit, a value is not finite, or two consecutive points are equal.
+    - ``points``: Global models of a short run, (steps + 1, params); consecutive ones must differ.
+    - ``gradients``: Each group's full gradient at them, (steps + 1, groups, params).
     """
     if points.ndim != 2 or len(points) < 2:
         raise ValueError(
@@ -86,18 +71,8 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
 def gradient_variance(draws: Array, gradient: Array) -> float:
     """Return the mean of ||g - gradient||^2 over draws of a stochastic partial gradient, V of one block.
 
-    Parameters
-    ----------
-    draws : Array
-        (draws, params): over batches for the head and the hospital's encoder, over single devices for
-        the devices'.
-    gradient : Array
-        (params,): the *global* objective's, so that groups that differ show as a larger variance.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit or a value is not finite.
+    - ``draws``: (draws, params), over batches for the head and the hospital, over single devices for devices.
+    - ``gradient``: (params,), of the *global* objective, so that differences between groups add variance.
     """
     if draws.ndim != 2 or len(draws) < 1 or draws.shape[1:] != gradient.shape:
         raise ValueError(
@@ -117,25 +92,14 @@ def estimate(
     final_loss: float | None = None,
     aggregate: Literal["max", "mean"] = "max",
 ) -> Estimates:
-    """Return the constants that a short run with P = Q = 1 shows, with what they assume.
+    """Return the constants from a short run with P = Q = 1, with their assumptions.
 
-    Parameters
-    ----------
-    F0 : float
-        F of the initial model over all training samples, > ``final_loss``.
-    points, gradients : Array
-        As in ``secant_smoothness``.
-    variances : Array
-        ``gradient_variance`` by step, group and block, (..., 3), >= 0.
-    final_loss : float | None (default: None)
-        E[F] at the end, where known; None is 0.
-    aggregate : "max" or "mean" (default: "max")
-        What delta^2 is of the variances over steps and groups, each that of its largest block.
-
-    Raises
-    ------
-    ValueError
-        If a shape or a number is out of range.
+    - ``F0``: F of the initial model over all training samples, > ``final_loss``.
+    - ``points``, ``gradients``: As in ``secant_smoothness``.
+    - ``variances``: ``gradient_variance`` by step, group and block, (..., 3), >= 0.
+    - ``final_loss``: E[F] at the end, if known; None is 0.
+    - ``aggregate``: Whether delta^2 is the maximum or the mean over steps and groups of the largest block's
+      variance.
     """
     if aggregate not in ("max", "mean"):
         raise ValueError(f"aggregate must be 'max' or 'mean', got {aggregate!r}")

@@ -1,8 +1,8 @@
-"""Evaluation of people of whom no party has both halves: by messages, as histograms of scores.
+"""Evaluation of held-out people, whose halves are at different parties, from histograms of scores.
 
-Devices tell encodings, as in training; the hospital has the labels and the head, and tells how many people
-of which class have which score. Pooled over hospitals these give the curves; no score of a person leaves its
-hospital but where it is alone in its bin.
+Devices send encodings, as in training. The hospital has the labels and the head, and reports the number of
+people per class and score bin. The histograms of all hospitals give the curves. A person's score leaves the
+hospital only if it is alone in its bin.
 """
 
 from collections import Counter
@@ -36,17 +36,15 @@ BINS = 1000
 
 @dataclass(frozen=True)
 class Scores:
-    """What one hospital tells of the people who were evaluated."""
+    """One hospital's report on its evaluated people."""
 
-    count: int  # How many they are, >= 1.
-    # Their mean cross-entropy in nats, and the share that is told right.
-    loss: float
+    count: int  # Number of people, >= 1.
+    loss: float  # Mean cross-entropy in nats.
     accuracy: float
-    # (classes, 2, bins): People by the probability of a class: those of others, those of the class. Two
-    # classes have one row.
+    # (classes, 2, bins): people by the probability of a class, those of other classes and those of the class.
+    # Two classes have one row.
     scores: Counts
-    # (3, 15): By the probability of the predicted class: people, those that are told right, sum of
-    # probabilities.
+    # (3, 15): by the probability of the predicted class, all people, correct ones, and sum of probabilities.
     calibration: Counts
 
 
@@ -59,11 +57,7 @@ def evaluate_groups(
     config: Mapping[str, Any],
     links: PartyLinks,
 ) -> dict[int, Scores]:
-    """Return what the hospitals of these groups tell of their people under these models, by group.
-
-    - ``config``: ``t``, and what an exchange tells of noise.
-    - ``links``: On which devices tell encodings to their hospital.
-    """
+    """Return each group's scores under its model; ``config`` has ``t`` and the noise on encodings."""
     asked: dict[int, list[str]] = {}
     hospitals: dict[int, int] = {}
     contents = []
@@ -72,8 +66,8 @@ def evaluate_groups(
         for host in hosts if links.takes_part(group.hospital) else ():
             asked[host] = group.people_at(host)
             hospitals[host] = group.hospital
-            told = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
-            content = RecordDict({"config": told, **records(device=models[m].device)})
+            own = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
+            content = RecordDict({"config": own, **records(device=models[m].device)})
             contents.append((host, _with(links, host, [group.hospital], content)))
 
     def check(i: int, content: RecordDict) -> Encodings:
@@ -88,11 +82,11 @@ def evaluate_groups(
         if not there:
             continue
         hosts = list(dict.fromkeys(group.hosts[person] for person in there))
-        told = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
+        own = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
         rows = {p: (i, asked[i].index(p)) for i in hosts for p in asked[i]}
         parts = links.for_scores(shares, hosts, [rows[person] for person in there])
         blocks = records(head=models[m].head, hospital=models[m].hospital, **parts)
-        content = RecordDict({"config": told, **blocks})
+        content = RecordDict({"config": own, **blocks})
         contents.append((group.hospital, _with(links, group.hospital, hosts, content)))
         counted[group.hospital], hosts_of[group.hospital] = (m, len(there)), hosts
 
@@ -105,7 +99,7 @@ def evaluate_groups(
     answers = talk.ask(grid, SCORE, contents, check_scores)
     if len(answers) < len(groups):
         lost = dict(+Counter(talk.report.rejected))
-        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), len(groups), lost)
+        log(WARNING, "Evaluation: %d of %d hospitals sent scores; lost: %s", len(answers), len(groups), lost)
     return {counted[one.node.partition_id][0]: one.value for one in answers}
 
 
@@ -116,12 +110,12 @@ def _with(links: PartyLinks, i: int, peers: Sequence[int], content: RecordDict) 
 
 
 def _scores(content: RecordDict, count: int) -> Scores:
-    """Return a hospital's answer; PayloadError unless its counts are those of so many people."""
+    """Return a hospital's reply; PayloadError unless it is valid and covers ``count`` people."""
     metrics = checked_metrics(content, "num-examples")
     if metrics["num-examples"] != count:
         raise PayloadError("bad weight", f"num-examples={metrics['num-examples']}, expected {count}")
-    told = [metrics.get(key) for key in ("loss", "accuracy")]
-    if not all(isinstance(one, int | float) for one in told):
+    loss, accuracy = metrics.get("loss"), metrics.get("accuracy")
+    if not isinstance(loss, int | float) or not isinstance(accuracy, int | float):
         raise PayloadError("bad metrics", "no loss or no accuracy")
     arrays = content.array_records.get("arrays", ArrayRecord())
     found = []
@@ -131,27 +125,30 @@ def _scores(content: RecordDict, count: int) -> Scores:
             b in (None, a) for a, b in zip(value.shape, shape, strict=False)
         )
         if not fits or value.dtype != np.float64 or not np.isfinite(value).all() or value.min() < 0:
-            raise PayloadError("bad scores", f"{key!r} is no float64 array of counts")
+            raise PayloadError("bad scores", f"{key!r} must be a float64 array of counts")
         found.append(value)
     scores, calibration = found
     if not (scores.sum(axis=(1, 2)) == count).all() or calibration[0].sum() != count:
-        raise PayloadError("bad scores", f"counts are not of {count} people")
-    return Scores(count, float(told[0]), float(told[1]), scores, calibration)  # type: ignore[arg-type]
+        raise PayloadError("bad scores", f"counts must be of {count} people")
+    return Scores(count, float(loss), float(accuracy), scores, calibration)
 
 
-def score_metrics(told: Mapping[int, Scores], specificity: float) -> dict[str, float]:
-    """Return the metrics over all groups: the field's, and the worst group's accuracy.
+def score_metrics(scores_of: Mapping[int, Scores], specificity: float) -> dict[str, float]:
+    """Return the metrics over all groups; undefined ones are missing.
 
-    ``loss``, ``accuracy``; ``auc``, ``auprc`` (average precision) and ``sensitivity``, the largest at which
-    the specificity is at least as given, of two classes those of the second, else the mean over classes that
-    some people are of and some not; ``ece``, the expected calibration error over 15 bins; ``evaluated``
-    people; ``worst-accuracy``. Scores are taken to 1/1000. A metric that nobody defines is left out.
+    - ``loss``, ``accuracy``, and ``worst-accuracy`` of a group;
+    - ``auc``, ``auprc`` (average precision), and ``sensitivity``, the largest with at least the given
+      specificity: of two classes the second's, else the mean over classes that some but not all people have;
+    - ``ece``: the expected calibration error over 15 bins;
+    - ``evaluated``: the number of people.
+
+    Scores have a resolution of 1/1000.
     """
-    shapes = Counter(one.scores.shape for one in told.values())
-    if not told:
+    shapes = Counter(one.scores.shape for one in scores_of.values())
+    if not scores_of:
         return {}
     common, _ = shapes.most_common(1)[0]
-    those = [one for _, one in sorted(told.items()) if one.scores.shape == common]
+    those = [one for _, one in sorted(scores_of.items()) if one.scores.shape == common]
     count = sum(one.count for one in those)
     scores = sum((one.scores for one in those), np.zeros(common))
     people, right, sure = sum((one.calibration for one in those), np.zeros((3, CALIBRATION_BINS)))
@@ -170,8 +167,8 @@ def score_metrics(told: Mapping[int, Scores], specificity: float) -> dict[str, f
 
 
 def _curve(counts: Counts, specificity: float) -> tuple[float, float, float]:
-    """Return ROC area, average precision, and sensitivity at a specificity, of counts (2, bins)."""
-    others, own = np.cumsum(counts[:, ::-1], axis=1)  # how many score at least as high
+    """Return ROC area, average precision, and sensitivity at a specificity, from counts (2, bins)."""
+    others, own = np.cumsum(counts[:, ::-1], axis=1)  # Numbers of people with at least this score.
     fpr, tpr = np.append(0, others / others[-1]), np.append(0, own / own[-1])
     auc = float(np.trapezoid(tpr, fpr))
     found = own + others > 0

@@ -1,8 +1,8 @@
-"""Who belongs together in HSGD: one hospital a group, and each of its people's device, or an edge with all.
+"""HSGD's groups: one hospital, and the device of each of its people or one edge with all devices.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", section III and line 13 of Algorithm 1.
-Differs: the paper takes for granted that both sides know the same people; here it is checked before training.
+Differs: the paper assumes that both sides know the same people; here it is checked before training.
 """
 
 from collections import Counter
@@ -20,18 +20,18 @@ _SHOWN = 5
 
 
 class PairingError(RunFailedError, ValueError):
-    """The parties do not make up groups: a side lacks people, or has them twice."""
+    """The parties form no valid groups: a side lacks people, or has them twice."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One hospital with its people."""
+    """One hospital, its people, and their devices."""
 
     number: int  # m, from 0.
     hospital: int  # The hospital's partition id.
     ids: tuple[str, ...]  # The people, in the order of the hospital's rows.
-    hosts: Mapping[str, int]  # The partition id of the node that has each person's device.
-    hosted: bool  # Whether that node is an edge, one for all, and no device of its own.
+    hosts: Mapping[str, int]  # Partition id of the node with each person's device.
+    hosted: bool  # Whether one edge node hosts all devices.
 
     @property
     def size(self) -> int:
@@ -40,7 +40,7 @@ class Group:
 
     @property
     def partitions(self) -> set[int]:
-        """The partition ids of all of its nodes."""
+        """The partition ids of all its nodes."""
         return {self.hospital, *self.hosts.values()}
 
     def people_at(self, host: int) -> list[str]:
@@ -58,8 +58,8 @@ def draw(
 ) -> list[str]:
     """Return A_m of the interval that starts at t: ``count`` people, in the hospital's order.
 
-    It depends on seed, t and m alone, not on P, the order of nodes or what else was drawn. ``number``
-    tells several draws of one purpose at one t apart.
+    It depends only on seed, t and m, not on P, the order of nodes or other draws. ``number`` distinguishes
+    several draws of one purpose at one t.
     """
     stream = generator(seed, round=t, partition_id=group.number, purpose=purpose)
     for _ in range(number + 1):
@@ -68,18 +68,17 @@ def draw(
 
 
 def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[str]:
-    """Return what keeps parties from making up groups that have the same people on both sides.
+    """Return why the parties, by partition id, form no groups with the same people on both sides.
 
-    - ``parties``: Each node's introduction by its partition id.
-    - ``num_groups``: How many groups there must be; None for as many as there are hospitals.
+    ``num_groups`` is the required number of groups; None for the number of hospitals.
     """
     hospitals = [party.group for party in parties.values() if party.role == "hospital"]
     count = len(hospitals) if num_groups is None else num_groups
     found: list[str] = []
     for m in sorted({party.group for party in parties.values()} | set(range(count))):
         members = [parties[i] for i in sorted(parties) if parties[i].group == m]
-        told = _faults(members) if m < count else [f"no such group (groups are 0 to {count - 1})"]
-        found += [f"group {m}: {fault}" for fault in told]
+        own = _faults(members) if m < count else [f"no such group (groups are 0 to {count - 1})"]
+        found += [f"group {m}: {fault}" for fault in own]
     return found
 
 

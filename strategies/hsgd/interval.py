@@ -1,9 +1,9 @@
-"""One local interval of HSGD over messages: what parties are asked, what they tell, and who is out of it.
+"""One local interval of HSGD over messages: the requests, the checks of replies, and failed parties.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26. Who fails costs what
-``algorithm.py`` says. Where a group sits out an interval although one side has made its steps, that side
-takes them back (``since``).
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26. ``algorithm.py`` states
+the effect of failures. If a group skips an interval after one side has made its steps, that side undoes them
+(``since``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,47 +29,45 @@ from hedgerow.wire.records import PayloadError, records_of
 __all__ = ["Interval", "IntervalTerms", "Local"]
 
 Scalar = bool | int | float | str
-# Raises PayloadError where what a party made of what it was sent, a block of the model by name, is too far.
+# Takes an updated block of the model, the block that was sent, and its name; PayloadError if too far apart.
 Hold = Callable[[Vector, Vector, str], None]
 
 
 @dataclass(frozen=True)
 class IntervalTerms:
-    """What every party is told of an interval."""
+    """The settings of an interval, the same for every party."""
 
     t: int  # Its first iteration, counted from the start of the run.
     steps: int  # Q.
-    # Whether it is the first of its round, and whether it is the last.
-    starts: bool
-    uploads: bool
+    starts: bool  # Whether it is the first of its round.
+    uploads: bool  # Whether it is the last of its round.
     eta0: float  # Learning rate of iteration 0.
-    eta_period: int = 0  # Iterations after which it is halved; 0 for never.
+    eta_period: int = 0  # Iterations between halvings; 0 for never.
     mu: float = 0.0  # L2 regularisation of both encoders.
-    noise: Mapping[str, Scalar] = field(default_factory=dict)  # What an exchange tells of noise on encodings.
-    # What all messages tell of noise on uploads.
-    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
-    summed: bool = False  # Whether parties keep what their steps make until it goes into a sum.
+    noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on encodings.
+    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on uploads.
+    summed: bool = False  # Whether parties keep their updated models for a secure sum.
 
     @property
     def exchange(self) -> dict[str, Scalar]:
-        """What all are told in an exchange."""
+        """The common config of an exchange."""
         return {"t": self.t, **self.noise, **self.uploads_noise}
 
     @property
     def update(self) -> dict[str, Scalar]:
-        """What all are told in an update."""
+        """The common config of an update."""
         schedule = {"eta0": self.eta0, "eta-period": self.eta_period, "mu": self.mu}
         summed = {"summed": True} if self.summed else {}
         return {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise, **summed}
 
     @property
     def upload(self) -> dict[str, Scalar]:
-        """What all members of a sum are told."""
+        """The common config of an upload within a sum."""
         return {"t": self.t + self.steps, "sealed": True, **self.uploads_noise}
 
     @property
-    def told(self) -> bool:
-        """Whether replies tell the model at the end of a round."""
+    def sends_model(self) -> bool:
+        """Whether hospitals and edges reply with their models."""
         return self.uploads and not self.summed
 
 
@@ -79,17 +77,17 @@ class Local:
 
     group: Group
     start: Theta  # The model at the round's start.
-    ids: tuple[str, ...] = ()  # A_m of the interval at hand, less those who were silent.
-    # theta_{2,m,n} of the devices that trained; of JFL in the round.
+    ids: tuple[str, ...] = ()  # A_m of the current interval, without people whose party did not answer.
+    # theta_{2,m,n} of the devices that trained in the interval; in JFL, in the round.
     own: Mapping[str, Vector] = field(default_factory=dict)
-    at: int | None = None  # The iteration that its model was made for; None for that of the round's start.
-    lost: str = ""  # Why it sits out the interval at hand; empty if it does not.
-    missed: int = 0  # Intervals that it sat out.
-    trained: tuple[int, ...] = ()  # The nodes of the last interval's devices whose steps count.
-    loss: float | None = None  # As the hospital told it last.
-    # Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
+    at: int | None = None  # The iteration of its model; None for the model of the round's start.
+    lost: str = ""  # Why it skips the current interval; empty if it does not.
+    missed: int = 0  # Number of skipped intervals.
+    trained: tuple[int, ...] = ()  # The last interval's device nodes whose steps count.
+    loss: float | None = None  # The hospital's last reported loss.
+    # Head and hospital's encoder, once uploaded: (n0 + n1,), in JFL (pairs, n0 + n1).
     uploaded: Vector | None = None
-    averaged: Vector | None = None  # theta_{2,m} where it has moved in the round, (n2,).
+    averaged: Vector | None = None  # theta_{2,m}, (n2,), if it has changed in the round.
 
     @property
     def device(self) -> Vector:
@@ -98,13 +96,13 @@ class Local:
 
     @property
     def hosts(self) -> dict[int, list[str]]:
-        """The nodes that host this interval's devices, and whose."""
+        """The nodes that host this interval's devices, each with its people."""
         if self.group.hosted:
             return {self.group.hosts[self.ids[0]]: list(self.ids)}
         return {self.group.hosts[person]: [person] for person in self.ids}
 
     def device_of(self, person: str) -> Vector:
-        """Return theta_2 that a person's device has come to."""
+        """Return the current theta_2 of a person's device."""
         return self.own.get(person, self.device)
 
     @property
@@ -117,15 +115,15 @@ class Local:
 
 
 class PeerUpdate(NamedTuple):
-    """What a party tells its peers: head, None of a device, and encodings; and whom it refused."""
+    """A party's reply to an exchange, with the peers that it refused, by reason."""
 
-    head: Heads | None
+    head: Heads | None  # None from a device or edge.
     rows: Encodings
     refused: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Updated(NamedTuple):
-    """What a party made of its steps, its metrics, and whose encodings it refused."""
+    """A party's reply to an update, with the peers that it refused, by reason."""
 
     loss: float | None
     blocks: Vector
@@ -135,7 +133,7 @@ class Updated(NamedTuple):
 
 @dataclass
 class _Swap:
-    """What a group's edge relays: the hospital's head and zeta_1, a row a person, and zeta_2 by person."""
+    """A group's exchanged data: the hospital's head and zeta_1, a row per person, and zeta_2 by person."""
 
     head: Heads | None = None
     zeta1: Encodings | None = None
@@ -144,29 +142,29 @@ class _Swap:
 
 @dataclass
 class Interval:
-    """The two waves of messages of one local interval."""
+    """The exchange and the update of one local interval."""
 
-    terms: IntervalTerms  # What the parties are told.
-    schema: Schema  # What a valid reply is.
-    links: PartyLinks  # Whether hospital and devices talk past the server.
-    books: Books  # Where transfers go.
-    round: int  # Under which round they are booked.
-    exposure: RecordExposure  # Counts what is asked for of each person.
+    terms: IntervalTerms
+    schema: Schema
+    links: PartyLinks
+    books: Books
+    round: int  # The round of the booked transfers.
+    exposure: RecordExposure
     hold: Hold | None = None  # None for no bounds.
-    contents: list[RecordDict] = field(default_factory=list)  # Takes the metrics that hospitals tell.
-    beside: bool = False  # Whether it stands outside the round's training.
+    contents: list[RecordDict] = field(default_factory=list)  # Receives the hospitals' metrics.
+    beside: bool = False  # Whether it is no part of the round's training.
 
     def __post_init__(self) -> None:
+        # Groups before the interval by number, groups by partition id, people per request, swaps by group.
         self._before: dict[int, Local] = {}
         self._of: dict[int, Local] = {}
-        # The people that each party was asked of.
         self._asked: dict[int, list[str]] = {}
         self._swaps: dict[int, _Swap] = {}
 
-    # Wave 1: encodings.
+    # The exchange: encodings.
 
     def begin(self, groups: Iterable[Local]) -> list[Local]:
-        """Begin with A_m of each group; whose party told no introduction is out of it."""
+        """Begin with A_m of each group, without people whose party is not introduced."""
         groups = [replace(one, lost="") for one in groups]
         self._before = {one.group.number: one for one in groups}
         self.exposure.exchange(groups, starts=self.terms.starts)
@@ -187,7 +185,7 @@ class Interval:
         for one in _left(groups):
             m, starts = one.group.number, one.at is None
             blocks = records(head=one.start.head, hospital=one.start.hospital) if starts else {}
-            asks.append(self._ask(one, self._told_of(one), {one.group.hospital: blocks}))
+            asks.append(self._ask(one, self._exchange_config(one), {one.group.hospital: blocks}))
             if starts:
                 self.books.from_cloud(self.round, m)
             if starts or not self._keeps_models(one.group):
@@ -195,57 +193,57 @@ class Interval:
         return self._exchange(EXCHANGE, asks, self.terms.exchange)
 
     def encode_at_devices(self, groups: Sequence[Local]) -> Exchange:
-        """Ask devices, or edges for theirs, for zeta_2."""
+        """Ask devices or edges for zeta_2."""
         asks = []
         for one in _left(groups):
             if one.group.hosted:
                 blocks = records(device=one.device) if one.at is None else {}
-                asks.append(self._ask(one, self._told_of(one), dict.fromkeys(one.hosts, blocks)))
+                asks.append(self._ask(one, self._exchange_config(one), dict.fromkeys(one.hosts, blocks)))
                 continue
             models = {i: one.device_of(person) for i, (person,) in one.hosts.items()}
-            # Devices that start from one model are sent one and the same record.
+            # One record per distinct model.
             made = {id(model): records(device=model) for model in models.values()}
             own = {i: made[id(model)] for i, model in models.items()}
             asks.append(self._ask(one, {"compress": self.schema.compressed}, own))
         return self._exchange(EXCHANGE, asks, self.terms.exchange)
 
-    def _told_of(self, one: Local) -> dict[str, Any]:
-        """Return what a hospital or an edge is told in an exchange."""
+    def _exchange_config(self, one: Local) -> dict[str, Any]:
+        """Return a hospital's or an edge's own config of an exchange."""
         coding = {"grouping": "pairs" if self.schema.pairs else "group", "compress": self.schema.compressed}
         since = {} if one.at in (None, self.terms.t) else {"since": one.at}
         return {"ids": list(one.ids), **coding, **since}
 
-    def _ask(self, one: Local, told: Mapping[str, Any], blocks: Mapping[int, Mapping[str, Any]]) -> Ask:
-        """Return what nodes of one side of a group are asked; ``blocks`` has the records of each."""
+    def _ask(self, one: Local, config: Mapping[str, Any], blocks: Mapping[int, Mapping[str, Any]]) -> Ask:
+        """Return the request to one side of a group; ``blocks`` has each node's records."""
         hosts, everyone, own = one.hosts, list(one.ids), dict[str, dict[int, Any]]()
         for i, parts in blocks.items():
             self._asked[i] = hosts.get(i, everyone)
             for key, record in parts.items():
                 own.setdefault(key, {})[i] = record
-        told = {**told, **self.links.config(self._peers(one, next(iter(blocks))))}
-        return Ask([*blocks], None, told, own, pool=one.group.number)
+        config = {**config, **self.links.config(self._peers(one, next(iter(blocks))))}
+        return Ask([*blocks], None, config, own, pool=one.group.number)
 
-    def _exchange(self, kind: str, asks: Sequence[Ask], told: Mapping[str, Any]) -> Exchange:
+    def _exchange(self, kind: str, asks: Sequence[Ask], config: Mapping[str, Any]) -> Exchange:
         if kind == EXCHANGE:
             asks = [self._introduced(ask) for ask in asks]
         reads = self.check_exchange if kind == EXCHANGE else self.check_update
-        return Exchange(kind, asks, told, reads=reads, unbooked=(INTRODUCTIONS,), beside=self.beside)
+        return Exchange(kind, asks, config, reads=reads, unbooked=(INTRODUCTIONS,), beside=self.beside)
 
     def _introduced(self, ask: Ask) -> Ask:
-        """Return an ask with the introductions of peers that are new to each party."""
+        """Return a request with the introductions of peers that are new to each party."""
         new = {i: self.links.introduce(i, self._peers(self._of[i], i)) for i in ask.nodes}
         lacking = {i: record for i, record in new.items() if record is not None}
         return replace(ask, own={**ask.own, INTRODUCTIONS: lacking}) if lacking else ask
 
     def _peers(self, one: Local, partition: int) -> list[int]:
-        """Return whom a party talks with: one for each of a hospital's people, or one for all."""
+        """Return a party's peers: of a hospital one per person, or one edge for all."""
         group = one.group
         if partition != group.hospital:
             return [group.hospital]
         return [group.hosts[person] for person in (one.ids[:1] if group.hosted else one.ids)]
 
     def check_exchange(self, node: Node, content: RecordDict) -> Row:
-        """Return what a party tells its peers; PayloadError for other replies."""
+        """Return a party's valid reply to the exchange; PayloadError otherwise."""
         at = node.partition_id
         one, count = self._of[at], len(self._asked[at])
         content, refused = self.links.refusals(content)
@@ -254,15 +252,15 @@ class Interval:
             return Row(PeerUpdate(None, rows, refused), 0)
         head, zeta1 = self.links.of_hospital(self.schema, content, count, one.group.hosted)
         if isinstance(head, np.ndarray) and self.hold is not None:
-            # Of a round's first exchange it is the head that was sent, whose change would be usual.
+            # In a round's first exchange the hospital returns the head that it was sent.
             self.hold(head, one.start.head, "first head" if one.at is None else "head in a round")
         return Row(PeerUpdate(head, zeta1, refused), 0)
 
-    def swapped(self, groups: Sequence[Local], told: Iterable[tuple[int, PeerUpdate]]) -> list[Local]:
-        """Take the replies, and settle who is in the batch: those who were heard."""
+    def swapped(self, groups: Sequence[Local], replies: Iterable[tuple[int, PeerUpdate]]) -> list[Local]:
+        """Take the replies, and reduce each batch to the people with encodings."""
         self._swaps = {one.group.number: _Swap() for one in groups}
         withheld: set[tuple[int, str]] = set()
-        for at, reply in told:
+        for at, reply in replies:
             one, ids = self._of[at], self._asked[at]
             m, hosted = one.group.number, one.group.hosted
             withheld |= {(m, person) for person in self._withheld(one, at, reply)}
@@ -292,41 +290,45 @@ class Interval:
                 swap.head = swap.head[there]
         return replace(one, ids=ids)
 
-    def _withheld(self, one: Local, at: int, told: PeerUpdate) -> list[str]:
-        """Return the people of whom a party sealed nothing for the other side, which are out of the batch."""
+    def _withheld(self, one: Local, at: int, reply: PeerUpdate) -> list[str]:
+        """Return the people for whom a party withheld its share: they leave the batch."""
         ids = self._asked[at]
-        self.links.met(at, self._peers(one, at), told.refused)
-        empty = self.links.empty(told.rows)
-        return ids if empty and len(told.rows) == 1 else [ids[row] for row in empty]
+        self.links.met(at, self._peers(one, at), reply.refused)
+        empty = self.links.empty(reply.rows)
+        return ids if empty and len(reply.rows) == 1 else [ids[row] for row in empty]
 
-    # Wave 2: steps.
+    # The update: steps.
 
     def step_at_hospitals(self, groups: Sequence[Local]) -> Exchange:
-        """Have hospitals make Q steps with the batch's zeta_2."""
+        """Ask hospitals for Q steps with the batch's zeta_2."""
         asks = []
         for one in _left(groups):
             m, a, swap = one.group.number, len(one.ids), self._swaps[one.group.number]
             self.exposure.update(one, pairs=self.schema.pairs, ends=self.terms.uploads)
             seals = self.links.seals(self.schema, a, one.group.hosted, hospital=False, edge=True)
             self.books.encodings_to_hospital(self.round, m, a, seals)
-            told = {"ids": list(one.ids), "upload": self.terms.told, **self.links.coding(self.schema)}
+            config = {
+                "ids": list(one.ids),
+                "upload": self.terms.sends_model,
+                **self.links.coding(self.schema),
+            }
             zeta2 = records(zeta2=_joined(swap.zeta2, one.ids))
-            asks.append(self._ask(one, told, {one.group.hospital: zeta2}))
+            asks.append(self._ask(one, config, {one.group.hospital: zeta2}))
             seals = self.links.seals(self.schema, a, one.group.hosted, hospital=True, edge=False)
             self.books.head_and_encodings_to_devices(self.round, m, a, seals)
         return self._exchange(UPDATE, asks, self.terms.update)
 
     def step_at_devices(self, groups: Sequence[Local]) -> Exchange:
-        """Have devices make Q steps with the head and their own row of zeta_1."""
+        """Ask devices or edges for Q steps with the head and their own rows of zeta_1."""
         asks = []
         for one in _left(groups):
-            batch = {"ids": list(one.ids), "upload": self.terms.told} if one.group.hosted else {}
+            batch = {"ids": list(one.ids), "upload": self.terms.sends_model} if one.group.hosted else {}
             own = {i: self._for_devices(one, ids) for i, ids in one.hosts.items()}
             asks.append(self._ask(one, {**batch, **self.links.coding(self.schema)}, own))
         return self._exchange(UPDATE, asks, self.terms.update)
 
     def _for_devices(self, one: Local, ids: Sequence[str]) -> Mapping[str, Any]:
-        """Return the head and these people's rows of zeta_1, and no one else's."""
+        """Return the head and only these people's rows of zeta_1."""
         swap = self._swaps[one.group.number]
         assert swap.head is not None
         assert swap.zeta1 is not None
@@ -335,11 +337,11 @@ class Interval:
         if isinstance(head, np.ndarray):
             own = head if not self.schema.pairs else head[rows if one.group.hosted else rows[0]]
             return records(head=own, zeta1=zeta1)
-        # The sealed heads of pairs are parts of their shares.
+        # The sealed heads of pairs are inside their shares.
         return records(head=head, zeta1=zeta1) if head else records(zeta1=zeta1)
 
     def check_update(self, node: Node, content: RecordDict) -> Row:
-        """Return what a party made of its steps; PayloadError for other replies."""
+        """Return a party's valid reply to the update; PayloadError otherwise."""
         content, refused = self.links.refusals(content)
         if refused and not len(content):
             return Row(Refused(refused), 0)
@@ -349,15 +351,15 @@ class Interval:
         metrics = records_of(content, MetricRecord)
         if at == group.hospital:
             count -= len(self._unread(at, refused))
-        if (told := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
-            raise PayloadError("bad weight", f"num-examples={told}, expected {count}")
+        if (claimed := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
+            raise PayloadError("bad weight", f"num-examples={claimed}, expected {count}")
         if at != group.hospital:
-            device = self.schema.device_update(content, self._tells_device(group))
+            device = self.schema.device_update(content, self._sends_device(group))
             if device.size and self.hold is not None:
                 self.hold(device, one.device_of(self._asked[at][0]), "device")
             return Row(Updated(None, device, RecordDict({**metrics}), refused), 0)
-        loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
-        if self.terms.told and self.hold is not None:
+        loss, head, hospital = self.schema.hospital_update(content, count, self.terms.sends_model)
+        if self.terms.sends_model and self.hold is not None:
             self.hold(head, one.start.head, "head")
             self.hold(hospital, one.start.hospital, "hospital")
         blocks = np.concatenate([head, hospital], axis=-1)
@@ -371,24 +373,26 @@ class Interval:
         names = {name for those in refused.values() for name in those}
         return [p for p in self._asked[at] if self.links.named(one.group.hosts[p]) in names]
 
-    def _tells_device(self, group: Group) -> bool:
-        """Return whether a device, or an edge, tells its model after these steps."""
-        return self.terms.told if group.hosted else not self.terms.summed
+    def _sends_device(self, group: Group) -> bool:
+        """Return whether a device or an edge replies with its model."""
+        return self.terms.sends_model if group.hosted else not self.terms.summed
 
     def _keeps_models(self, group: Group) -> bool:
-        """Whether devices keep theta_2 from one interval of a round to the next: pairs that an edge hosts."""
+        """Return whether devices keep theta_2 between a round's intervals, as pairs on an edge node do."""
         return self.schema.pairs and group.hosted
 
-    def stepped(self, groups: Sequence[Local], told: Sequence[tuple[int, Updated | Refused]]) -> list[Local]:
-        """Take the replies: what hospitals and edges upload, and each device's model."""
+    def stepped(
+        self, groups: Sequence[Local], replies: Sequence[tuple[int, Updated | Refused]]
+    ) -> list[Local]:
+        """Take the replies: the models of hospitals, edges and devices."""
         unread: set[tuple[int, str]] = set()
-        for at, reply in told:
+        for at, reply in replies:
             one = self._of[at]
             self.links.met(at, self._peers(one, at), reply.refused)
             self.links.count_unopened(reply.refused)
             if at == one.group.hospital:
                 unread |= {(one.group.number, person) for person in self._unread(at, reply.refused)}
-        made = {at: reply for at, reply in told if isinstance(reply, Updated)}
+        made = {at: reply for at, reply in replies if isinstance(reply, Updated)}
         if not self.terms.summed:
             hospitals = [at for at in made if at == self._of[at].group.hospital]
             self.contents += [made[at].metrics for at in hospitals]
@@ -402,7 +406,7 @@ class Interval:
         }  # fmt: skip
         own, averaged = dict(one.own), one.averaged
         for at, ids in sorted(counts.items()):
-            if self._tells_device(group):
+            if self._sends_device(group):
                 if group.hosted:
                     averaged = made[at].blocks
                 else:
@@ -416,18 +420,18 @@ class Interval:
         if not {group.hospital, edge_node} <= made.keys():
             return self._lost(one, "no update")
         left = tuple(person for person in one.ids if (m, person) not in unread)
-        if self.terms.told:
+        if self.terms.sends_model:
             self.books.to_cloud(self.round, m, len(left))
         hospital, gone = made[group.hospital], set(one.ids) - set(left)
         return replace(
             one, ids=left, own={person: model for person, model in own.items() if person not in gone},
             averaged=averaged, trained=tuple(counts), loss=hospital.loss,
-            uploaded=hospital.blocks if self.terms.told else None,
+            uploaded=hospital.blocks if self.terms.sends_model else None,
             at=self.terms.t + self.terms.steps,
         )  # fmt: skip
 
     def _lost(self, one: Local, reason: str) -> Local:
-        """Have a group sit out the interval: its model is what it was before."""
+        """Return a group that skips the interval, with its model from before."""
         before = self._before[one.group.number]
         return replace(before, ids=one.ids or before.ids, lost=reason, missed=one.missed + 1)
 
@@ -437,7 +441,7 @@ def _left(groups: Iterable[Local]) -> Iterator[Local]:
 
 
 def _joined(zeta2: Mapping[str, Encodings], ids: Sequence[str]) -> Encodings:
-    """Return zeta_2, a row for each of ``ids``."""
+    """Return zeta_2 with a row per person."""
     rows = [zeta2[person] for person in ids]
     if isinstance(rows[0], SealedForAll):
         return rows[0]

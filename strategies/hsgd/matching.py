@@ -1,8 +1,8 @@
-"""Who belongs together where each party has its own people: matched by keyed hashes, the others left out.
+"""Groups of parties with their own people, matched by keyed hashes.
 
-The server sees hashes under a key that it does not know. What a party tells is believed as far as others
-bear it out: of two hospitals of a group the one with more matches counts, and of two hosts of a person the
-first. Who comes later takes nobody's place.
+The server sees hashes under a key that it does not know. Conflicting claims are resolved by matches: of two
+hospitals of a group, the one with more matches counts; of two hosts of a person, the first. A later party
+never replaces an earlier one.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ __all__ = ["Form", "Matching", "form_of", "match"]
 
 @dataclass(frozen=True)
 class Form:
-    """What a model of own data is built from: the halves' shapes and columns, and the classes."""
+    """Inputs of a model for own data: the halves' shapes and columns, and the classes."""
 
     hospital_shape: tuple[int, ...]
     device_shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Form:
     classes: tuple[str, ...]
 
     def fits(self, one: Introduction) -> bool:
-        """Return whether a party's half is of this form; a hospital with a new class is not."""
+        """Return whether a party's half has this form; a hospital must have no other class."""
         hospital = one.role == "hospital"
         shape = self.hospital_shape if hospital else self.device_shape
         features = self.hospital_features if hospital else self.device_features
@@ -37,20 +37,20 @@ class Form:
 
 @dataclass
 class Matching:
-    """Groups whose parties have the same people."""
+    """Groups of parties that have the same people."""
 
-    form: Form  # What their halves have in common.
-    # Those with a hospital and at least one matched person to train on; people in the order of hashes.
+    form: Form
+    # Groups with a hospital and at least one matched person to train on; people sorted by hash.
     groups: list[Group] = field(default_factory=list)
-    # The same groups with the people that do not train, where there are any.
+    # The same groups with their held-out people, if any.
     held_out: dict[int, Group] = field(default_factory=dict)
-    # People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``; and
-    # parties that are left out, by reason.
+    # Numbers of people: ``matched``, ``unmatched-hospital`` and ``unmatched-device``; and of excluded
+    # parties, by reason.
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def partitions(self) -> dict[int, list[str]]:
-        """Each node that takes part, and its people: those who train first."""
+        """Each node in a group, with its people: first those that train."""
         people: dict[int, list[str]] = {}
         for group in [*self.groups, *self.held_out.values()]:
             people.setdefault(group.hospital, []).extend(group.ids)
@@ -60,7 +60,7 @@ class Matching:
 
     @property
     def standing(self) -> dict[int, Group]:
-        """Each group with all of its people, for a later ``match``."""
+        """Each group with all its people, for a later ``match``."""
         whole = {}
         for group in self.groups:
             held = self.held_out.get(group.number)
@@ -71,10 +71,10 @@ class Matching:
 
 
 def form_of(parties: Mapping[int, Introduction], classes: tuple[str, ...] = ()) -> Form | None:
-    """Return the form that most parties of each side have, the first of equals; None if a side is missing.
+    """Return the most common form of each side, the first on a tie; None if a side is missing.
 
-    Columns are in the order of the first party that has the form. Classes are as given, or those of all
-    hospitals, sorted, as numbers where they all are.
+    Columns have the order of the first party with that form. Classes are as given, or those of all hospitals,
+    sorted, numerically if all are integers.
     """
     sides = []
     for at_hospital in (True, False):
@@ -107,14 +107,14 @@ def match(
     num_groups: int | None = None,
     standing: Mapping[int, Group] | None = None,
 ) -> Matching:
-    """Return the groups that parties make up.
+    """Form the groups.
 
-    - ``form``: Who is not of it is left out.
-    - ``holdout``: The share of people that do not train, in [0, 1). Who they are is drawn person by person
-      from seed and hash, and so stays when others join.
-    - ``num_groups``: Parties of groups from this number on are left out.
-    - ``standing``: What groups were before: a hospital that has matches, an edge, and each person's host go
-      before others that claim the same.
+    - ``form``: Parties with another form are excluded.
+    - ``holdout``: Fraction of held-out people, in [0, 1). Each person is drawn from seed and hash alone, so
+      the draw does not change when others join.
+    - ``num_groups``: Parties of groups from this number on are excluded.
+    - ``standing``: The previous groups. Their hospital (if it has matches), edge and hosts of people take
+      precedence over new claims.
     """
     found = Matching(form)
     members: dict[int, dict[int, Introduction]] = {}
@@ -155,7 +155,7 @@ def _match_group(
     found.counts["unmatched-hospital"] += len(there) - len(matched)
     found.counts["unmatched-device"] += len(hosts) - len(matched)
     train = [one for one in matched if not holdout or _draw(seed, one) >= holdout]
-    if not train and before is None:  # Later, who was held out stays so.
+    if not train and before is None:  # Later, held-out people stay held out.
         train = matched[:1]
     held = sorted(set(matched) - set(train))
     if not train:
@@ -170,7 +170,7 @@ def _match_group(
 def _hosts(
     found: Matching, others: Mapping[int, Introduction], before: Group | None
 ) -> tuple[dict[str, int], bool]:
-    """Return who has each person's device, and whether that is one edge for all: the largest there is."""
+    """Return the host of each person's device, and whether it is one edge for all, the largest."""
     had = {} if before is None else before.hosts
     edges = [i for i, one in others.items() if one.role == "edge"]
     if edges and before is not None and not before.hosted and others.keys() & set(had.values()):

@@ -1,11 +1,11 @@
-"""HSGD's two means, (1) of a group's devices and (2) of groups: of what parties tell, or within sums.
+"""HSGD's two means, (1) of a group's devices and (2) of groups: plain, robust or within secure sums.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning". Within secure sums parties keep what their steps
-made, and one more exchange, ``train.upload``, gathers it masked: all members of a sum are sent one and the
-same content (the model that they started from, and who is in the sum), as the masks want, which what hospital
-and devices hand each other is not. The loss is a mean within the hospitals' sum.
-What cannot be is refused before a run, or, where only the parties know, before its first round.
+E-health with Horizontal and Vertical Data Partitioning". With secure sums, parties keep their updated models,
+and one more exchange, ``train.upload``, collects them masked. Masks require identical content for all members
+of a sum (the model that they started from, and the list of members), and an update's content differs by node.
+The loss is a mean within the hospitals' sum. Invalid combinations are refused before a run, or before its
+first round if they depend on the parties.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,27 +36,27 @@ from hedgerow.wire.message_types import UPLOAD
 from hedgerow.wire.records import payload_bytes, to_record
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "Summed", "ToldMeans", "mean_of_models"]
+__all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "PlainMeans", "Summed", "mean_of_models"]
 
 Vector = NDArray[Any]
 Asked = str | Aggregation | Aggregator
 
-_ALONE = "a sum of fewer tells of each: of a device alone in it, which has one person, it tells the features"
+_ALONE = (
+    "a smaller sum reveals its members: for a single device, which has one person, it reveals the features"
+)
 
-
-# Devices in a sum in which hardly any unit of a small first layer is one person's alone.
+# With this many devices in a sum, hardly any unit of a small first layer is active for one person only.
 RECOMMENDED_SUM_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Means:
-    """The rules of a run."""
+    """The aggregation rules of a run."""
 
-    # Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
-    groups: Choice
-    devices: Choice
-    sums: SecureSum | None  # Whether the server sees means alone.
-    least_devices: int = RECOMMENDED_SUM_SIZE  # The fewest devices of a batch that are summed.
+    groups: Choice  # At the cloud.
+    devices: Choice  # At an edge, and for JFL's pairs.
+    sums: SecureSum | None  # Set if the server sees only means.
+    least_devices: int = RECOMMENDED_SUM_SIZE  # Minimum devices of a batch in a sum.
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class Means:
         secure_sum: bool | SecureSum,
         min_sum_devices: int = RECOMMENDED_SUM_SIZE,
     ) -> Self:
-        """Return the rules of some settings; ValueError where they do not go together."""
+        """Return the rules for these settings; ValueError if they are incompatible."""
         groups = Choice.of(aggregation)
         devices = Choice(groups.rule) if device_aggregation is None else Choice.of(device_aggregation)
         sums = parse_secure_sum(secure_sum)
@@ -74,10 +74,8 @@ class Means:
         if min_sum_devices > MAX_MEMBERS:
             raise ValueError(f"min_sum_devices must be at most {MAX_MEMBERS}, got {min_sum_devices!r}")
         means = cls(groups, devices, sums, min_sum_devices)
-        if means.sums is not None and (rule := means._robust):
-            raise ValueError(
-                f"aggregation must be 'mean' with secure_sum, got {str(rule)!r}: a sum gives no other"
-            )
+        if sums is not None and (rule := means._robust):
+            raise ValueError(f"aggregation must be 'mean' with secure_sum, got {str(rule)!r}")
         return means
 
     @property
@@ -85,11 +83,11 @@ class Means:
         return next((rule for rule in (self.groups, self.devices) if not rule.is_mean), None)
 
     def check(self, variant: MethodVariant, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
-        """Raise ValueError if these means are none of a run of these settings."""
+        """Raise ValueError if these rules are incompatible with the run's other settings."""
         rule, sums = self._robust, self.sums
         if adaptive and (rule is not None or sums is not None):
             what = "secure_sum" if rule is None else f"aggregation = {str(rule)!r}"
-            raise ValueError(f"adaptive must be None with {what}: its estimates are of plain means")
+            raise ValueError(f"adaptive must be None with {what}: its estimates need plain means")
         if variant.has_cloud and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
                 f"aggregation is {str(self.groups)!r}, which needs {self.groups.rule.least} groups; "
@@ -101,11 +99,11 @@ class Means:
             raise ValueError("secure_sum.noise must be None in HSGD: upload_noise is its noise")
         if not sealed:
             raise ValueError(
-                "sealed must be True with secure_sum: heads and encodings that the server reads tell what "
-                "a sum hides"
+                "sealed must be True with secure_sum: heads and encodings that the server can read reveal "
+                "what a sum hides"
             )
         if not variant.has_cloud:
-            alone = "the one hospital" if variant.merged else "a group that is kept apart"
+            alone = "the only hospital" if variant.merged else "a group with its own model"
             raise ValueError(f"secure_sum must be False in {variant.method}: {alone} is alone in its sum")
         if num_groups is not None and num_groups < sums.min_nodes:
             raise ValueError(_too_few_groups("num_groups", num_groups, sums))
@@ -152,24 +150,24 @@ class Means:
                 f"secure_sum, got {min(a for _, a in devices)} to {max(a for _, a in devices)}: {_ALONE}"
             )
         if alone:
-            log(WARNING, "Groups %s have no sum of devices, so that their theta_2 stays: %s.", alone, _ALONE)
+            log(WARNING, "Groups %s have no sum of devices, so they keep their theta_2: %s.", alone, _ALONE)
         if few := [a for _, a in devices if self.least_devices <= a < RECOMMENDED_SUM_SIZE]:
             log(
                 WARNING,
-                "Sums of %d devices: of a unit that one person alone turns on their mean still tells the "
-                "features, not of whom; larger batches, or noisy uploads, hide them.",
+                "Sums of %d devices: if a unit is active for one person only, the mean reveals that person's "
+                "features, though not the person; larger batches or noisy uploads hide them.",
                 min(few),
             )
 
-    def told(self, *, apart: bool = False) -> "ToldMeans":
-        """Return the means of models that parties tell; groups that are kept ``apart`` have no rule."""
-        plain = ToldMeans()
-        groups = plain.groups if apart else self.groups.aggregator(plain.groups)
-        return ToldMeans(groups, self.devices.aggregator(plain.devices))
+    def plain(self, *, apart: bool = False) -> "PlainMeans":
+        """Return the means without secure sums; groups that are kept ``apart`` have no rule."""
+        default = PlainMeans()
+        groups = default.groups if apart else self.groups.aggregator(default.groups)
+        return PlainMeans(groups, self.devices.aggregator(default.devices))
 
     @property
     def parts(self) -> list[Part]:
-        """The aggregators that keep state."""
+        """The aggregators with state."""
         owns: tuple[Any, ...] = self.groups.own, self.devices.own
         return [own for own in owns if isinstance(own, Part)]
 
@@ -181,16 +179,13 @@ class Means:
 
 def _too_few_groups(key: str, count: int, sums: SecureSum) -> str:
     return (
-        f"{key} must be at least {sums.min_nodes} with secure_sum, got {count}: hospitals and edges are in "
-        "a sum each, and a smaller one tells of each"
+        f"{key} must be at least {sums.min_nodes} with secure_sum, got {count}: hospitals and edges are "
+        "summed separately, and a smaller sum reveals its members"
     )
 
 
-# The means of a run.
-
-
 class GroupsMean(NamedTuple):
-    """The mean of groups, and of how many."""
+    """The mean of groups, and their number."""
 
     theta: Theta
     groups: int
@@ -198,7 +193,7 @@ class GroupsMean(NamedTuple):
 
 @dataclass(frozen=True)
 class ByPeople(WeightedMean):
-    """The mean by people, as many as each group has."""
+    """The mean weighted by each group's number of people."""
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
         """Return K_m."""
@@ -211,7 +206,7 @@ _ALIKE = WeightedMean(by_examples=False)
 def mean_of_models(
     theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run, aggregator: Aggregator = ByPeople()
 ) -> Steps[Theta]:
-    """Return the mean of models, each with its group's people, by its hospital or its group's number."""
+    """Return the weighted mean of models; ``models`` maps an aggregator's node id to (K_m, model)."""
     rows = {m: model.whole for m, (_, model) in models.items()}
     people = {m: float(size) for m, (size, _) in models.items()}
     means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people)
@@ -219,15 +214,14 @@ def mean_of_models(
 
 
 @dataclass(frozen=True)
-class ToldMeans:
-    """Means of what parties tell."""
+class PlainMeans:
+    """Means of models that the server sees."""
 
-    # Of groups, and of devices and JFL's pairs.
     groups: Aggregator = ByPeople()
-    devices: Aggregator = _ALIKE
+    devices: Aggregator = _ALIKE  # And of JFL's pairs.
 
     def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
-        """Take the mean of the devices that answered; theta_2 stays where none did."""
+        """Average the devices that answered, (1); a group without any keeps its theta_2."""
         if interval.schema.pairs:
             return (yield from self._of_pairs(interval, groups, run))
         left = [one for one in groups if not one.lost and not one.group.hosted]
@@ -235,24 +229,24 @@ class ToldMeans:
         return _with_devices(groups, (yield from means_of(self.devices, rows, run)))
 
     def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
-        """Take the means of JFL's pairs at the end of a round: of hospitals' halves, and of devices'."""
+        """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""
         if not interval.terms.uploads:
             return list(groups)
-        told = [(one, one.uploaded) for one in groups if one.uploaded is not None]
-        pairs = {one.group.number: (np.concatenate(one.start[:2]), dict(enumerate(up))) for one, up in told}
+        there = [(one, one.uploaded) for one in groups if one.uploaded is not None]
+        pairs = {one.group.number: (np.concatenate(one.start[:2]), dict(enumerate(up))) for one, up in there}
         halves = yield from means_of(self.devices, pairs, run)
         rows = {
             one.group.number: (one.device, _by_host(one, {p: one.device_of(p) for p in one.ids}))
-            for one, _ in told
+            for one, _ in there
             if not one.group.hosted
         }
         groups = _with_devices(groups, (yield from means_of(self.devices, rows, run)))
-        types = {one.group.number: up.dtype for one, up in told}
+        types = {one.group.number: up.dtype for one, up in there}
         means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
         return [replace(one, uploaded=means.get(one.group.number, one.uploaded)) for one in groups]
 
     def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
-        """Take the mean of the groups that did not miss the last interval."""
+        """Average the groups that did not miss the last interval, (2)."""
         there = sorted((one for one in groups if one.model is not None), key=lambda one: one.group.number)
         models = {one.group.hospital: (one.group.size, one.model) for one in there if one.model is not None}
         return GroupsMean((yield from mean_of_models(theta, models, run, self.groups)), len(models))
@@ -263,7 +257,7 @@ def _by_host(one: Local, models: Mapping[str, Vector]) -> dict[int, Vector]:
 
 
 def _with_devices(groups: Sequence[Local], means: Mapping[int, Mean]) -> list[Local]:
-    """Return groups with the means of their devices, where there is one."""
+    """Return the groups with the means of their devices, if any."""
     return [
         replace(one, averaged=means[m].model().astype(one.device.dtype))
         if (m := one.group.number) in means and not one.lost
@@ -272,7 +266,7 @@ def _with_devices(groups: Sequence[Local], means: Mapping[int, Mean]) -> list[Lo
     ]
 
 
-# The sums over hospitals and over edges, beside those over the devices of group m >= 0.
+# Keys of the sums over hospitals and over edges; a sum over the devices of group m has the key m >= 0.
 _HOSPITALS, _EDGES = -1, -2
 _LINKS = {_HOSPITALS: ("cloud->hospital", "hospital->cloud"), _EDGES: ("cloud->edge", "edge->cloud")}
 _OF_DEVICES = ("edge->device", "device->edge")
@@ -281,13 +275,13 @@ _NAMES = {_HOSPITALS: "The cloud's mean of hospitals", _EDGES: "The cloud's mean
 
 @dataclass(frozen=True, eq=False)
 class _Upload(Exchange):
-    """What members of sums are asked; of each pool the blocks that it began with, by name."""
+    """``train.upload``; ``blocks`` has the blocks that each pool started from, by name."""
 
     blocks: Mapping[int, Mapping[str, Vector]] = field(default_factory=dict)
     hold: Hold = lambda made, sent, part: None
 
     def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
-        """Note how far each block of a mean is from what was sent."""
+        """Check how far each block of a mean is from its start."""
         pool = next(ask.pool for ask in self.asks if ask.model is sent)
         ends = np.cumsum([len(block) for block in self.blocks[pool].values()])[:-1]
         for (name, block), part in zip(self.blocks[pool].items(), np.split(sent + move, ends), strict=True):
@@ -295,29 +289,27 @@ class _Upload(Exchange):
 
 
 class _Blocks(Models):
-    """Nodes add up the blocks that they began with."""
+    """Nodes add up the blocks that they started from."""
 
     def bits(self, layout: Any) -> int:
-        """Return 0: the paper's bits are those of what is in the sum, see ``books.py``."""
+        """Return 0: ``books.py`` counts the paper's bits of the content of a sum."""
         return 0
 
     def summed(self, model: Vector, layout: Any) -> ArrayRecord:
-        """Return them as one array."""
         return to_record({"model": model})
 
 
 class Summed(SecureSums):
-    """Means of which the server sees nothing else: the sums of a run, one exchange after the other.
+    """The secure sums of a run: the server sees only means.
 
-    Where devices have no mean, theta_2 stays. A party that is lost in this exchange alone is not in its own
-    sum; the other half of its group may be.
+    A group whose devices have no mean keeps its theta_2. A party that is lost in ``train.upload`` alone is
+    missing from its own sum; the other half of its group may be in its sum.
 
-    - ``settings``: The settings; of the metrics the loss is averaged, and no other.
-    - ``losses``: Whether hospitals tell a loss within their sum.
-    - ``least_devices``: The fewest devices of a batch that are summed.
-    - ``hold``: Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's
-      name.
-    - ``people``: Returns the most people that a group's hospital and edge may count by.
+    - ``settings``: The settings; the loss is the only metric that is averaged.
+    - ``losses``: Whether hospitals report a loss within their sum.
+    - ``least_devices``: Minimum devices of a batch in a sum.
+    - ``hold``: Raises PayloadError if a mean is too far from its start; takes mean, start and block name.
+    - ``people``: Returns the largest weight of each group's hospital and edge, in people.
     """
 
     def __init__(
@@ -330,52 +322,50 @@ class Summed(SecureSums):
         people: Callable[[], Mapping[int, float]],
     ) -> None:
         self._hold, self._least_devices, self._people = hold, least_devices, people
-        told = replace(settings, metrics=("loss",) if losses else ())
-        super().__init__(told, federation, down_link=_OF_DEVICES[0], up_link=_OF_DEVICES[1])
+        settings = replace(settings, metrics=("loss",) if losses else ())
+        super().__init__(settings, federation, down_link=_OF_DEVICES[0], up_link=_OF_DEVICES[1])
 
     def forget(self) -> None:
         """Forget the run."""
         super().forget()
         self._run: Run | None = None
         self._weights: dict[int, float] = {}
-        # Who told something in the exchange at hand, what came of it, and the metrics of each sum.
-        self._told: set[int] = set()
+        # Of the current exchange: members that answered, the means, and the metrics of each sum.
+        self._answered: set[int] = set()
         self._found: Mapping[int, Mean] = {}
         self._metrics: dict[int, RecordDict] = {}
 
-    # What is a party's own.
-
     @property
     def report(self) -> ExchangeReport:
-        """Of all exchanges of the round."""
+        """The report over all exchanges of the round."""
         return self.federation.report if self._run is None else self._run.whole
 
     def weight_of(self, member: int) -> float:
-        """Return the most that a member counts: 1 of a device, and what others bear out of the rest."""
+        """Return a member's largest weight: 1 for a device, else the people that other parties confirm."""
         return self._weights[member]
 
     def least_of(self, group: int) -> int:
-        """Return how many members a sum must have."""
+        """Return the minimum number of members of a sum."""
         return self._least_devices if group >= 0 else self.settings.min_nodes
 
     def called(self, group: int) -> str:
-        """Return what a log calls a sum."""
+        """Return a sum's name for logs."""
         return _NAMES.get(group, f"Group {group}")
 
     def book(self, server_round: int, member: int, carried: int, *, down: bool) -> None:
-        """Book on the link between a party and who would average it."""
+        """Book a transfer on the link between a party and its averaging node."""
         group = self._group_of[member]
         link = _LINKS.get(group, _OF_DEVICES)[0 if down else 1]
         m = group if group >= 0 else member
         self.federation.ledger.book(server_round, link, m, m, 0, carried)
 
     def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
-        """Begin a round: devices are asked for their keys first."""
+        """Begin a round; devices are asked for their keys first."""
         order = sorted(groups, key=lambda pool: (pool < 0, abs(pool)))
         return (yield from super().choose(server_round, {pool: groups[pool] for pool in order}))
 
     def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
-        """Return the plan of a sum, and book what its members are sent of it."""
+        """Return the plan of a sum, and book its transfer to the members."""
         plan = super().plan_for(group, common, start)
         size = payload_bytes(plan) + sum(payload_bytes(record) for record in common.array_records.values())
         assert self._run is not None
@@ -384,36 +374,36 @@ class Summed(SecureSums):
         return plan
 
     def checked(self, node: Node, content: RecordDict) -> Any:
-        """Return what a valid reply holds, and note that it came."""
+        """Return the content of a valid reply, and note its arrival."""
         masked = super().checked(node, content)
-        self._told.add(node.partition_id)
+        self._answered.add(node.partition_id)
         return masked
 
     def counted(self, run: Run, pool: int, update: SummedUpdate) -> None:
-        """Keep the metrics of a sum: of hospitals they are the round's."""
+        """Keep the metrics of a sum; those of the hospitals' sum are the round's."""
         self._metrics[pool] = update.metrics
 
     def enough(self) -> bool:
-        """Return True: how many groups are left says whether a round counts."""
+        """Return True: the number of groups decides whether a round counts."""
         return True
 
     # The means.
 
     def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
-        """Have the sums of devices; at the end of a round of hospitals and edges too."""
+        """Sum the devices, and at the end of a round hospitals and edges too."""
         left = [one for one in groups if not one.lost]
-        self._run, self._told, self._metrics = run, set(), {}
+        self._run, self._answered, self._metrics = run, set(), {}
         (self._found,) = yield from together(self.means(run.prepared(self._due(interval, left)), run))
         for one in left:
             m, group = one.group.number, one.group
-            if not group.hosted and (count := sum(i in self._told for i in one.trained)):
+            if not group.hosted and (count := sum(i in self._answered for i in one.trained)):
                 interval.books.models_to_edge(run.round, m, count)
-            if group.hospital in self._told:
+            if group.hospital in self._answered:
                 interval.books.to_cloud(run.round, m, 1)
         return _with_devices(groups, {m: mean for m, mean in self._found.items() if m >= 0})
 
     def _due(self, interval: Interval, left: Sequence[Local]) -> _Upload:
-        """Return the sums over what groups hold."""
+        """Return the exchange of the sums that are due."""
         pools: dict[int, tuple[dict[int, float], dict[str, Vector]]] = {}
         people = self._people() if interval.terms.uploads else {}
         for one in left:
@@ -438,11 +428,12 @@ class Summed(SecureSums):
             for pool, (weights, blocks) in sorted(pools.items())
         ]
         blocks_of = {pool: blocks for pool, (_, blocks) in pools.items()}
-        told = interval.terms.upload
-        return _Upload(UPLOAD, asks, told, coding=_Blocks(), blocks=blocks_of, hold=self._hold)
+        return _Upload(
+            UPLOAD, asks, interval.terms.upload, coding=_Blocks(), blocks=blocks_of, hold=self._hold
+        )
 
     def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
-        """Return the sums of hospitals and of edges, with the devices' means beside."""
+        """Combine the means of hospitals and of edges, or of devices where they are nodes, (2)."""
         yield from ()
         found = self._found
         if _HOSPITALS not in found:
@@ -461,5 +452,5 @@ class Summed(SecureSums):
         return GroupsMean(theta.like(whole), len(there))
 
 
-# Both say ``of_devices``, (1), and ``of_groups``, (2).
-Averages = ToldMeans | Summed
+# Both have ``of_devices``, (1), and ``of_groups``, (2).
+Averages = PlainMeans | Summed

@@ -1,7 +1,7 @@
-"""Who takes part in a run of HSGD: asked before it, and again before each round.
+"""The members of an HSGD run, updated before each round.
 
-On data of the parties' own people are matched and newcomers taken in; on dealt data those are asked again
-whom others contradicted.
+With own data, people are matched again and new parties join. With dealt data, parties that were contradicted
+are queried again.
 """
 
 from collections import Counter
@@ -34,37 +34,16 @@ __all__ = ["Members"]
 class Members(Part):
     """The groups of a run.
 
-    Parameters
-    ----------
-    federation : Federation
-        Whose nodes they are.
-    own : OwnDataSetup or None
-        How a run on the parties' own data is set up; None for dealt data.
-    num_groups : int or None
-        M; None for as many as there are hospitals.
-    variant : MethodVariant
-        The run's.
-    links : PartyLinks
-        Is told who talks with whom.
-    check : Callable[[Matching], None]
-        Raises PairingError where a run cannot start with these groups.
-
-    Attributes
-    ----------
-    groups : list of Group
-        Those of the round.
-    encodings : tuple of two int
-        e1 and e2.
-    matching : Matching or None
-        The last, with the people held out.
-    agreed : Agreed or None
-        What parties with data of their own agreed on.
-    sizes : list of int
-        Of people, by group; 0 of one that sat out so far.
-    counts : Counter of str
-        Who is left out, and who is not matched.
-    report : ExchangeReport
-        What all exchanges of the last try of a round sent, got and lost.
+    - ``own``: None for dealt data.
+    - ``num_groups``: M; None for the number of hospitals.
+    - ``check``: Raises PairingError if a run cannot start with these groups.
+    - ``groups``: The round's groups.
+    - ``encodings``: e1 and e2.
+    - ``matching``: The last matching, with the held-out people.
+    - ``agreed``: The agreement of parties with their own data.
+    - ``sizes``: People per group; 0 for a group that has not taken part yet.
+    - ``counts``: Excluded parties and unmatched people, by reason.
+    - ``report``: The report over all exchanges of a round's last attempt.
     """
 
     name = "members"
@@ -83,7 +62,7 @@ class Members(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Know nobody."""
+        """Forget all parties."""
         self.groups: list[Group] = []
         self.encodings = (0, 0)
         self.matching: Matching | None = None
@@ -94,42 +73,42 @@ class Members(Part):
         self._setup: OwnSetup | None = None
         self._dealt: DealtSetup | None = None
         self._matched_at = 0
-        # By group, the most people that were there.
+        # The largest number of people seen per group.
         self._most: dict[int, int] = {}
-        # Under which node id, or in which answer, each party told its introduction.
+        # The node id, or with own data the reply, of each party's last introduction.
         self._greeted: dict[int, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was agreed on, and how many people groups have."""
+        """Return the agreement and the groups' sizes, for a checkpoint."""
         agreed = None if self.agreed is None else asdict(self.agreed)
         return {"agreed": agreed, "sizes": list(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore a checkpoint."""
         self.sizes = [int(size) for size in state["sizes"]]
         self.agreed = None if state["agreed"] is None else Agreed.restored(state["agreed"])
 
     @property
     def due(self) -> int:
-        """How many groups there should be in a round."""
+        """The expected number of groups in a round."""
         return len(self.groups) if self._dealt is None else max(len(self.groups), self.num_groups or 0)
 
     def people(self) -> dict[int, float]:
-        """Return how many people a group's parties may count by: all that were matched, held out or not.
+        """Return the largest weight of each group's parties: all matched people, held out or not.
 
-        With dealt data those that nobody else has too, which a party counts: at most as many again.
+        With dealt data a party also counts people that no other party has: at most as many again.
         """
         held = {} if self.matching is None else self.matching.held_out
         for group in self.groups:
             m, matched = group.number, group.size + (held[group.number].size if group.number in held else 0)
-            told = self._most.get(m, 0) if self._dealt is None else self._dealt.sizes.get(m, 0)
-            self._most[m] = max(matched, min(told, 2 * matched))
+            claimed = self._most.get(m, 0) if self._dealt is None else self._dealt.sizes.get(m, 0)
+            self._most[m] = max(matched, min(claimed, 2 * matched))
         return {m: float(most) for m, most in self._most.items()}
 
     # Before a run.
 
     def match(self, grid: Grid) -> ArrayRecord | None:
-        """Match the people of parties with data of their own, once; return the model that they build."""
+        """With own data, match people once and return the initial model."""
         own = self.own
         if own is None or self.matching is not None:
             return None
@@ -150,7 +129,7 @@ class Members(Part):
         return own.build(form.hospital_shape, form.device_shape, len(form.classes))
 
     def pair(self, grid: Grid) -> None:
-        """Find out who belongs together on dealt data, once."""
+        """With dealt data, form the groups once."""
         if self.groups or self.own is not None:
             return
         layout = self._federation.known_layout()
@@ -174,7 +153,7 @@ class Members(Part):
     # Before a round.
 
     def opened(self, run: Run) -> Steps[None]:
-        """Take in who came, let go of who left, and have the keys of those that are new."""
+        """Update the groups, and get the keys of new parties."""
         raised = {i for i, error in self.report.errors.items() if error.code == RAISED}
         self.report = run.whole
         assert run.grid is not None
@@ -186,7 +165,7 @@ class Members(Part):
         yield from ()
 
     def ended(self, run: Run) -> None:
-        """Tell who is left out."""
+        """Report lost groups, excluded parties and unmatched people."""
         run.told["lost-groups"] = self.due - run.told["groups"]
         run.told |= {reason: number for reason, number in sorted(self.counts.items()) if number}
 
@@ -198,19 +177,19 @@ class Members(Part):
         if due:
             self._matched_at = completed
         if matching is not None:
-            if self._variant.merged:  # There is one hospital, the first.
+            if self._variant.merged:  # Only the first hospital.
                 matching.groups = [group for group in matching.groups if group.number in setup.first]
             self._take_part(matching, setup)
         self._take_links(setup, grid)
         roster = self._federation.gather(grid)
         missed = len(roster)
-        if self._federation.places is None:  # Nobody is missed who was never there.
+        if self._federation.places is None:  # Places that were never taken are not missed.
             missed = sum(not node.vacant for node in roster.nodes)
         if away := missed - len(roster.online):
             self.report.rejected["offline"] += away
 
     def _exchange_keys(self, raised: set[int], grid: Grid) -> None:
-        """Take the introductions of parties that are new, came under another node id, or forgot theirs."""
+        """Query parties that are new, have another node id, or raised an error, for their introductions."""
         if not self._links.sealed or self.own is not None:
             return
         there = self._federation.gather(grid).node_ids
@@ -224,21 +203,24 @@ class Members(Part):
             self._greeted[reply.node.partition_id] = reply.node.node_id
 
     def _take_links(self, setup: OwnSetup, grid: Grid) -> None:
-        """Take the introductions of parties with data of their own that told who they are anew."""
-        for i, one in sorted(setup.parties.there(grid).items()) if self._links.sealed else ():
+        """With own data, take new introductions."""
+        if not self._links.sealed:
+            return
+        for i, one in setup.parties.there(grid).items():
             if self._greeted.get(i) is not one:
                 self._links.introduced(i, one.link)
                 self._greeted[i] = one
 
     def _take_introductions(
-        self, dealt: DealtSetup, matching: Matching | None, told: set[int], grid: Grid
+        self, dealt: DealtSetup, matching: Matching | None, answered: set[int], grid: Grid
     ) -> None:
-        """Take what parties with dealt data told: their links, and the groups that they make up."""
-        nodes = self._federation.gather(grid).nodes if self._links.sealed else []
-        for i, party in dealt.parties.known.items() if self._links.sealed else ():
-            if i in told:
-                self._links.introduced(i, party.link)
-                self._greeted[i] = nodes[i].node_id
+        """With dealt data, take the introductions of parties that answered, and the groups."""
+        if self._links.sealed:
+            nodes = self._federation.gather(grid).nodes
+            for i, party in dealt.parties.known.items():
+                if i in answered:
+                    self._links.introduced(i, party.link)
+                    self._greeted[i] = nodes[i].node_id
         self.counts = dealt.counts
         if matching is not None:
             self._take_part(matching, dealt)

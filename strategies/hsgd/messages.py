@@ -1,16 +1,15 @@
-"""What HSGD's parties are sent and answer, as the server writes it and checks each reply.
+"""HSGD's messages at the server: their records, and the checks of each reply.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 5 to 21.
 Differs: nodes reach each other through Flower's server only, which relays encodings and heads.
 
-``hedgerow.clients.hsgd_client`` has the table of messages. Sealed, what hospital and devices tell each other
-is bytes that the server cannot read, in a ConfigRecord ``sealed`` of an answer and ``payload`` of an update:
-``zeta2`` and ``zeta1`` are lists with a share for each peer, a device or the group's edge. A share of
-``zeta1`` begins with the pairs' heads or, where all have one, with the key and the digest of ``head``, which
-is sealed once. ``peers`` in the config names the other ends, and a record ``introductions`` has the keys of
-those that are new. Who is refused is in the record ``refused`` of an answer, by reason; a share that is
-withheld is empty.
+``hedgerow.clients.hsgd_client`` documents the messages. On sealed links, hospital and devices exchange bytes
+that the server cannot read, in the ConfigRecord ``sealed`` of a reply and ``payload`` of an update: ``zeta2``
+and ``zeta1`` are lists with a share per peer (a device, or the group's edge). A share of ``zeta1`` begins
+with the pairs' heads, or with the key and digest of the common ``head``, which is sealed once. ``peers`` in
+the config names the peers, and the record ``introductions`` has the keys of new ones. The record ``refused``
+of a reply has the refused peers, by reason; a withheld share is empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,20 +28,18 @@ from hedgerow.wire.sparse_rows import row_bytes
 __all__ = ["Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
 
 Vector = NDArray[Any]
-# A row a person: dense (a, e), or each row's bytes.
+# A row per person: dense (a, e), or each row's bytes.
 Encodings = NDArray[Any] | list[bytes]
-
-
-class SealedForAll(list[bytes]):
-    """One sealed share that is of all people of a batch: what an edge and its hospital tell each other."""
-
-
-# One head (n0,), a head a pair (a, n0), or a compressed head's bytes.
+# One head (n0,), a head per pair (a, n0), or a compressed head's bytes.
 Heads = NDArray[Any] | bytes
 
 
+class SealedForAll(list[bytes]):
+    """One sealed share for all people of a batch, between an edge and its hospital."""
+
+
 def records(**parts: Vector | bytes | list[bytes]) -> dict[str, ArrayRecord | ConfigRecord]:
-    """Return what travels as arrays and as bytes, each in a record of its own."""
+    """Return the records ``arrays`` and ``payload`` with these arrays and bytes."""
     arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
     coded: dict[str, Any] = {
         key: list(part) if isinstance(part, list) else part
@@ -54,7 +51,7 @@ def records(**parts: Vector | bytes | list[bytes]) -> dict[str, ArrayRecord | Co
 
 
 def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
-    """Return some rows, in the order asked for; of what is sealed for all of them, that."""
+    """Return the chosen rows; a share that is sealed for all rows stays whole."""
     if isinstance(rows, SealedForAll):
         return rows
     return [rows[i] for i in chosen] if isinstance(rows, list) else rows[list(chosen)]
@@ -62,7 +59,10 @@ def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a valid reply holds: exactly these arrays, of exactly these shapes, and finite."""
+    """The sizes and types of valid replies; a reply must have exactly these arrays, with finite values.
+
+    The methods that read a reply raise PayloadError if it is invalid.
+    """
 
     # n0, n1 and n2 of the model.
     head: int
@@ -71,32 +71,25 @@ class Schema:
     # e1 and e2, the lengths of an encoding.
     zeta1: int
     zeta2: int
-    dtype: np.dtype[Any]  # The model's, a floating-point one.
-    # Whether head and encodings travel as top-k payloads; whether every pair has a model of its own.
-    compressed: bool = False
-    pairs: bool = False
-    # Whether hospital and devices seal what they tell each other, of which the server then knows the length
-    # alone; whether uploads are noisy, and no loss is told.
-    sealed: bool = False
-    protected: bool = False
+    dtype: np.dtype[Any]  # The model's, a floating-point type.
+    compressed: bool = False  # Whether head and encodings are sent as top-k payloads.
+    pairs: bool = False  # Whether every pair has its own model.
+    protected: bool = False  # Whether uploads are noisy or summed; hospitals then report no loss.
 
     def hospital_shares(self, content: RecordDict, a: int, peers: int) -> tuple[bytes, list[bytes]]:
-        """Return the sealed head, empty where every pair has its own, and the shares of a people at peers.
-
-        Shares that are empty were withheld. Like all checks here, raises PayloadError for anything else.
-        """
+        """Return the sealed head (empty with pairs), and each peer's share (empty if withheld)."""
         rows, head = a // peers, self.coded(self.head)
         common = rows * head if self.pairs else HEAD_KEY_BYTES
-        told = self._shares(content, "zeta1", peers, common + rows * self.coded(self.zeta1), not self.pairs)
+        shares = self._shares(content, "zeta1", peers, common + rows * self.coded(self.zeta1), not self.pairs)
         if self.pairs:
-            return b"", told
+            return b"", shares
         sealed = records_of(content, ConfigRecord)["sealed"].get("head")
         if not isinstance(sealed, bytes) or len(sealed) != head + SEAL_BYTES:
             raise PayloadError("wrong size", f"head is not of {head + SEAL_BYTES} sealed bytes")
-        return sealed, told
+        return sealed, shares
 
     def device_share(self, content: RecordDict, a: int, key: str) -> list[bytes]:
-        """Return the one share that a device, or an edge with a people, sealed for its hospital."""
+        """Return the single share from a device, or from an edge with a people, for its hospital."""
         return self._shares(content, key, 1, a * self.coded(self.zeta2), False)
 
     def _shares(self, content: RecordDict, key: str, count: int, size: int, head: bool) -> list[bytes]:
@@ -105,13 +98,13 @@ class Schema:
         _same_keys(record, {key: None, **({"head": None} if head else {})})
         shares = record[key]
         if not isinstance(shares, list) or len(shares) != count:
-            raise PayloadError("wrong shape", f"{key!r} has not {count} shares")
+            raise PayloadError("wrong shape", f"{key!r} must have {count} shares")
         if not all(isinstance(one, bytes) and len(one) in (0, size + SEAL_BYTES) for one in shares):
             raise PayloadError("wrong size", f"{key!r} is not of {size + SEAL_BYTES} sealed bytes")
         return cast(list[bytes], shares)
 
     def coded(self, length: int) -> int:
-        """Return the bytes of a head or of a row of encodings."""
+        """Return the bytes of a head or a row of encodings."""
         return row_bytes(length) if self.compressed else self.dense(length)
 
     def dense(self, length: int) -> int:
@@ -119,7 +112,7 @@ class Schema:
         return length * self.dtype.itemsize
 
     def hospital_exchange(self, content: RecordDict, a: int) -> tuple[Heads, Encodings]:
-        """Return head and zeta1 (a, e1); like all checks here, raises PayloadError for anything else."""
+        """Return head and zeta1 (a, e1)."""
         if self.compressed:
             coded = self._coded(content, {"head": None, "zeta1": a})
             return coded["head"][0], coded["zeta1"]
@@ -128,7 +121,7 @@ class Schema:
         return arrays["head"], arrays["zeta1"]
 
     def device_exchange(self, content: RecordDict, a: int) -> Encodings:
-        """Return zeta2 (a, e2) of a device, a = 1, or of an edge."""
+        """Return zeta2 (a, e2) of a device (a = 1) or edge."""
         if self.compressed:
             return self._coded(content, {"zeta2": a})["zeta2"]
         return self._arrays(content, {"zeta2": (a, self.zeta2)})["zeta2"]
@@ -136,7 +129,7 @@ class Schema:
     def hospital_update(
         self, content: RecordDict, a: int, upload: bool
     ) -> tuple[float | None, Vector, Vector]:
-        """Return the loss, None of noisy uploads, and head and hospital, both empty unless ``upload``."""
+        """Return the loss (None if ``protected``), and head and hospital, both empty unless ``upload``."""
         metrics = checked_metrics(content, "num-examples")
         loss = None if self.protected else metrics.get("loss")
         if not self.protected and not isinstance(loss, float | int):
@@ -145,11 +138,11 @@ class Schema:
         shapes = {"head": (*rows, self.head), "hospital": (*rows, self.hospital)}
         arrays = self._arrays(content, shapes if upload else {}, metrics=True)
         nothing = np.zeros(0, self.dtype)
-        told = None if loss is None else float(loss)  # type: ignore[arg-type]
-        return told, arrays.get("head", nothing), arrays.get("hospital", nothing)
+        loss = None if loss is None else float(loss)  # type: ignore[arg-type]
+        return loss, arrays.get("head", nothing), arrays.get("hospital", nothing)
 
     def device_update(self, content: RecordDict, upload: bool) -> Vector:
-        """Return the model (n2,) of a device or the mean of an edge, empty unless ``upload``."""
+        """Return a device's model or an edge's mean (n2,); empty unless ``upload``."""
         checked_metrics(content, "num-examples")
         arrays = self._arrays(content, {"device": (self.device,)} if upload else {}, metrics=True)
         return arrays.get("device", np.zeros(0, self.dtype))
@@ -171,9 +164,9 @@ class Schema:
         return values
 
     def _coded(self, content: RecordDict, counts: Mapping[str, int | None]) -> dict[str, list[bytes]]:
-        """Return the rows of bytes (None: one that is no list), checked for number and size alone.
+        """Return rows of bytes, checked for number and size only; a count of None is a single value.
 
-        The server only relays them.
+        The server relays them without decoding.
         """
         _only_records(content, {"payload"})
         record = config_in(content, "payload")
@@ -183,7 +176,7 @@ class Schema:
         for key, count in counts.items():
             rows = [record[key]] if count is None else record[key]
             if not isinstance(rows, list) or len(rows) != (count or 1):
-                raise PayloadError("wrong shape", f"{key!r} has not {count} rows")
+                raise PayloadError("wrong shape", f"{key!r} must have {count} rows")
             size = row_bytes(lengths[key])
             if not all(isinstance(one, bytes) and len(one) == size for one in rows):
                 raise PayloadError("wrong size", f"{key!r} is not of {size} bytes a row")

@@ -1,12 +1,12 @@
-"""Noise on what HSGD's parties tell, and what it promises each person against the server.
+"""Noise on the messages of HSGD's parties, and each person's privacy against the server.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", which names differential privacy as an addition.
 Ours: each party clips its rows of encodings and adds discrete Gaussian noise on a grid, no less private than
-the continuous noise that is counted here (``wire.discrete_gaussian.deviation_of``); and it clips the change
-of what it uploads as a whole, and adds noise to that. What is released of a person is composed exactly
-(J. Dong, A. Roth, W. Su, 2022, section 3.2): each release is a Gaussian mechanism of sensitivity 2 C,
-whatever it does with earlier ones. Where anything of a record is told on another path, epsilon is infinite.
+the continuous noise that is counted here (``wire.discrete_gaussian.deviation_of``). It also clips the change
+of its upload as a whole, and adds noise to it. A person's releases are composed exactly (J. Dong, A. Roth,
+W. Su, 2022, section 3.2): each is a Gaussian mechanism of sensitivity 2 C, however it depends on earlier
+ones. If anything about a record is sent on another path, epsilon is infinite.
 """
 
 import math
@@ -37,9 +37,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EmbeddingNoise(Noise):
-    """Clipping and noise of a row of encodings, all as in ``Noise``.
+    """Clipping and noise of a row of encodings; parameters as in ``Noise``.
 
-    ``clip`` is the norm C that a row has at most. Another person's row is at most 2 C away.
+    ``clip`` is the largest norm C of a row. Another person's row is at most 2 C away.
     """
 
     def instructions(self, seed: int) -> dict[str, float | int | str]:
@@ -50,11 +50,11 @@ class EmbeddingNoise(Noise):
 
 @dataclass(frozen=True)
 class UploadNoise(EmbeddingNoise):
-    """Clipping and noise of what a party uploads, all as in ``Noise``.
+    """Clipping and noise of a party's upload; parameters as in ``Noise``.
 
-    ``clip`` is the norm C that the change of its model has at most, since the server told it: a device's own
-    over an interval, a hospital's head and encoder together, or an edge's mean, over a round. A hospital then
-    tells no loss.
+    ``clip`` is the largest norm C of the change since the server sent the model: of a device's model over an
+    interval, and over a round of a hospital's head and encoder together, or of an edge's mean. Hospitals then
+    report no loss.
     """
 
     def instructions(self, seed: int) -> dict[str, float | int | str]:
@@ -64,18 +64,17 @@ class UploadNoise(EmbeddingNoise):
 
 
 class RecordExposure(Part):
-    """How often what is computed of each person's record was asked for, and of how much that is told.
+    """Counts the noisy releases that depend on each person's record.
 
-    A lost reply counts, for it may have been seen, and so does that of a round which is repeated. What
-    counts is what the server may have got of a record: a noisy encoding of either half; a noisy upload of the
-    person's own device, of the hospital or edge that trained on the record; and, since a hospital trains on
-    its people between two aggregations and hands the head on, of all devices of the group in later intervals
-    of the round.
+    Every request counts: a lost reply may have been seen, and so may those of a repeated round. Counted are
+    noisy encodings of either half, and noisy uploads of the person's device and of the hospital or edge that
+    trained on the record. A hospital trains on its people between two aggregations and sends the head on, so
+    uploads of all devices of the group in later intervals of the round count too.
 
     - ``noise``: On encodings; None for none.
     - ``uploads``: On uploads; None for none.
     - ``hidden``: Whether encodings and heads are sealed, so that the server does not see them.
-    - ``open_paths``: Paths on which something is told without noise in any case.
+    - ``open_paths``: Paths without noise in any case.
     """
 
     name = "exposure"
@@ -92,25 +91,25 @@ class RecordExposure(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Have counted nothing."""
+        """Reset the counts."""
         self._releases: dict[tuple[int, str], list[int]] = {}
-        # Who took part in the round, by group.
+        # The round's participants, by group.
         self._there: dict[int, set[str]] = {}
         self._open: set[str] = set(self._always)
         self._resumed = False
 
     def opened(self, run: Run) -> Steps[None]:
-        """Begin a round, to which devices come with what the server told."""
+        """Begin a round, in which devices start from the server's model."""
         self._there = {}
         yield from ()
 
     def ended(self, run: Run) -> None:
-        """Tell the account."""
-        if (told := self.told()) is not None:
-            run.told |= told.metrics()
+        """Report the account."""
+        if (report := self.report()) is not None:
+            run.told |= report.metrics()
 
     def exchange(self, groups: Iterable["Local"], *, starts: bool) -> None:
-        """Count an exchange of encodings, one of each half, and of heads that no aggregation just made."""
+        """Count an encoding of each half, and note heads that are sent between aggregations."""
         for one in groups if self.noise is not None else ():
             for person in one.ids:
                 self._of(one.group.number, person)[0] += 2
@@ -118,11 +117,11 @@ class RecordExposure(Part):
             self.note_open(HEADS)
 
     def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
-        """Count what a group is asked to upload after one interval's steps.
+        """Count a group's uploads after one interval's steps.
 
-        - ``one``: The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
-        - ``pairs``: Whether every pair has its own model, on which no other person has an influence.
-        - ``ends``: Whether the round ends, at which hospitals upload.
+        - ``one``: The group. An edge node uploads at the end of the round, its devices never.
+        - ``pairs``: Whether every pair has its own model, which depends on no other person.
+        - ``ends``: Whether the round ends; hospitals then upload.
         """
         if self.uploads is None:
             return
@@ -139,14 +138,14 @@ class RecordExposure(Part):
                 self._of(group, person)[1] += 2 if hosted else 1
 
     def note_open(self, *paths: str) -> None:
-        """Note paths on which something of the records was told without noise."""
+        """Note paths on which something about the records was sent without noise."""
         self._open.update(paths)
 
     def _of(self, group: int, person: str) -> list[int]:
         return self._releases.setdefault((group, person), [0, 0])
 
-    def told(self) -> "Report | None":
-        """Return what was told of the person of whom most was; None without any noise."""
+    def report(self) -> "Report | None":
+        """Return the account of the most exposed person; None without noise."""
         noise, uploads = self.noise, self.uploads
         if noise is None and uploads is None:
             return None
@@ -164,8 +163,8 @@ class RecordExposure(Part):
 
         most = max(self._releases.values(), key=mu2, default=[0, 0])
         delta = next(one.delta for one in (noise, uploads) if one is not None)
-        told = gaussian_epsilon(math.sqrt(mu2(most)), delta) if mu2(most) else 0.0
-        return Report(math.inf if unprotected else told, delta, unprotected, *most)
+        epsilon = gaussian_epsilon(math.sqrt(mu2(most)), delta) if mu2(most) else 0.0
+        return Report(math.inf if unprotected else epsilon, delta, unprotected, *most)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
@@ -173,20 +172,20 @@ class RecordExposure(Part):
         return {"releases": counts, "open": sorted(self._open)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts of a checkpoint of a run that goes on."""
+        """Restore the counts from a checkpoint."""
         self._resumed = True
         self._releases = {(int(m), str(person)): [int(e), int(u)] for m, person, e, u in state["releases"]}
         self._open = {*self._always, *(str(path) for path in state["open"])}
 
 
-# Paths on which something of a record is told without noise.
+# Paths on which something about a record is sent without noise.
 UPLOADS, ENCODINGS, HEADS, SUMS = "uploads", "encodings", "heads", "sums"
 
 REASONS = {
     UPLOADS: "models are uploaded without noise",
-    ENCODINGS: "encodings are told without noise",
-    HEADS: "heads are told without noise between aggregations (P > Q)",
-    SUMS: "sums of features or counts of classes are told without noise before training",
+    ENCODINGS: "encodings are sent without noise",
+    HEADS: "heads are sent without noise between aggregations (P > Q)",
+    SUMS: "sums of features or counts of classes are sent without noise before training",
     SEEDED: "noise is drawn from the run's seed, which the server knows",
     LOST_ROUNDS: "the run was resumed, and nobody knows what was released after the checkpoint",
 }
@@ -194,17 +193,17 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Report(PrivacyReport):
-    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement."""
+    """Privacy of the most exposed person against the server, by Gaussian DP under replacement."""
 
     reasons = REASONS
 
-    # Releases with noise that are counted.
+    # Counted releases with noise.
     encodings: int
     uploads: int
 
     @property
     def figures(self) -> dict[str, float]:
-        """How many encodings and uploads."""
+        """The numbers of released encodings and uploads."""
         return {"encodings-released": self.encodings, "uploads-released": self.uploads}
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""A run of HSGD whose data lie where they are: what its parties agree on before training, told by messages.
+"""Set-up of an HSGD run on the parties' own data: matching people, pooling sums, sending the agreement.
 
-The server learns hashes of ids, names of columns and classes, and sums: of features over a hospital's or a
-gateway's people, and over all devices of a group, which mask theirs. It holds no data.
+The server holds no data. It learns hashes of ids, names of columns and classes, and sums of features: over
+the people of a hospital or gateway, and masked sums over a group's devices.
 """
 
 import math
@@ -45,29 +45,24 @@ class OwnDataSetup:
     build : Callable[[hospital_shape, device_shape, num_classes], ArrayRecord]
         Returns the initial model.
     model : str
-        Its name, by which nodes build the same architecture.
+        Name of the model, from which nodes build the same architecture.
     standardise : {"federated", "none"} or tuple of two float (default: "federated")
-        ``federated``: by mean and deviation over all training people, from sums; or by these two for every
-        column. A node's own constants (node config ``constants``) go before all.
+        ``federated``: by mean and deviation over all training people, computed from sums. A tuple is the mean
+        and deviation of every column. A node's own constants (node config ``constants``) take precedence.
     holdout : float (default: 0.2)
-        Share of people that do not train and are evaluated, in [0, 1).
+        Fraction of people that is held out for evaluation, in [0, 0.9].
     class_weights : "none", "balanced" or tuple of float (default: "none")
-        Of the loss: one a class, > 0; ``balanced`` is N / (C N_c), from hospitals' counts.
+        Class weights in the loss, > 0; ``balanced`` is N / (C N_c), from the hospitals' counts.
     rematch_every : int (default: 0)
-        Rounds after which files are read and people matched again, >= 0; 0 for never.
+        Rounds between re-reading the files and matching people again, >= 0; 0 for never.
     specificity : float (default: 0.9)
-        At which sensitivity is told, in [0, 1].
+        Specificity at which sensitivity is reported, in [0, 1].
     trained : Mapping or None (default: None)
-        The state of a strategy that has trained, ``HSGD.state_dict()``: its model is evaluated on all people
-        who are matched, and not trained.
+        State of a trained strategy, ``HSGD.state_dict()``. Its model is evaluated on all matched people,
+        without training.
     classes : tuple of str (default: empty)
-        Names of the classes in their order, of two the positive one last; empty for those that hospitals
-        tell, sorted. A hospital with another one is left out.
-
-    Raises
-    ------
-    ValueError
-        A value is out of range.
+        Class names in order; of two, the positive one last. Empty: the hospitals' class names, sorted. A
+        hospital with any other class is excluded.
     """
 
     build: Build
@@ -103,17 +98,17 @@ class OwnDataSetup:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What stays the same for a run, also for people who join: the form, the standardisation, the weights."""
+    """Settings fixed for the whole run, also for people who join later."""
 
     form: Form  # Shapes, columns and classes.
-    # Mean and deviation of each side's columns; empty without standardisation.
+    # Mean and deviation of each side's columns; empty: no standardisation.
     hospital: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    weights: tuple[float, ...] = ()  # Of the classes; empty for 1 each.
+    weights: tuple[float, ...] = ()  # Class weights; empty for 1 each.
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Agreed":
-        """Return what a checkpoint has, the fields as JSON values."""
+        """Restore the settings from a checkpoint's JSON values."""
         form = Form(**{key: tuple(value) for key, value in state["form"].items()})
         sides = {key: (tuple(state[key][0]), tuple(state[key][1])) for key in ("hospital", "device")}
         return cls(form, **sides, weights=tuple(state["weights"]))
@@ -121,7 +116,7 @@ class Agreed:
 
 @dataclass
 class _Sums:
-    """Sums of columns over people, in float64, and how many values a column has."""
+    """Sums over the values of each column, in float64, and the number of values."""
 
     count: float = 0.0
     total: Any = 0.0
@@ -131,10 +126,10 @@ class _Sums:
         self.count, self.total, self.square = self.count + count, self.total + total, self.square + square
 
     def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation; a column that does not vary has 1."""
+        """Return mean and deviation; the deviation of a constant column is 1."""
         mean = self.total / self.count
         variance = self.square / self.count - mean * mean
-        # What is left of a constant column is rounding.
+        # The computed variance of a constant column is rounding error.
         noise = 1e-12 * (mean * mean + 1e-300)
         deviation = np.where(variance > noise, np.sqrt(np.maximum(variance, noise)), 1.0)
         return tuple(mean.tolist()), tuple(deviation.tolist())
@@ -142,42 +137,40 @@ class _Sums:
 
 @dataclass
 class OwnSetup:
-    """What parties are asked and told before training, and again when some come, come back, or go."""
+    """The exchanges before training, repeated for parties that join, return or leave."""
 
-    federation: Federation  # Whose nodes they are.
-    own: OwnDataSetup  # What is asked for.
-    num_groups: int | None = None  # Groups from this number on are left out.
-    sealed: bool = False  # Whether hospital and devices seal what they tell each other.
-    encodings: tuple[int, int] = (0, 0)  # e1 and e2, as most parties of each side said at the start.
-    # What became of people and parties in the last matching.
+    federation: Federation
+    own: OwnDataSetup
+    num_groups: int | None = None  # Groups from this number on are excluded.
+    sealed: bool = False  # Whether hospital and devices encrypt their messages to each other.
+    encodings: tuple[int, int] = (0, 0)  # e1 and e2, by majority of each side at the start.
+    # Matched and unmatched people, and excluded parties, of the last matching.
     counts: Counter[str] = field(default_factory=Counter)
     first: set[int] = field(default_factory=set)  # The groups that the run started with.
 
     def __post_init__(self) -> None:
         self.parties = Parties(self.federation, self.sealed)
-        # Each party's people, of whom it was told the agreement.
-        self._told: dict[int, list[str]] = {}
+        # By party: the people that its agreement covers.
+        self._informed: dict[int, list[str]] = {}
+        # Sealed labels by group and person.
         self._sealed: dict[tuple[int, str], bytes] = {}
         self._standing: dict[int, Group] = {}
-        # Who was there when people were last matched; None where they are to be matched again.
+        # Parties online at the last matching; None if people must be matched again.
         self._seen: set[int] | None = None
         self._complete: list[int] = []
 
     def run(self, grid: Grid, agreed: Agreed | None = None) -> tuple[Matching, Agreed]:
-        """Wait for a group that is complete, pool what is asked for unless it was agreed on, and tell all.
+        """Wait for a complete group, pool sums unless ``agreed`` is given, and send the agreement to all.
 
-        Raises
-        ------
-        PairingError
-            If no group is left that can train.
+        Raises PairingError if no group can train.
         """
         parties, form, matching = self._first_groups(grid, agreed)
         pooled = self._pool(grid, parties, matching, first=agreed is None)
         agreed = agreed or self._agree(form, pooled)
-        self._tell(grid, parties, matching, agreed)
+        self._send(grid, parties, matching, agreed)
         matching = self._settled(grid, parties, form)
         if not matching.groups:
-            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
+            raise self._no_match()
         self.first = {group.number for group in matching.groups}
         return matching, agreed
 
@@ -198,28 +191,26 @@ class OwnSetup:
             sleep(_POLL_SECONDS)
         self.counts = self.parties.left_out(grid)
         if form is None:
-            raise PairingError(f"no hospital, or no device or edge, is there ({self._lost()})")
+            raise PairingError(f"no hospital, or no device or edge, is online ({self._lost()})")
         if found is None:
             raise PairingError(f"the hospitals must have at least 2 classes, got {list(form.classes)}")
         if not found.groups:
             self.counts += found.counts
-            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
+            raise self._no_match()
         return parties, form, found
+
+    def _no_match(self) -> PairingError:
+        return PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
 
     def refresh(
         self, grid: Grid, agreed: Agreed, raised: Collection[int] = (), *, reread: bool = False
     ) -> Matching | None:
-        """Take in who came, let go of who left, and return the groups of those that are there.
+        """Return the groups of the parties that are online; None if nothing changed.
 
-        Where no group is complete, waits for one as long as a run waits for its first.
+        Without a complete group, waits for one as long as a run waits for its first, then returns no groups.
 
-        - ``raised``: Those that raised in the round before: they may have forgotten what they were told.
-        - ``reread``: Whether all are asked anew, whose files may have changed.
-
-        Returns
-        -------
-        Matching or None
-            None where nothing changed; no groups where none is complete.
+        - ``raised``: Parties that raised an error in the last round: they may have lost the agreement.
+        - ``reread``: Whether to query all parties again because their files may have changed.
         """
         now, sleep = grid_clock(grid)
         end = now() + min(self.federation.timeout, self.federation.settings.max_wait)
@@ -227,11 +218,11 @@ class OwnSetup:
             self.parties.leave_out(i, "left-out-not-ready", soon=True)
         if reread:
             self._sealed = {}
-            self._heard(self.parties.ask(grid, self.parties.present(grid), 1))
+            self._reintroduced(self.parties.ask(grid, self.parties.present(grid), 1))
         matching: Matching | None = None
         while True:
             if strangers := self.parties.strangers(grid):
-                self._heard(self.parties.ask(grid, strangers, 1))
+                self._reintroduced(self.parties.ask(grid, strangers, 1))
             parties = self.parties.there(grid)
             if self._seen is None or self._seen != parties.keys():
                 matching = self._matched_again(grid, parties, agreed)
@@ -240,25 +231,25 @@ class OwnSetup:
                 return matching
             sleep(_POLL_SECONDS)
 
-    def _heard(self, partitions: Collection[int]) -> None:
-        """Note that these said anew who they are: what they were told before is no longer sure."""
-        self._told = {i: people for i, people in self._told.items() if i not in partitions}
+    def _reintroduced(self, partitions: Collection[int]) -> None:
+        """Note new introductions: these parties may have lost the agreement."""
+        self._informed = {i: people for i, people in self._informed.items() if i not in partitions}
         self._seen = None
 
     def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
         found = self._match(parties, agreed.form)
-        if lacking := self._untold(found):
+        if lacking := self._uninformed(found):
             self._pool(grid, parties, found, first=False, only=lacking)
-            self._tell(grid, parties, found, agreed, only=lacking)
+            self._send(grid, parties, found, agreed, only=lacking)
         return self._settled(grid, parties, agreed.form)
 
     def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: Form) -> Matching:
-        """Return the groups of those that were told, and are ready."""
+        """Return the groups of the parties that have the agreement and are ready."""
         found = self._match(parties, form)
         self._seen = set(parties)
-        if self._untold(found):
-            # Nobody joins by others' failing: who was told of no agreement is not among these.
-            found = self._match({i: one for i, one in parties.items() if i in self._told}, form)
+        if self._uninformed(found):
+            # A party that fails must not make room for one without the agreement.
+            found = self._match({i: one for i, one in parties.items() if i in self._informed}, form)
             self._seen = None
         self._complete = [group.number for group in found.groups]
         self._standing |= found.standing
@@ -268,13 +259,13 @@ class OwnSetup:
                 log(WARNING, "Own data: %s: %d", reason, number)
         return found
 
-    def _untold(self, found: Matching) -> set[int]:
-        """Return those that were not told the agreement for all of their people."""
-        return {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
+    def _uninformed(self, found: Matching) -> set[int]:
+        """Return the parties whose agreement does not cover all their people."""
+        return {i for i, people in found.partitions.items() if set(people) - set(self._informed.get(i, ()))}
 
     def _lost(self) -> str:
-        told = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
-        return ", ".join(told) or "none came"
+        reasons = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
+        return ", ".join(reasons) or "none came"
 
     def _match(self, parties: Mapping[int, Introduction], form: Form) -> Matching:
         return match(
@@ -293,7 +284,7 @@ class OwnSetup:
         first: bool,
         only: Collection[int] | None = None,
     ) -> dict[str, Any]:
-        """Return pooled sums, and keep the sealed labels of people whose party, one of ``only``, has none."""
+        """Return pooled sums; store sealed labels for the unlabelled parties (of ``only``, if given)."""
         sums = first and self.own.standardise == "federated"
         counts = first and self.own.class_weights == "balanced"
         form, standing = matching.form, matching.standing
@@ -332,9 +323,9 @@ class OwnSetup:
         talk = Conversation(self.federation, self.federation.completed)
         replies = {r.node.partition_id: r.value for r in talk.ask(grid, POOL, contents, check)}
         for group in matching.groups:
-            told = replies.get(group.hospital, {}).get("labels", [])
+            labels = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
-            self._sealed |= dict(zip(people, told, strict=bool(told)))
+            self._sealed |= dict(zip(people, labels, strict=bool(labels)))
         pooled: dict[str, Any] = {"hospital": _Sums(), "device": _Sums()}
         pooled["counts"] = np.zeros(len(form.classes))
         for partition, value in sorted(replies.items()):
@@ -348,12 +339,12 @@ class OwnSetup:
         return pooled
 
     def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
-        told = {"ids": ids, "features": list(features), "sums": sums, **more, **self._flag}
-        return RecordDict({"config": ConfigRecord(told)})
+        config = {"ids": ids, "features": list(features), "sums": sums, **more, **self._flag}
+        return RecordDict({"config": ConfigRecord(config)})
 
     @property
     def _flag(self) -> dict[str, bool]:
-        """What every config says where links are sealed."""
+        """The key of every config when links are sealed."""
         return {"sealed": True} if self.sealed else {}
 
     def _unmask(
@@ -365,7 +356,7 @@ class OwnSetup:
         width: int,
         into: _Sums,
     ) -> None:
-        """Add the sums of groups whose devices mask theirs: hospitals tell the sums of the masks."""
+        """Add the masked sums of groups' devices; the hospitals send the sums of the masks."""
         contents, masked = [], {}
         for group in matching.groups:
             there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.hosts[p], {})]
@@ -379,8 +370,7 @@ class OwnSetup:
             return
 
         def check(partition: int, content: RecordDict) -> list[int]:
-            told = config_in(content, "masks").get("sum")
-            return _numbers(told, 2 * width)
+            return _numbers(config_in(content, "masks").get("sum"), 2 * width)
 
         for reply in talk.ask(grid, UNMASK, contents, check):
             values = masked[reply.node.partition_id]
@@ -417,14 +407,14 @@ class OwnSetup:
         for side in ("hospital", "device"):
             if not pooled[side].count:
                 raise PairingError(
-                    f"no {side} told sums of its features, which are over at least min-people people of a "
+                    f"no {side} reported sums of its features, which cover at least min-people people of a "
                     "node: take more people, a smaller min-people in node configs, or standardise 'none'"
                 )
         return Agreed(form, pooled["hospital"].moments(), pooled["device"].moments(), weights)
 
-    # What every party is told.
+    # Sending the agreement.
 
-    def _tell(
+    def _send(
         self,
         grid: Grid,
         parties: Mapping[int, Introduction],
@@ -432,7 +422,7 @@ class OwnSetup:
         agreed: Agreed,
         only: Collection[int] | None = None,
     ) -> None:
-        """Tell parties, those of ``only``, what was agreed on; who is not ready is left out."""
+        """Send the agreement to parties (of ``only``, if given); exclude those that are not ready."""
         form = agreed.form
         common: dict[str, Any] = {
             "model": self.own.model,
@@ -442,18 +432,19 @@ class OwnSetup:
             "classes": list(form.classes),
             "weights": list(agreed.weights),
         }
-        contents, told = [], {}
+        contents, sent = [], {}
         asked = {i: people for i, people in matching.partitions.items() if only is None or i in only}
         for partition, now in asked.items():
             one = parties[partition]
-            # Who is away now may be back: it need not be told anew of these.
+            # Also those whose other party is away: when it returns, this one needs no new agreement.
             more = set(one.ids) - set(now)
-            people = [*now, *(person for person in self._told.get(partition, ()) if person in more)]
+            people = [*now, *(person for person in self._informed.get(partition, ()) if person in more)]
             hospital = one.role == "hospital"
             mean, deviation = agreed.hospital if hospital else agreed.device
             features = form.hospital_features if hospital else form.device_features
-            side: dict[str, Any] = {"features": list(features), "mean": list(mean)}
-            side["deviation"] = list(deviation)
+            side: dict[str, Any] = {
+                "features": list(features), "mean": list(mean), "deviation": list(deviation)
+            }  # fmt: skip
             labels = []
             if not one.labelled:
                 labels = [self._sealed[one.group, p] for p in people if (one.group, p) in self._sealed]
@@ -461,7 +452,7 @@ class OwnSetup:
                     continue
             config = ConfigRecord({**common, **side, "people": people, "labels": labels, **self._flag})
             contents.append((partition, RecordDict({"config": config})))
-            told[partition] = people
+            sent[partition] = people
 
         def check(_: int, content: RecordDict) -> int:
             encoding = config_in(content, "ready").get("encoding")
@@ -473,32 +464,32 @@ class OwnSetup:
         replies = talk.ask(grid, SETUP, contents, check)
         if only is None:
             self.encodings = self._lengths(parties, replies, len(asked))
-        told_of = {reply.node.partition_id: reply.value for reply in replies}
-        ready = {i for i, e in told_of.items() if e == self.encodings[parties[i].role != "hospital"]}
-        self._told |= {i: told[i] for i in ready}
+        lengths = {reply.node.partition_id: reply.value for reply in replies}
+        ready = {i for i, e in lengths.items() if e == self.encodings[parties[i].role != "hospital"]}
+        self._informed |= {i: sent[i] for i in ready}
         self.parties.settled(ready)
         for i in asked.keys() - ready:
-            self._told.pop(i, None)
+            self._informed.pop(i, None)
             self.parties.leave_out(i, "left-out-not-ready")
 
     def _lengths(
         self, parties: Mapping[int, Introduction], replies: Sequence[Reply], asked: int
     ) -> tuple[int, int]:
-        """Return e1 and e2, as most of each side told."""
+        """Return e1 and e2, by majority of each side."""
         lengths = []
         for side, hospital in (("hospital", True), ("device or edge", False)):
-            told = [r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital]
-            if not told:
+            own = [r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital]
+            if not own:
                 self.counts["left-out-not-ready"] += asked - len(replies)
                 raise PairingError(f"no {side} is ready ({self._lost()})")
-            lengths.append(Counter(told).most_common(1)[0][0])
+            lengths.append(Counter(own).most_common(1)[0][0])
         return lengths[0], lengths[1]
 
 
 def _pooled(
     content: RecordDict, width: int, role: str, sums: bool, classes: int, sealed: int
 ) -> dict[str, Any]:
-    """Return what a node told of its people; PayloadError for anything else than was asked for."""
+    """Return a node's valid reply to ``query.pool``; PayloadError otherwise."""
     out: dict[str, Any] = {}
     if role == "device":
         masked = config_in(content, "masked")

@@ -1,9 +1,9 @@
-"""Who is known of the parties of a run, which come, go, come back, and start again.
+"""The known parties of a run, which may join, leave, reconnect and restart.
 
-What a party is stands for the run: its role and its group are those that it told first, and where a registry
-says them (``registry.py``, the group as the text of its number) no other than those. One that gives no
-valid introduction, or cannot go by what was agreed on, is left out and asked again after 2, 4, 8, … 64
-rounds, and at once when it comes back under another node id.
+A party's role and group are fixed for the run by its first introduction, and must equal those in the registry
+(``registry.py``; the group is the text of its number), if it has any. A party without a valid introduction,
+or that cannot follow the agreement, is excluded and queried again after 2, 4, 8, … 64 rounds, or at once if
+it reconnects under another node id.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from hedgerow.wire.message_types import PAIR
 
 __all__ = ["QUESTIONS", "Parties", "introduced"]
 
-# How often silent parties are asked who they are, before the first round.
+# Queries for an introduction before the first round, for parties that do not answer.
 QUESTIONS = 3
 
 
@@ -36,7 +36,7 @@ def introduced(
     *,
     sealed: bool,
 ) -> list[Reply]:
-    """Ask parties who they are; ``read`` returns an answer, or raises PayloadError."""
+    """Query parties for introductions; ``read`` returns one, or raises PayloadError."""
     config = ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
     contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
     timeout = min(federation.timeout, federation.settings.max_wait)
@@ -44,10 +44,10 @@ def introduced(
 
 
 class Parties:
-    """The introductions of those that answered, by partition id.
+    """The parties' introductions, by partition id.
 
-    - ``sealed``: Whether they are asked for the keys of sealed links.
-    - ``read``: Returns a party's answer, or raises PayloadError.
+    - ``sealed``: Whether parties must send the keys of sealed links.
+    - ``read``: Returns an introduction, or raises PayloadError.
     """
 
     def __init__(
@@ -56,34 +56,33 @@ class Parties:
         sealed: bool = False,
         read: Callable[[RecordDict], Introduction] = own_introduction,
     ) -> None:
-        self._federation = federation
-        self._read = read
-        self._sealed = sealed
+        self._federation, self._read, self._sealed = federation, read, sealed
         self._known: dict[int, Introduction] = {}
-        # Under which node id each of them told.
+        # The node id of each introduction.
         self._node_ids: dict[int, int] = {}
+        # Role and group of each party's first introduction.
         self._claims: dict[int, tuple[str, int]] = {}
-        # How often each was left out under a node id.
+        # How often each partition and node id was excluded.
         self._times: Counter[tuple[int, int]] = Counter()
-        # Who is left out: from which round on it is asked again, under which node id, and why.
+        # Excluded parties: the round of the next query, the node id, and the reason.
         self._outside: dict[int, tuple[int, int, str]] = {}
 
     def present(self, grid: Grid) -> Mapping[int, int]:
-        """Return the node ids of those that are there, by partition id, ascending."""
+        """Return the node ids of online parties, by partition id, ascending."""
         return self._federation.gather(grid).node_ids
 
     def there(self, grid: Grid) -> dict[int, Introduction]:
-        """Return who is known and there, under the node id that it told under."""
+        """Return the known parties that are online under the node id of their introduction."""
         present = self.present(grid)
         return {i: one for i, one in self.known.items() if present.get(i) == self._node_ids[i]}
 
     @property
     def known(self) -> dict[int, Introduction]:
-        """What each party told that is not left out, whether it is there or not."""
-        return {i: self._known[i] for i in sorted(self._known)}
+        """The introductions of all parties that are not excluded, online or not."""
+        return dict(sorted(self._known.items()))
 
     def strangers(self, grid: Grid) -> list[int]:
-        """Return who is there and not known, and whose time it is to be asked."""
+        """Return the unknown online parties for which a query is due."""
         found = []
         for i, node_id in self.present(grid).items():
             if self._node_ids.get(i) == node_id:
@@ -94,30 +93,29 @@ class Parties:
         return found
 
     def left_out(self, grid: Grid) -> Counter[str]:
-        """Return how many of those that are there are left out, by reason."""
+        """Count the excluded parties that are online, by reason."""
         present = self.present(grid)
         return Counter(why for i, (_, node_id, why) in self._outside.items() if present.get(i) == node_id)
 
     def ask(self, grid: Grid, partitions: Iterable[int], questions: int) -> set[int]:
-        """Ask parties who they are, at most so many times; return those that told it validly."""
+        """Query parties for introductions, at most so many times; return those now known."""
         talk = Conversation(self._federation, self._federation.completed, booked=False)
-        waiting = set(partitions)
-        told: set[int] = set()
+        silent, answered = set(partitions), set[int]()
         for _ in range(questions):
-            if told >= waiting:
+            if not silent:
                 break
-            asked = waiting - told
-            for reply in introduced(talk, self._federation, grid, asked, self._read, sealed=self._sealed):
-                told.add(reply.node.partition_id)
+            for reply in introduced(talk, self._federation, grid, silent, self._read, sealed=self._sealed):
+                answered.add(reply.node.partition_id)
                 self._take(reply.node, reply.value)
-        if silent := waiting - told:
+            silent -= answered
+        if silent:
             present = self.present(grid)
             for i in silent & present.keys():
                 self.leave_out(i, "left-out-no-introduction", present[i])
             reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(talk.report.rejected.items()))
             text = "%d nodes gave no valid introduction (%s); their own logs say why."
             log(WARNING, text, len(silent), reasons)
-        return told & self._known.keys()
+        return answered & self._known.keys()
 
     def _take(self, node: Node, one: Introduction) -> None:
         partition, node_id = node.partition_id, node.node_id
@@ -129,20 +127,19 @@ class Parties:
             return
         self._known[partition], self._node_ids[partition] = one, node_id
 
-    def doubt(self, partitions: Iterable[int], reason: str) -> None:
-        """Leave parties out whom others contradict; asked again, they may tell another role or group."""
-        for i in partitions:
-            self.leave_out(i, reason)
-            self._claims.pop(i, None)
+    def doubt(self, partition: int, reason: str) -> None:
+        """Exclude a contradicted party; its next introduction may have another role or group."""
+        self.leave_out(partition, reason)
+        self._claims.pop(partition, None)
 
     def settled(self, partitions: Collection[int]) -> None:
-        """Note that these are ready."""
+        """Note that these parties are ready."""
         self._outside = {i: why for i, why in self._outside.items() if i not in partitions}
 
     def leave_out(
         self, partition: int, reason: str, node_id: int | None = None, *, soon: bool = False
     ) -> None:
-        """Leave a party out for some rounds, twice as many each time; at first for none, if ``soon``."""
+        """Exclude a party for some rounds, twice as many each time; the first time for none if ``soon``."""
         node_id = self._node_ids.get(partition, 0) if node_id is None else node_id
         self._times[partition, node_id] += 1
         times = self._times[partition, node_id]
@@ -153,7 +150,7 @@ class Parties:
 
 
 def _mismatch(node: Node, one: Introduction, federation: Federation) -> str | None:
-    """Return which claim of a party is not what was registered, or what the node said when it came."""
+    """Return the reason if a party's role or group differs from the registered one."""
     if federation.settings.registry is None:
         return None
     for what, claimed in (("role", one.role), ("group", str(one.group))):

@@ -1,10 +1,10 @@
-"""HSGD's constants from its own messages: rho, delta and F0 of a short run, without moving data.
+"""Estimates of rho, delta and F0 from a short HSGD run, without moving data.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": "a small number of pre-training" steps.
-Ours: with P = Q = 1 what a group uploads is its start less eta times the gradient of its batch. At every
-point of a short central run a fixed batch of each group gives its gradient, whose secants bound rho from
-below, and random batches the size of A_m give the variance. Nothing of it enters the model.
+Ours: with P = Q = 1 a group uploads its start minus eta times the gradient of its batch. At every point of a
+short central run, a fixed batch of each group gives its gradient; secants of the gradients bound rho from
+below, and random batches of the size of A_m give the variance. The model is not changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +27,15 @@ __all__ = ["LostProbeError", "ProbedConstants", "Prober", "Probing"]
 
 Vector = NDArray[np.float64]
 
-# A power of two, by which a difference is divided without rounding.
+# A power of two, so that dividing by it does not round.
 _PROBE_ETA = 1.0
-# Where the iterations of probes begin: noise is keyed by t, and must not be that of a training exchange.
+# First iteration of probes. Noise is keyed by t and must differ from the noise of training exchanges.
 _PROBE_T = 1 << 40
 _PROBES_A_ROUND = 1 << 16
 
 
 class LostProbeError(RuntimeError):
-    """A group did not answer, or the short run stood still: there is nothing to estimate from."""
+    """A group did not answer, or the short run did not move, so no estimate is possible."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,11 @@ class Probing:
     batches : int (default: 4)
         Random batches of each group at each point, >= 1.
     batch : int or None (default: None)
-        People of a group's fixed batch, >= 1; None for all of them.
+        People in a group's fixed batch, >= 1; None for all.
     aggregate : {"max", "mean"} (default: "max")
-        What delta^2 is of the variances over points and groups.
+        Whether delta^2 is the maximum or the mean of the variances over points and groups.
     final_loss : float or None (default: None)
-        E[F] at the end of the run, where known; None is 0.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+        E[F] at the end of the run, if known; None is 0.
     """
 
     steps: int = 5
@@ -79,13 +74,13 @@ class Probing:
 
 @dataclass(frozen=True)
 class ProbedConstants:
-    """The constants, and ||grad F||^2 at the model that they were estimated at."""
+    """The constants, and ||grad F||^2 at the model where they were estimated."""
 
     known: Estimates
     gradient2: float
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by name."""
+        """Return the figures as metrics."""
         known = self.known
         return {"rho": known.rho, "delta-g": known.delta, "F0": known.F0, "gradient2": self.gradient2}
 
@@ -96,25 +91,24 @@ class ProbedConstants:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
-        """Return the figures of a checkpoint."""
+        """Restore the figures from a checkpoint."""
         known = dict(state["known"])
         return cls(Estimates(**{**known, "assumed": tuple(known["assumed"])}), float(state["gradient2"]))
 
 
-# Makes both exchanges of an interval with some batches, one step from a model.
+# Runs an interval with given batches.
 Ask = Callable[[IntervalTerms, Sequence[Local]], Steps[list[Local]]]
 
 
 @dataclass
 class Prober:
-    """Makes the exchanges of an estimate."""
+    """Runs the exchanges of an estimate."""
 
-    groups: Sequence[Group]  # All groups.
-    counts: Sequence[int]  # |A_m| of each.
-    ask: Ask  # Makes an interval of a method that compresses nothing and has no pairs.
-    terms: IntervalTerms  # t, mu and noise of the round at hand.
-    # Key the draws.
-    seed: int
+    groups: Sequence[Group]
+    counts: Sequence[int]  # |A_m| of each group.
+    ask: Ask  # Runs an interval without compression and pairs.
+    terms: IntervalTerms  # t, mu and noise of the current round.
+    seed: int  # Of the draws.
     server_round: int
 
     def __post_init__(self) -> None:
@@ -127,14 +121,9 @@ class Prober:
         self._weights = sizes / sizes.sum()
 
     def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[ProbedConstants]:
-        """Return what a run of S steps of ``eta`` from ``start`` shows.
+        """Return the estimates of a run of S steps with ``eta`` from ``start``.
 
-        Raises
-        ------
-        LostProbeError
-            If a group does not answer, or the run does not move.
-        ValueError
-            If F0 is not above the final loss.
+        Raises LostProbeError, or ValueError if F0 is not above the final loss.
         """
         batch = probing.batch
         fixed = [
@@ -156,7 +145,7 @@ class Prober:
             steps = zip(theta, theta.split(eta * whole), strict=True)
             theta = Theta(*((block - step).astype(block.dtype) for block, step in steps))
         if any(np.array_equal(one, other) for one, other in pairwise(points)):
-            raise LostProbeError("the gradient is zero: the short run stands still")
+            raise LostProbeError("the gradient is zero: the short run does not move")
         known = estimate(
             losses[0], np.stack(points), np.stack(gradients), np.array(variances),
             final_loss=probing.final_loss, aggregate=probing.aggregate,
@@ -167,7 +156,7 @@ class Prober:
         )
 
     def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> Steps[list[Local]]:
-        """Return what one step from a point makes of each group."""
+        """Return each group after one step from a point."""
         groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self.groups, batches, strict=True)]
         self.terms = replace(self.terms, t=self.terms.t + 1)
         groups = yield from self.ask(self.terms, groups)
@@ -199,13 +188,13 @@ class Prober:
     ) -> float:
         """Return the variance of single devices' gradients.
 
-        Where a node is the edge, only means over its devices are told. Their spread about the group's
-        gradient is that of a sample without replacement, from which the single devices' follows.
+        An edge node reports only means over its devices. Their spread about the group's gradient is that of
+        sampling without replacement, and gives the variance of single devices.
         """
         group, a = self.groups[m], self.counts[m]
         if not group.hosted:
-            told = [device_variance(one, _PROBE_ETA, whole) for one in drawn]
-            return sum(total for total, _ in told) / max(1, sum(count for _, count in told))
+            sums = [device_variance(one, _PROBE_ETA, whole) for one in drawn]
+            return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
         offset = float((own - whole) @ (own - whole))
         if a == group.size:
             return offset

@@ -1,8 +1,8 @@
-"""Who the parties of a run on dealt data are, where one of them may tell what others contradict.
+"""Set-up of an HSGD run on dealt data, with parties that may contradict each other.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments. Differs: the
-paper takes for granted that both sides know the same people.
+E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments. Differs: the paper
+assumes that both sides know the same people.
 """
 
 from collections import Counter
@@ -24,23 +24,23 @@ __all__ = ["DealtSetup"]
 
 @dataclass
 class DealtSetup:
-    """Who belongs together, as far as parties bear each other out.
+    """The groups of parties whose introductions confirm each other.
 
-    Where two claim the same, the one goes first that is where data are dealt to: hospitals have the first
-    partitions, then come an edge for each or device after device, group by group, each in the order of its
-    hospital's people. Who takes no part is asked again, see ``Parties``.
+    Of conflicting claims, that of the partition to which the data are dealt takes precedence: hospitals have
+    the first partitions, followed by one edge each, or by the devices, group by group in the order of the
+    hospital's people. Other parties are queried again, see ``Parties``.
     """
 
-    federation: Federation  # Whose nodes they are.
-    # Groups from this number on are left out; None for as many as there are parties.
+    federation: Federation
+    # Groups from this number on are excluded; None for the number of parties.
     num_groups: int | None = None
-    sealed: bool = False  # Whether hospital and devices seal what they tell each other.
-    # Of the head's matrices: of encodings that as many parties tell, those go first that add up to one.
+    sealed: bool = False  # Whether hospital and devices encrypt their messages to each other.
+    # Input widths of the head's matrices, which break ties: e1 + e2 should be one of them.
     widths: Collection[int] = ()
-    encodings: tuple[int, int] = (0, 0)  # e1 and e2, as most parties of each side said at the start.
-    # How many people each group's hospital told, also of groups that sit out.
+    encodings: tuple[int, int] = (0, 0)  # e1 and e2, by majority of each side at the start.
+    # People of each group's hospital, also for groups without a part in the run.
     sizes: dict[int, int] = field(default_factory=dict)
-    # Parties that are left out, by reason, and people whom one side alone has.
+    # Excluded parties, by reason, and people that only one side has.
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -49,12 +49,9 @@ class DealtSetup:
         self._unmatched: Counter[str] = Counter()
 
     def run(self, grid: Grid, sizes: Mapping[int, int]) -> Matching:
-        """Ask all, and return the groups; ``sizes`` are those of a checkpoint.
+        """Query all parties and return the groups; ``sizes`` are those of a checkpoint.
 
-        Raises
-        ------
-        PairingError
-            If no group is left, naming what is wrong with each.
+        Raises PairingError with the faults of each group if none is left.
         """
         self.sizes = dict(sizes)
         self.parties.ask(grid, self.parties.present(grid), QUESTIONS)
@@ -66,22 +63,21 @@ class DealtSetup:
         return matching
 
     def refresh(self, grid: Grid) -> tuple[Matching | None, set[int]]:
-        """Ask those who take no part where it is their time; return the groups if one told, and who told."""
-        told = self.parties.ask(grid, self._outside(self.parties.strangers(grid)), 1)
-        if told:  # What others of its group lacked may be there now.
-            told |= self.parties.ask(grid, self._outside(self.parties.present(grid)), 1)
-        matching = self._match(grid, self.parties.known) if told else None
+        """Query unknown parties when due; return the groups if any answered, and the parties that did."""
+        answered = self.parties.ask(grid, self._unknown(self.parties.strangers(grid)), 1)
+        if answered:  # They may complete groups of other excluded parties.
+            answered |= self.parties.ask(grid, self._unknown(self.parties.present(grid)), 1)
+        matching = self._match(grid, self.parties.known) if answered else None
         self._count(grid)
-        return matching, told
+        return matching, answered
 
     def _count(self, grid: Grid) -> None:
         left = self.parties.left_out(grid)
-        # Offline, or at rest for answers that were none.
+        # Offline, or suspended after invalid replies.
         away = len(self.federation.gather(grid).nodes) - len(self.parties.known) - left.total()
         self.counts = self._unmatched + left + Counter({"left-out-away": away})
 
-    def _outside(self, partitions: Collection[int]) -> list[int]:
-        """Return those of some partitions that nothing is known of."""
+    def _unknown(self, partitions: Collection[int]) -> list[int]:
         known = self.parties.known
         return [i for i in partitions if i not in known]
 
@@ -111,7 +107,7 @@ class DealtSetup:
                 reasons[i] = "left-out-contradicted" if one.group in numbers else "left-out-no-group"
         self.parties.settled(there)
         for i, reason in reasons.items():
-            self.parties.doubt([i], reason)
+            self.parties.doubt(i, reason)
         self._unmatched = +Counter({key: found.counts[key] for key in found.counts if key[:9] == "unmatched"})
         self._count(grid)
         for reason, number in sorted(self.counts.items()):
@@ -119,13 +115,13 @@ class DealtSetup:
         return found
 
     def _lengths(self, parties: Mapping[int, Introduction]) -> tuple[int, int]:
-        """Return e1 and e2, as most parties of each side told."""
+        """Return e1 and e2, by majority of each side."""
         sides = []
         for at_hospital in (True, False):
-            told = [one.shape[0] for one in parties.values() if (one.role == "hospital") is at_hospital]
-            if not told:
+            own = [one.shape[0] for one in parties.values() if (one.role == "hospital") is at_hospital]
+            if not own:
                 raise PairingError(self._faults(parties, {}))
-            sides.append(Counter(told))
+            sides.append(Counter(own))
 
         def rank(pair: tuple[int, int]) -> tuple[int, bool]:
             return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in self.widths
@@ -134,15 +130,15 @@ class DealtSetup:
 
     def _faults(self, parties: Mapping[int, Introduction], sizes: Mapping[int, int]) -> str:
         found = faults(parties, self.num_groups)
-        told = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
-        if wrong := {m: n for m, n in sorted(told.items()) if sizes.get(m, n) != n}:
+        claimed = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
+        if wrong := {m: n for m, n in sorted(claimed.items()) if sizes.get(m, n) != n}:
             found.append(f"groups must have {dict(sizes)} people, as in the checkpoint, got {wrong}")
         found += [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
-        return "; ".join(found) or "no hospital is there"
+        return "; ".join(found) or "no hospital is online"
 
 
 def _as_dealt(parties: Mapping[int, Introduction]) -> dict[int, Group]:
-    """Return the groups that partition ids make up, of parties that tell nothing else."""
+    """Return the groups that follow from the partition ids alone."""
     hospitals = [i for i in sorted(parties) if parties[i].role == "hospital"]
     roles = Counter(one.role for one in parties.values() if one.role != "hospital")
     if not hospitals or not roles:

@@ -3,8 +3,9 @@
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": the strategy of Algorithm 1, whose lines are in
 ``algorithm.py``, and of the baselines C-HSGD, JFL, TDCD and C-TDCD.
-Differs: Flower's server relays what hospital and devices send each other: unless it is sealed, it sees
-encodings and heads. Of a device with one person, and of labels, models alone tell it all: docs/privacy.md.
+Differs: Flower's server relays the messages between hospital and devices, so it sees encodings and heads
+unless they are sealed. Models alone reveal labels, and the record of a device with one person
+(docs/privacy.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size
 from hedgerow.strategies.hsgd.interval import Interval, IntervalTerms, Local
 from hedgerow.strategies.hsgd.links import PartyLinks, SealedPartyLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, Summed, ToldMeans
+from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, PlainMeans, Summed
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
@@ -51,92 +52,86 @@ class HSGD(Algorithm):
     """Hybrid federated learning: devices average at their group's edge, groups at the cloud.
 
     **A round is one global interval**: P iterations, in P / Q local intervals of two exchanges each. It
-    starts from the model that the strategy holds, so that nodes keep nothing between rounds.
+    starts from the model that the strategy holds; nodes keep nothing between rounds.
 
-    1. ``train.exchange``: A_m is drawn; hospitals tell head and encodings, devices (or edges) encodings.
-    2. ``train.update``: each side gets the other's and makes Q steps. Edges then average, (1); after the last
-       local interval the cloud does, (2), weighted by the people of a group.
+    1. ``train.exchange``: A_m is drawn; hospitals send head and encodings, devices (or edges) encodings.
+    2. ``train.update``: each side receives the other's and makes Q steps. Edges then average, (1); after the
+       last local interval the cloud averages, (2), weighted by the number of people per group.
 
-    A silent party costs what ``algorithm.py`` says: its group sits out that local interval
-    (``missed-intervals``), and if that is the round's last, (2), whose weights are renormalised
-    (``lost-groups``). A round with fewer than ``min_train_nodes`` **groups** left is repeated.
+    If a party does not answer, its group may skip that local interval (``missed-intervals``), see
+    ``algorithm.py``. If that interval is the round's last, the group is also missing from (2), and the
+    weights are renormalised (``lost-groups``). A round with fewer than ``min_train_nodes`` **groups** is
+    repeated.
 
-    Training metrics are the means of what hospitals tell, ``P``, ``Q``, ``eta`` at the round's start,
-    ``iterations``, ``groups``, ``lost-groups``, ``missed-intervals`` where there are any, the noise's
-    accounts, and the estimates of a round that makes them: ``rho``, ``delta-g``, ``F0`` and ``gradient2``.
+    Training metrics are the means of the hospitals' metrics, ``P``, ``Q``, ``eta`` at the round's start,
+    ``iterations``, ``groups``, ``lost-groups``, ``missed-intervals`` if any, the privacy account, and in
+    rounds with an estimate ``rho``, ``delta-g``, ``F0`` and ``gradient2``.
 
-    ``initial_arrays`` are a split model's, with the keys ``head.*``, ``hospital.*`` and ``device.*``.
-    Without ``own``, a party whose introduction others contradict is left out, with its group if it is the
-    hospital or edge, and counted by reason (``left-out-…``, and people whom one side alone has as
-    ``unmatched-…``); it is asked again later. ``start`` raises PairingError, a ValueError, if no group is
-    left.
+    ``initial_arrays`` are those of a split model, with the keys ``head.*``, ``hospital.*`` and ``device.*``.
+    Without ``own``, a party that contradicts others is excluded (a hospital or edge with its group) and
+    queried again later. It is counted by reason as ``left-out-…``; people that only one side has are counted
+    as ``unmatched-…``. ``start`` raises PairingError, a ValueError, if no group is left.
 
-    **The ClientApp must be** ``hedgerow.clients.hsgd_client(load)``; see ``messages.py`` for what is sent.
+    **The ClientApp must be** ``hedgerow.clients.hsgd_client(load)``, which also documents the messages.
 
     Parameters
     ----------
     method : {"hsgd", "c-hsgd", "jfl", "tdcd", "c-tdcd"} (default: "hsgd")
-        C- compresses encodings and heads. In JFL every drawn pair trains a model of its own in a round.
-        TDCD has no cloud: all people are at one hospital, unless ``aggregate`` is False.
+        C- compresses encodings and heads. In JFL every sampled pair trains its own model in a round. TDCD has
+        no cloud: all people are at one hospital, unless ``aggregate`` is False.
     global_interval, local_interval : int (default: 1)
         P and Q in iterations, >= 1, Q a divisor of P.
     participation : float (default: 1.0)
         alpha in (0, 1]: max(1, floor(alpha K_m)) devices of a group take part in a local interval.
     learning_rate : float (default: 0.01)
-        eta, >= 0; with ``halving_period`` that of iteration 0.
+        eta, >= 0; with ``halving_period``, eta of iteration 0.
     halving_period : int (default: 0)
-        Iterations after which eta is halved, >= 0; 0 for never.
+        Iterations between halvings of eta, >= 0; 0 for never.
     mu : float (default: 0.0)
         L2 regularisation of both encoders, >= 0.
     aggregate : bool (default: True)
-        False: every group keeps its own model; the arrays shown are the weighted mean, see ``models``.
+        False: every group keeps its own model, see ``models``; the reported arrays are the weighted mean.
     num_groups : int or None (default: None)
-        M, checked at set-up; None for as many as there are hospitals.
+        M, checked at set-up; None for the number of hospitals.
     noise : EmbeddingNoise or None (default: None)
         Clipping and noise of encodings.
     upload_noise : UploadNoise or None (default: None)
-        Clipping and noise of what is uploaded. Not with ``adaptive``.
+        Clipping and noise of uploads. Not with ``adaptive``.
     sealed : bool (default: False)
-        Whether hospital and devices seal what they tell each other (``hedgerow.wire.sealed``). Metrics then
-        tell how many parties are ``pinning`` their peers' keys and what was refused: ``withheld`` shares, and
-        ``unopened`` ones, with ``unopened-<reason>`` for each reason.
+        Whether hospital and devices encrypt their messages to each other (``hedgerow.wire.sealed``). Metrics
+        then report how many parties are ``pinning`` their peers' keys, and the refused shares: ``withheld``
+        and ``unopened``, with ``unopened-<reason>`` for each reason.
     aggregation : str, Aggregation or Aggregator (default: "mean")
-        What the cloud takes of the groups' models: the mean, (2), a rule that some lying groups cannot
-        ruin, see ``parse_aggregation``, or an aggregator of your own, to which groups are their hospitals.
-        Under a rule every group counts as one, whatever people it tells of. Where a round leaves fewer than
-        the rule wants, it takes their median (``rule-fell-back``).
+        How the cloud aggregates the groups' models: their mean, (2), a Byzantine-robust rule, see
+        ``parse_aggregation``, or your own aggregator, which sees each group as its hospital. A robust rule
+        gives every group equal weight, whatever number of people it reports. If a round leaves fewer groups
+        than the rule needs, it uses their median (``rule-fell-back``).
     device_aggregation : str, Aggregation, Aggregator or None (default: None)
-        The same of a group's devices, (1), and in JFL of the pairs' models at a hospital; None for
-        the rule of ``aggregation``. The mean of devices that an edge node hosts is that node's own.
+        The same for a group's devices, (1), and in JFL for the pairs' models at a hospital; None for the rule
+        of ``aggregation``. An edge node always takes the mean of the devices that it hosts.
     secure_sum : bool or SecureSum (default: False)
-        Whether the server sees means alone, of a batch's devices, of hospitals and of edges (``SecureSum``
-        for other settings than the defaults): parties must answer ``train.upload``, ``query.sum_keys`` and
-        ``query.sum_shares``, as those of ``hsgd_client`` do. Only with ``sealed``. A round is two exchanges
-        longer, and with devices as nodes each of its intervals. Where too few of a batch's devices survive,
-        theta_2 of the group stays; where too few hospitals or edges do, the round is repeated.
-        ``max_update_norm_ratio`` is then held against means, and K_m of (2) is how many people a party has.
+        Whether the server sees only means over a batch's devices, over hospitals and over edges (a
+        ``SecureSum`` for non-default settings). Parties must answer ``train.upload``, ``query.sum_keys`` and
+        ``query.sum_shares``, as ``hsgd_client`` does. Requires ``sealed``. Adds two exchanges per round, or
+        per local interval if devices are nodes. If too few of a batch's devices survive, the group keeps its
+        theta_2; if too few hospitals or edges do, the round is repeated. ``max_update_norm_ratio`` then
+        bounds the means, and K_m of (2) is the number of people that a party has.
     min_sum_devices : int (default: 16)
-        The fewest devices of a batch that are summed, 3 to 255 and at least ``SecureSum.min_nodes``. In a sum
-        of fewer a unit of the first layer may be one person's alone, whose features the mean then tells.
+        Minimum devices of a batch in a sum, 3 to 255 and at least ``SecureSum.min_nodes``. With fewer, a
+        first-layer unit may be active for one person only, and the mean then reveals that person's features.
     adaptive : Adaptive or None (default: None)
-        When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
+        When to estimate rho, delta and F0 and choose P, Q and eta again.
     system : ModelledSystem (default: ModelledSystem())
-        The modelled system: seconds of an iteration, rates of links, and what TDCD's merger has cost.
+        Seconds per iteration, link rates, and the cost of TDCD's merger.
     own : OwnDataSetup or None (default: None)
-        The parties' data are their own: who has whom is matched by keyed hashes, ``initial_arrays`` is taken
-        no notice of, and what ``evaluate_fn`` returns is completed with the metrics of people held out,
-        each time that it returns something (without one, each round). A run starts when
-        ``min_available_nodes`` parties are there and a group is complete, a hospital with an edge or a device
-        that has one of its people; before each round those that came are taken in, and those that left are
-        let go. Batches are drawn from, and K_m of (2) counts, the people whose parties are there.
+        Each party has its own data. People are matched by keyed hashes, ``initial_arrays`` is ignored, and
+        metrics of held-out people are added to each result of ``evaluate_fn`` (without one, each round). A
+        run starts when ``min_available_nodes`` parties are online and a group is complete: a hospital, with
+        an edge or device that has one of its people. Parties join and leave between rounds. Batches and K_m
+        of (2) cover the people whose parties are online.
     **options
         See ``FederationOptions``. Nodes are hospitals, and devices or edges; without ``own`` all must be
-        there at the start. Nodes do not evaluate: a hospital must not see theta_2.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        online at the start. Nodes do not evaluate, because a hospital must not see theta_2.
     """
 
     def __init__(
@@ -176,21 +171,21 @@ class HSGD(Algorithm):
         needed, places = options.get("min_available_nodes", 2), options.get("num_clients")
         if own is None and places not in (None, needed):
             raise ValueError(
-                f"num_clients must be min_available_nodes = {needed}, got {places!r}: without own data no "
-                "party can be away when the run starts"
+                f"num_clients must be min_available_nodes = {needed}, got {places!r}: without own data all "
+                "parties must be online when the run starts"
             )
         self.variant = MethodVariant(MethodName(method), aggregate, system or ModelledSystem())
         self.aggregate, self.pairs = aggregate, self.variant.pairs
         self.participation, self.mu = participation, mu
         if adaptive is not None and not aggregate:
-            raise ValueError("adaptive must be None with aggregate=False: the theory is of one model")
+            raise ValueError("adaptive must be None with aggregate=False: the theory covers one model")
         if noise is not None and upload_noise is not None:
             for key in ("delta", "source"):
                 ours, theirs = getattr(upload_noise, key), getattr(noise, key)
                 if ours != theirs:
                     raise ValueError(f"upload_noise must have the {key} of noise, {theirs!r}, got {ours!r}")
         if upload_noise is not None and adaptive is not None:
-            raise ValueError("adaptive must be None with upload_noise: estimates are of exact steps")
+            raise ValueError("adaptive must be None with upload_noise: estimates need exact steps")
         self.means_asked = Means.of(aggregation, device_aggregation, secure_sum, min_sum_devices)
         self.means_asked.check(self.variant, num_groups, sealed=sealed, adaptive=adaptive is not None)
         self.adaptive, self.own = adaptive, own
@@ -203,20 +198,20 @@ class HSGD(Algorithm):
         self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
         self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
-        self.averages: Averages = self.means_asked.told(apart=not aggregate)
+        self.averages: Averages = self.means_asked.plain(apart=not aggregate)
         if (masked := self.means_asked.sums) is not None:
             self.sums = self.averages = Summed(
                 masked, federation, upload_noise is None, min_sum_devices, self._hold, self.members.people
             )
-        # Who takes part comes before what is chosen by it.
+        # Members come before the pacer, whose choice depends on them.
         parts = [self.links, self.exposure, self.members, self._pacer]
         super().__init__(federation, parts=[*parts, *self.means_asked.parts])
 
-    # What is known of the run.
+    # Properties of the run.
 
     @property
     def groups(self) -> Sequence[Group]:  # type: ignore[override]
-        """Those of the round."""
+        """The round's groups."""
         return self.members.groups
 
     @property
@@ -236,31 +231,31 @@ class HSGD(Algorithm):
 
     @property
     def total_iterations(self) -> int | None:
-        """The iterations that a run that chooses P itself was planned for."""
+        """The planned iterations, if the run chooses P itself."""
         return self.adaptive.iterations if self.adaptive is not None and self.adaptive.apply else None
 
     @property
     def finished(self) -> bool:
-        """Whether a run that chooses P itself has made the iterations planned, or none is to train at all."""
+        """Whether a run that chooses P itself has made its planned iterations, or only evaluates a model."""
         if self.own is not None and self.own.trained is not None:
             return True
         return self.total_iterations is not None and self.iterations >= self.total_iterations
 
     @property
     def report(self) -> ExchangeReport:
-        """What all exchanges of the last round sent, got and lost."""
+        """Messages sent, accepted and rejected in all exchanges of the last round."""
         return self.members.report
 
     def models(self) -> list[ArrayRecord]:
-        """Return each group's model at the end of the last round: without a cloud they are its result."""
+        """Return each group's model after the last round; without a cloud these are the run's result."""
         if self.state is None:
             return []
         known = [group.number for group in self.groups] or range(len(self.members.sizes))
         return [self._record(self.state.start(m)) for m in sorted(self.state.apart) or known]
 
     def privacy_report(self) -> Report | None:
-        """Return what was told of the person of whom most was; None without any noise."""
-        return self.exposure.told()
+        """Return the account of the most exposed person; None without noise."""
+        return self.exposure.report()
 
     def _record(self, theta: Theta) -> ArrayRecord:
         return self._arrays(Blocks(self.federation.known_layout()).join(theta))
@@ -268,7 +263,7 @@ class HSGD(Algorithm):
     # State.
 
     def saved(self, state: State) -> dict[str, Any]:
-        """Return what a checkpoint holds of a state."""
+        """Return a state as a checkpoint's values."""
         apart = {str(m): {"size": size, **own._asdict()} for m, (size, own) in sorted(state.apart.items())}
         first = None if state.first is None else state.first._asdict()
         return {"theta": state.theta._asdict(), "t": state.t, "apart": apart, "first": first}
@@ -282,7 +277,7 @@ class HSGD(Algorithm):
     # Before a run.
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Take the initial model, and find out who belongs together; once a run."""
+        """Set the initial model and the groups; once per run."""
         self.links.begin(grid.run.run_id)
         if (built := self.members.match(grid)) is not None and self.state is None:
             arrays = built
@@ -314,13 +309,13 @@ class HSGD(Algorithm):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the strategy, see ``FederatedStrategy.start``; ``own`` has people held out evaluated too."""
+        """Run the strategy, see ``FederatedStrategy.start``; with ``own``, also evaluate held-out people."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            told = MetricRecord() if evaluate_fn is None else evaluate_fn(server_round, arrays)
-            if told is None:
+            metrics = MetricRecord() if evaluate_fn is None else evaluate_fn(server_round, arrays)
+            if metrics is None:
                 return None
-            return MetricRecord({**told, **self.evaluate_held_out(grid, arrays)})
+            return MetricRecord({**metrics, **self.evaluate_held_out(grid, arrays)})
 
         evaluated = evaluate_fn if self.own is None else evaluate
         return super().start(
@@ -365,11 +360,11 @@ class HSGD(Algorithm):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return no messages: no node may see the whole model."""
+        """Return no messages, because no node may see the whole model."""
         return []
 
     def _made(self, state: State, run: Run) -> Steps[State]:
-        """Let a global interval pass, also where the round comes to nothing."""
+        """Advance the clock by a global interval, also for a failed round."""
         try:
             after = yield from super()._made(state, run)
         except RoundFailedError:
@@ -379,7 +374,7 @@ class HSGD(Algorithm):
         return after
 
     def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
-        """Return what parties are asked in the local interval that starts at t."""
+        """Return the exchanges of the local interval that starts at t."""
         return Interval(
             self._terms(t, starts=starts, uploads=uploads), self._schema(), self.links, self._books(),
             run.round, self.exposure, self._hold, run.contents,
@@ -395,22 +390,22 @@ class HSGD(Algorithm):
         return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise, summed)
 
     def ended(self, state: State, run: Run) -> None:
-        """Tell what the round was."""
+        """Report the round's P, Q, eta and iterations."""
         P, Q, *_ = self.pace
         run.told |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
 
     def _estimate(self, adaptive: Adaptive, eta: float, run: Run) -> Steps[ProbedConstants]:
-        """Estimate the constants of the theory, of exact steps and plain means."""
+        """Estimate the constants of the theory from exact steps and plain means."""
         assert self.state is not None
         if not self.groups:
-            raise ValueError("no group is there")
+            raise ValueError("no group is online")
 
         def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
             interval = Interval(
                 terms, self._schema(plain=True), self.links, self._books(plain=True), run.round,
                 self.exposure, beside=True,
             )  # fmt: skip
-            made = yield from local_interval(interval, groups, ToldMeans(), run)
+            made = yield from local_interval(interval, groups, PlainMeans(), run)
             self._advance(1, 1)
             return made
 
@@ -419,12 +414,12 @@ class HSGD(Algorithm):
         prober = Prober(self.groups, counts, ask, terms, seed=self.settings.seed, server_round=run.round)
         return (yield from prober.estimate(adaptive.probing, self.state.theta, eta))
 
-    # People who are held out.
+    # Held-out people.
 
     def evaluate_held_out(self, grid: Grid, arrays: ArrayRecord) -> dict[str, float]:
-        """Return the metrics of people who do not train, see ``score_metrics``; empty where there are none.
+        """Return the metrics of held-out people, see ``score_metrics``; empty if there are none.
 
-        Groups that are kept apart are evaluated by their own models, all others by ``arrays``.
+        Evaluates ``arrays``, or each group's own model with ``aggregate=False``.
         """
         matching, own = self.members.matching, self.own
         if own is None or matching is None or not matching.held_out:
@@ -433,25 +428,24 @@ class HSGD(Algorithm):
         whole = Blocks(self.federation.known_layout()).split(self.federation.vector(arrays))
         models = {m: whole if self.aggregate else state.start(m) for m in matching.held_out}
         noise = {} if self.exposure.noise is None else self.exposure.noise.instructions(self.settings.seed)
-        told = evaluate_groups(
+        scores = evaluate_groups(
             Conversation(self.federation, self.completed_rounds), grid, matching.held_out, models,
             self._schema(plain=True), {"t": state.t, **noise}, self.links,
         )  # fmt: skip
-        return score_metrics(told, own.specificity)
+        return score_metrics(scores, own.specificity)
 
-    # What things hold and cost.
+    # Sizes and costs.
 
     def _count(self, group: Group) -> int:
         return batch_size(self.participation, group.size)
 
     def _schema(self, plain: bool = False) -> Schema:
-        """Return how large what is sent is; ``plain`` for estimates: nothing compressed, and no pairs."""
+        """Return the messages' schema; ``plain`` (for estimates) is uncompressed and without pairs."""
         (head, hospital, device), variant = self._known_state().theta, self.variant
         return Schema(
             len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
-            sealed=self.links.sealed,
-            # Beside what is noisy, or goes into a sum, no loss is told.
+            # With noisy or summed uploads hospitals report no loss.
             protected=self.exposure.uploads is not None or self.sums is not None,
         )  # fmt: skip
 
@@ -459,7 +453,7 @@ class HSGD(Algorithm):
         return Books(self.ledger, self._schema(plain), self.variant)
 
     def _advance(self, P: int, Q: int) -> None:
-        """Let a global interval of the slowest group pass."""
+        """Advance the clock by a global interval of the slowest group."""
         batches = [self._count(group) for group in self.groups]
         self.clock.advance(self.variant.seconds(self._schema(), batches, P, Q))
 

@@ -1,4 +1,4 @@
-"""What HSGD's modelled system is: the links of a method, their rates, and what a round costs on them.
+"""HSGD's modelled system: link rates, computation time, and the duration of a round.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", the set-up of the experiments.
@@ -19,23 +19,18 @@ _MERGED = (MethodName.TDCD, MethodName.C_TDCD)
 
 @dataclass(frozen=True)
 class ModelledSystem:
-    """The modelled system: what takes how long, and what TDCD's merger of groups has cost before.
+    """The modelled system: computation time, link rates, and the cost of TDCD's merger of groups.
 
     Parameters
     ----------
     compute_seconds : float (default: 0.0)
         t_c of one iteration, >= 0.
     rates : Rates (default: PAPER_RATES)
-        Of the links.
+        Rates of the links.
     original_groups : int (default: 1)
-        How many groups TDCD merged into its one, >= 1: the paper's cost is stated per original group.
+        Number of groups that TDCD merged, >= 1; the paper states its cost per original group.
     raw_bytes, raw_seconds : float (default: 0.0)
-        Transfer of raw data before TDCD, per original group, and how long it delays the start; >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
+        Bytes of raw data that TDCD transfers first, per original group, and the delay of the start; >= 0.
     """
 
     compute_seconds: float = 0.0
@@ -52,13 +47,7 @@ class ModelledSystem:
 
 @dataclass(frozen=True)
 class MethodVariant:
-    """One of the methods, and whether its groups are one model.
-
-    Raises
-    ------
-    ValueError
-        If the parameters do not go together, or not with the system.
-    """
+    """A method, and whether its groups aggregate; ValueError if it is incompatible with the system."""
 
     method: MethodName
     aggregate: bool = True
@@ -78,7 +67,7 @@ class MethodVariant:
 
     @property
     def compressed(self) -> bool:
-        """Whether encodings and heads are."""
+        """Whether encodings and heads are compressed."""
         return self.method in (MethodName.C_HSGD, MethodName.C_TDCD)
 
     @property
@@ -88,16 +77,16 @@ class MethodVariant:
 
     @property
     def pairs(self) -> bool:
-        """Whether every drawn pair has a model of its own in a round."""
+        """Whether every sampled pair has its own model in a round."""
         return self.method is MethodName.JFL
 
     @property
     def has_cloud(self) -> bool:
-        """Whether groups become one model at a cloud."""
+        """Whether a cloud aggregates the groups' models."""
         return self.aggregate and not self.merged
 
     def seconds(self, schema: Schema, batches: Iterable[int], P: int, Q: int) -> float:
-        """Return how long a global interval of the slowest of groups with such batches takes; 0 of none."""
+        """Return the seconds of a global interval of the slowest group; 0 without groups."""
         apart = MethodName.C_TDCD if self.compressed else MethodName.TDCD
         method, system = self.method if self.aggregate else apart, self.system
 

@@ -1,13 +1,13 @@
-"""What HSGD's theorem says before a run: the bound, strategies 1 to 3 for P, Q and eta, and a plan.
+"""HSGD's theory: the bound, strategies 1 to 3 for P, Q and eta, and interval plans.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": Theorem 1 (17), (24), Propositions 1 to 3 with
 (20)-(26), and the halved learning rate of the experiments.
-Differs: Proposition 2 prints eta^2 in Q* where the root of its own (20) has eta^3; the root is the default,
-the print ``eta_power=2``. "Always P = Q" is replaced by a search, of which it is the usual result.
+Differs: Proposition 2 prints eta^2 in Q*, but the root of its own (20) has eta^3. The root is the default;
+``eta_power=2`` is as printed. A search replaces "always P = Q", which is its usual result.
 
-The theorem's proof has gaps (stale points are exchanged, one block's move stands for both) and its
-assumptions mean iid groups: take (17) for a guide to how P, Q and eta trade, not for a guarantee.
+The theorem's proof has gaps (it exchanges stale points, and uses one block's move for both), and its
+assumptions imply iid groups. Use (17) as a guide to the trade-off between P, Q and eta, not as a guarantee.
 """
 
 import math
@@ -28,7 +28,7 @@ from hedgerow.strategies.hsgd.costs import (
     round_seconds,
 )
 from hedgerow.strategies.hsgd.estimates import Estimates
-from hedgerow.wire.checks import at_least, is_real, not_negative, positive, require
+from hedgerow.wire.checks import at_least, int_at_least, is_real, not_negative, positive, require
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.ordinary import check_ordinary
 
@@ -46,16 +46,15 @@ __all__ = [
     "interval_max",
     "iterations",
     "lambda_min",
-    "plan",
     "plans",
     "q_star",
 ]
 
-# A cap that is met up to rounding is met: 1 / (8 rho eta) of eta = 1 / (8 P rho) must give P again.
+# Tolerance of the cap: 1 / (8 rho eta) with eta = 1 / (8 P rho) must give P again.
 _ROUNDING = 1e-12
-# The largest interval that ``plans`` looks at: there are 15 million pairs with a multiple up to it.
+# Largest interval in ``plans``: there are 15 million pairs (P, Q) up to it.
 _MOST_INTERVALS = 2**20
-# Pairs that are looked at together: 8 MB a number.
+# Number of pairs per block; an array of them takes 8 MB.
 _BLOCK = 2**20
 
 
@@ -67,7 +66,7 @@ def eta_max(rho: float, P: float) -> float:
 
 
 def interval_max(rho: float, eta: float) -> int:
-    """Return the largest P that the cap admits at a learning rate, 0 where it admits none."""
+    """Return the largest P that the cap allows at a learning rate; 0 if none."""
     positive(rho=rho, eta=eta)
     return math.floor(1 / (8 * rho * eta) * (1 + _ROUNDING))
 
@@ -75,31 +74,17 @@ def interval_max(rho: float, eta: float) -> int:
 def bound(known: Estimates, *, P: float, Q: float, eta: float, T: int) -> float:
     """Return Gamma(P, Q), the right side of (17): a bound on the mean of ||grad F||^2 over the rounds.
 
-    It holds for eta <= ``eta_max``, and is evaluated beyond as well.
-
-    Parameters
-    ----------
-    known : Estimates
-        Delta F, rho and delta.
-    P, Q : float
-        Global and local interval in iterations, > 0; between integers (17) is still a formula.
-    eta : float
-        Learning rate, > 0.
-    T : int
-        Iterations, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    P and Q are the global and local interval in iterations, > 0 and not necessarily integers; eta is the
+    learning rate, > 0; T is the number of iterations, >= 1. The bound holds for eta <= ``eta_max``, and is
+    also computed beyond.
     """
     positive(P=P, Q=Q, eta=eta)
-    require_intervals(T=T)
+    at_least(1, T=T)
     return float(_floor(known, P, eta, T) + _staleness(known, eta) * Q**2)  # (17)
 
 
 def _floor(known: Estimates, P: Any, eta: float, T: int) -> Any:
-    """Return the terms of (17) without Q, of one P or of an array of them."""
+    """Return the terms of (17) without Q, for one P or an array."""
     return 4 * known.loss_gap / (eta * T) + 12 * P * known.rho * eta * known.delta**2
 
 
@@ -108,25 +93,9 @@ def _staleness(known: Estimates, eta: float) -> float:
 
 
 def descent(known: Estimates, *, P: int, Q: int, eta: float, gradient2: float) -> float:
-    """Return the most that F changes in one global interval, (24): negative where it must fall.
+    """Return an upper bound on the change of F in one global interval, (24); as a function of eta, (26).
 
-    As a function of eta it is (26).
-
-    Parameters
-    ----------
-    known : Estimates
-        rho and delta.
-    P, Q : int
-        Intervals, >= 1, Q a divisor of P.
-    eta : float
-        Learning rate, > 0.
-    gradient2 : float
-        ||grad F||^2 at the interval's start, >= 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    Q must be a divisor of P; ``gradient2`` is ||grad F||^2 at the interval's start, >= 0.
     """
     positive(eta=eta)
     a, b, c = _cubic(known, P, Q, gradient2)
@@ -141,17 +110,8 @@ def _cubic(known: Estimates, P: int, Q: int, gradient2: float) -> tuple[float, f
 
 
 def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -> tuple[str, ...]:
-    """Return a sentence for each of Q | P, P | T and eta <= 1 / (8 P rho) that a choice breaks.
-
-    They are what Theorem 1 asks; ``lambda_min`` is what a target asks on top.
-
-    Raises
-    ------
-    ValueError
-        If P, Q or T is not an integer >= 1, or eta not > 0.
-    """
-    for name, count in (("P", P), ("Q", Q), ("T", T)):
-        require_intervals(**{name: count})
+    """Return a sentence for each broken condition of Theorem 1: Q | P, P | T and eta <= 1 / (8 P rho)."""
+    at_least(1, P=P, Q=Q, T=T)
     positive(eta=eta)
     cap = eta_max(known.rho, P)
     conditions = (
@@ -164,19 +124,17 @@ def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -
 
 def iterations(T: int, P: int) -> int:
     """Return T (>= 1) rounded up to a multiple of P (>= 1)."""
-    require_intervals(T=T)
-    require_intervals(P=P)
+    at_least(1, T=T, P=P)
     return -(-T // P) * P
 
 
 def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float) -> float:
-    """Return the least Lambda = P / Q whose bound reaches a target (Strategy 1), inf where none does.
+    """Return the smallest Lambda = P / Q whose bound reaches a target (Strategy 1); inf if none does.
 
-    ``target`` is Xi, the value that Gamma(P, P / Lambda) may take, > 0. Other parameters and errors as in
-    ``bound``.
+    ``target`` is Xi, the largest allowed Gamma(P, P / Lambda), > 0.
     """
     positive(P=P, eta=eta, target=target)
-    require_intervals(T=T)
+    at_least(1, T=T)
     left = target - float(_floor(known, P, eta, T))
     return P * math.sqrt(_staleness(known, eta) / left) if left > 0 else math.inf
 
@@ -184,23 +142,21 @@ def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float)
 def choose_local_interval(known: Estimates, *, P: int, eta: float, T: int, target: float) -> int | None:
     """Return the cheapest Q at a given P, Strategy 1: the largest divisor of P whose bound reaches a target.
 
-    It is P wherever ``lambda_min`` <= 1; None where no Q reaches the target at this P. The cap on eta is not
-    looked at: see ``broken_conditions``. Parameters and errors as in ``lambda_min``, P an integer.
+    None if no Q reaches it. The cap on eta is not checked, see ``broken_conditions``.
     """
-    require_intervals(P=P)
+    at_least(1, P=P)
     least = lambda_min(known, P=P, eta=eta, T=T, target=target)
     reaching = (P // ratio for ratio in range(1, P + 1) if P % ratio == 0 and ratio >= least)
     return next(reaching, None)
 
 
 def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> float:
-    """Return Q* of Strategy 2, the real P = Q that minimises bound times cost.
+    """Return Q* of Strategy 2, the real P = Q that minimises bound times cost; delta must be > 0.
 
     ``eta_power`` 3 is the root of (20); 2 is Proposition 2 as printed, smaller by sqrt(eta) and no minimum.
-    delta must be > 0; other parameters and errors as in ``bound``.
     """
     positive(eta=eta, delta=known.delta)
-    require_intervals(T=T)
+    at_least(1, T=T)
     if eta_power not in (2, 3):
         raise ValueError(f"eta_power must be 3 (the root of (20)) or 2 (as printed), got {eta_power!r}")
     return math.sqrt(known.loss_gap / (24 * (known.rho * known.delta) ** 2 * eta**eta_power * T))
@@ -209,8 +165,7 @@ def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3
 def choose_same_interval(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> int:
     """Return the integer P = Q of Strategy 2: Q* rounded to the better side, at least 1, within cap and T.
 
-    ``iterations`` gives the T to run with. Parameters and errors as in ``q_star``; ValueError, too, if eta is
-    too large for any P.
+    ValueError if eta is too large for any P.
     """
     star = q_star(known, eta=eta, T=T, eta_power=eta_power)
     largest = min(interval_max(known.rho, eta), T)
@@ -222,22 +177,17 @@ def choose_same_interval(known: Estimates, *, eta: float, T: int, eta_power: Lit
 
 
 def eta_2(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
-    """Return eta_2, the positive minimum of (26) over eta; inf where delta is 0 and nothing stops it.
-
-    Parameters as in ``descent``; ValueError if a number is out of range.
-    """
+    """Return eta_2, the positive minimum of (26) over eta; inf if delta is 0."""
     a, b, c = _cubic(known, P, Q, gradient2)
-    # The paper's fraction, multiplied out, so that it neither cancels nor divides by a = 0.
+    # The paper's fraction, rearranged to avoid cancellation and division by a = 0.
     denominator = b + math.sqrt(b**2 + 3 * a * c)
     return c / denominator if denominator > 0 else math.inf
 
 
 def choose_eta(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
-    """Return eta* of Strategy 3: ``eta_2``, or the cap of Theorem 1 where that is less.
+    """Return eta* of Strategy 3: ``eta_2``, or the cap of Theorem 1 if that is smaller.
 
-    Longer intervals ask for a smaller eta: at fixed P / Q it is inversely proportional to Q.
-
-    Parameters and errors as in ``descent``, ``gradient2`` > 0.
+    At fixed P / Q it is inversely proportional to Q. ``gradient2`` must be > 0.
     """
     positive(gradient2=gradient2)
     return min(eta_2(known, P=P, Q=Q, gradient2=gradient2), eta_max(known.rho, P))
@@ -246,22 +196,21 @@ def choose_eta(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
 def halved_eta(t: int, *, eta0: float, period: int) -> float:
     """Return the paper's learning rate of iteration t >= 0: eta0 (> 0) halved every ``period`` (>= 1)."""
     positive(eta0=eta0)
-    require_intervals(period=period)
+    at_least(1, period=period)
     at_least(0, t=t)
     return math.ldexp(eta0, -(t // period))
 
 
 @dataclass(frozen=True)
 class IntervalPlan:
-    """A choice of intervals whose bound reaches a target, and what it costs."""
+    """Intervals whose bound reaches a target, and their cost."""
 
-    # Global and local interval in iterations.
-    P: int
-    Q: int
+    P: int  # Global interval in iterations.
+    Q: int  # Local interval in iterations.
     bound: float  # Gamma(P, Q), at most the target.
     bytes: float  # The paper's cost (19) of T iterations over all groups.
     seconds: float  # The slowest group's, for T iterations.
-    iterations: int  # T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
+    iterations: int  # T rounded up to a multiple of P, to run with. Cost and bound are for T itself.
 
 
 def plans(
@@ -277,41 +226,19 @@ def plans(
 ) -> list[IntervalPlan]:
     """Return the pairs (P, Q) within the cap whose bound reaches the target, the cheapest by (19) first.
 
-    Every pair is looked at; the cheapest ``most`` are returned.
+    Searches all pairs and returns the cheapest ``most``; ties go to the smaller P. P = Q comes first if a
+    local interval costs far more than the hospital's encoder, P > Q if that encoder is large.
 
-    P = Q comes first wherever a local interval costs far more than the hospital's encoder; where that
-    encoder is large, P > Q does. Ties go to the smaller P.
-
-    Parameters
-    ----------
-    target : float
-        Xi, the mean squared gradient norm to reach, > 0.
-    known : Estimates
-        Delta F, rho and delta.
-    groups : Sequence[Sizes]
-        One entry a group, at least one.
-    eta : float
-        Learning rate, > 0.
-    T : int
-        Iterations, >= 1.
-    compute_seconds : float (default: 0)
-        t_c of one iteration, >= 0.
-    rates : Rates (default: PAPER_RATES)
-        Of the links.
-    most : int (default: 1000)
-        How many to return, >= 1.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    - ``target``: Xi, the mean squared gradient norm to reach, > 0.
+    - ``groups``: The sizes of each group, at least one.
+    - ``compute_seconds``: t_c of one iteration, >= 0.
     """
-    require("most", most, "an integer >= 1", isinstance(most, int) and most >= 1)
+    int_at_least(1, most=most)
     if not groups:
         raise ValueError(f"groups must hold the sizes of at least one group, got {groups!r}")
     positive(target=target, eta=eta)
     check_ordinary(target=target, eta=eta, rho=known.rho, delta=known.delta, compute_seconds=compute_seconds)
-    alike = Counter(groups)  # a run's groups are mostly of one size
+    alike = Counter(groups)  # Most groups of a run have the same sizes.
     parts = [round_parts(sizes, rates=rates) for sizes in alike]
 
     def row(P: int, Q: int) -> IntervalPlan:
@@ -337,7 +264,7 @@ def plans(
         pairs = np.concatenate([pairs, np.stack([P, Q], axis=1)])
         costs = np.concatenate([costs, of_global / P + of_local / Q])
         if costs.size > most:
-            # Those that equal the last one up to rounding stay: the exact cost decides below.
+            # Keep those that equal the last one up to rounding: the exact cost decides below.
             kept = costs <= np.partition(costs, most - 1)[most - 1] * (1 + _ROUNDING)
             pairs, costs = pairs[kept], costs[kept]
     rows = [row(P, Q) for P, Q in pairs.tolist()]
@@ -355,23 +282,3 @@ def _pairs(largest: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]
         Q = np.repeat(Q, multiples)
         yield Q * (np.arange(Q.size) - starts + 1), Q
         first = int(Q[-1]) + 1
-
-
-def plan(
-    target: float,
-    known: Estimates,
-    groups: Sequence[Sizes],
-    *,
-    eta: float,
-    T: int,
-    compute_seconds: float = 0.0,
-    rates: Rates = PAPER_RATES,
-) -> IntervalPlan:
-    """Return the first of ``plans``, the cheapest pair; ValueError, too, if none reaches the target."""
-    found = plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds, rates=rates)
-    if not found:
-        raise ValueError(
-            f"target must be one that a pair within P <= {interval_max(known.rho, eta)} reaches, got "
-            f"{target!r} at eta {eta!r} and T {T!r}: take a larger target, a smaller eta or a larger T"
-        )
-    return found[0]

@@ -1,4 +1,4 @@
-"""The three blocks of HSGD's model, and where they stand in its arrays."""
+"""The three blocks of HSGD's model, and their positions in its arrays."""
 
 from typing import Any, NamedTuple
 
@@ -21,28 +21,22 @@ class Theta(NamedTuple):
 
     @property
     def whole(self) -> Vector:
-        """The blocks one after the other, (n0 + n1 + n2,)."""
+        """The concatenated blocks, (n0 + n1 + n2,)."""
         joined: Vector = np.concatenate(self)
         return joined
 
     def split(self, whole: Vector) -> "Theta":
-        """Return the blocks of a vector (n0 + n1 + n2,), of this model's lengths."""
+        """Split a vector (n0 + n1 + n2,) into blocks of this model's lengths."""
         return Theta(*np.split(whole, np.cumsum([len(block) for block in self])[:-1]))
 
     def like(self, whole: Vector) -> "Theta":
-        """Return the same, of this model's types."""
+        """Split a vector into blocks of this model's lengths and types."""
         parts = zip(self.split(whole), self, strict=True)
         return Theta(*(part.astype(block.dtype) for part, block in parts))
 
 
 class Blocks:
-    """Where a model's three blocks stand in its flat vector: keys ``head.*``, ``hospital.*``, ``device.*``.
-
-    Raises
-    ------
-    ValueError
-        If a key belongs to no block, a block is empty, or an array is not of floating point.
-    """
+    """The positions of the blocks in a model's flat vector: keys ``head.*``, ``hospital.*``, ``device.*``."""
 
     def __init__(self, layout: Layout) -> None:
         where: dict[str, list[NDArray[np.intp]]] = {name: [] for name in Theta._fields}
@@ -62,7 +56,7 @@ class Blocks:
         self.sizes = tuple(map(len, self._where))
 
     def split(self, vector: Vector) -> Theta:
-        """Return a flat vector's blocks, each in the order of the keys."""
+        """Return a flat vector's blocks, each in key order."""
         return Theta(*(vector[where] for where in self._where))
 
     def join(self, theta: Theta) -> Vector:

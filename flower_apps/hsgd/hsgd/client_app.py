@@ -1,4 +1,4 @@
-"""The nodes of the app: hospitals, and their patients' devices or the edges that host them."""
+"""The app's nodes: hospitals, and their patients' devices or the edges that host them."""
 
 from hedgerow.clients import hsgd_client
 from hsgd.parties import is_own, node_party, node_sizes

@@ -1,4 +1,4 @@
-"""What a global model is worth: on test samples of which both parts are at hand, and on the training data."""
+"""Metrics of a global model on the test data and the training data."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -15,19 +15,14 @@ from hsgd.parties import AllParties
 __all__ = ["SplitMetrics"]
 
 State = Mapping[str, Tensor]
-# Keys the draw of the training samples that a loss is taken over; the same in every run.
+# Seed of the draw of training samples for the loss, the same in every run.
 _SAMPLE_SEED = 8
 
 
 class SplitMetrics:
     """Metrics of split models.
 
-    Parameters
-    ----------
-    parties : AllParties
-        Whose data are meant: the training loss is over the people who are at a hospital.
-    train_samples : int (default: 0)
-        How many of them, the same in every run; 0 for all.
+    The training loss is over ``train_samples`` of the hospitals' people, the same in every run; 0 for all.
     """
 
     def __init__(self, parties: AllParties, train_samples: int = 0) -> None:
@@ -40,15 +35,11 @@ class SplitMetrics:
         self._test = _tensors(data.hospital_test, data.device_test, data.y_test)
 
     def __call__(self, state: State) -> dict[str, float]:
-        """Return ``loss`` on training data, and of the test set ``test-loss``, ``accuracy``, ``auc``, …
+        """Return ``loss`` on training data, and on the test set ``test-loss``, ``accuracy``, ``auc``, …
 
-        ``loss`` has the weights of classes that training has, ``test-loss`` none. ``utility`` is there where
-        the data say what a class told is worth (``normalised_utility``): told is the most probable one.
-
-        Raises
-        ------
-        DivergenceError
-            Weights are finite, but so large that logits are not.
+        ``loss`` has the class weights of training, ``test-loss`` none. If the data have payoffs of decisions,
+        ``utility`` is that of the most probable class (``normalised_utility``). DivergenceError if the weights
+        are finite, but so large that logits are not.
         """
         self._model.load_state_dict(dict(state))
         x1, x2, y = self._test
@@ -62,14 +53,14 @@ class SplitMetrics:
         del test["num_examples"]
         if self._payoffs is not None:
             one = logits.shape[1] == 1
-            told = (logits[:, 0] > 0).long() if one else logits.argmax(dim=1)
-            test["utility"] = normalised_utility(self._payoffs, told.cpu().numpy())
+            predicted = (logits[:, 0] > 0).long() if one else logits.argmax(dim=1)
+            test["utility"] = normalised_utility(self._payoffs, predicted.cpu().numpy())
         x1, x2, y = self._train
         loss = float(self._loss(split_logits(self._model, x1, x2).double(), y).numpy().mean())
         return {"loss": loss, "test-loss": test.pop("loss"), **test}
 
     def mean(self, states: Sequence[State]) -> dict[str, float]:
-        """Return the mean of each metric over groups that keep models of their own."""
+        """Return the mean of each metric over groups with their own models."""
         each = [self(state) for state in states]
         return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
 

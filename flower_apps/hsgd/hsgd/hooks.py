@@ -11,7 +11,7 @@ __all__ = ["HOOKS"]
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Ask for one round, of the smallest model where the app's has no head, hospital and device."""
+    """Run one round, with the smallest model if the app's has no head, hospital and device."""
     from hedgerow.strategies import HSGD
 
     blocks = ("head.", "hospital.", "device.")
@@ -23,7 +23,7 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
 
 
 def node_keys() -> Sequence[str]:
-    """Return what a hospital's or a device's node config says of its own data."""
+    """Return the keys of a node config about own data."""
     from hedgerow.clients.hsgd.own import OWN_KEYS
 
     return OWN_KEYS

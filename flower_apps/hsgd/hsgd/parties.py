@@ -1,8 +1,8 @@
-"""Who holds what: a data set's people, dealt to hospitals and to their devices or edges.
+"""Deals a data set's people to hospitals and to their devices or edges.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", the three-tier partition of the system model.
-Partitions are the hospitals first, then an edge for each of them, or device after device, group by group.
+Partitions are first the hospitals, then one edge for each, or all devices, group by group.
 """
 
 from collections.abc import Mapping
@@ -37,20 +37,11 @@ __all__ = [
     "parse_class_weights",
 ]
 
-# The settings that determine a node's party, beside its partition id.
+# The settings that, with a partition id, determine a node's party.
 PARTY_KEYS = (
-    "method",
-    "tdcd",
-    "num-groups",
-    "layout",
-    "patients-per-group",
-    "dataset",
-    "data-dir",
-    "partition",
-    "class-weights",
-    "model",
-    "seed",
-)
+    "method", "tdcd", "num-groups", "layout", "patients-per-group", "dataset", "data-dir", "partition",
+    "class-weights", "model", "seed",
+)  # fmt: skip
 
 Indices = NDArray[np.int64]
 Key = tuple[tuple[str, Any], ...]
@@ -58,7 +49,7 @@ Key = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Which party a partition is: its role, its group, and its people as rows of the training set."""
+    """A partition's role, group, and people as rows of the training set."""
 
     role: str
     group: int
@@ -67,47 +58,27 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class AllParties:
-    """All parties of a run.
-
-    Parameters
-    ----------
-    data : VerticalDataset
-        The data set.
-    groups : list of ndarray of int64
-        The training samples of each hospital.
-    model : SplitModel
-        The initial model; every party shares it as its architecture.
-    layout : {"edges", "devices"}
-        Whether a group's devices are one node, or one each.
-    class_weights : tuple of float (default: empty)
-        Of each class in the loss; empty: all weigh 1.
-    """
+    """All parties of a run."""
 
     data: VerticalDataset
-    groups: list[Indices]
-    model: SplitModel
-    layout: str
-    class_weights: tuple[float, ...] = ()
+    groups: list[Indices]  # The training samples of each hospital.
+    model: SplitModel  # The initial model, which is also every party's architecture.
+    layout: str  # {"edges", "devices"}: whether a group's devices are one node, or one each.
+    class_weights: tuple[float, ...] = ()  # In the loss; empty for 1 each.
     _made: dict[int, Party] = field(default_factory=dict, repr=False)
 
     @property
     def num_nodes(self) -> int:
-        """The nodes that the federation needs."""
+        """The number of nodes of the federation."""
         return len(self.groups) + (len(self.groups) if self.layout == "edges" else len(self.people))
 
     @property
     def people(self) -> Indices:
-        """Everybody who is at a hospital, group by group, as rows of the training set."""
+        """All people of the hospitals, group by group, as rows of the training set."""
         return np.concatenate(self.groups)
 
     def place(self, partition: int) -> Place:
-        """Return which party a partition is.
-
-        Raises
-        ------
-        ValueError
-            If there is no such partition.
-        """
+        """Return a partition's place; ValueError if there is no such partition."""
         M = len(self.groups)
         if not 0 <= partition < self.num_nodes:
             raise ValueError(
@@ -123,7 +94,7 @@ class AllParties:
         return Place("device", int(np.searchsorted(ends, number, side="right")), self.people[[number]])
 
     def party(self, partition: int) -> Party:
-        """Return a party with its data, made once."""
+        """Return a party with its data, created once."""
         if partition not in self._made:
             place, data = self.place(partition), self.data
             x = data.hospital_train if place.role == "hospital" else data.device_train
@@ -140,12 +111,12 @@ class AllParties:
 
 
 def merges(values: Mapping[str, Any]) -> bool:
-    """Return whether all people are at one hospital: TDCD, unless its groups stay apart."""
+    """Return whether all people are at one hospital, as in TDCD unless its groups are isolated."""
     return values["method"] in ("tdcd", "c-tdcd") and values["tdcd"] == "merged"
 
 
 def deal(values: Mapping[str, Any]) -> AllParties:
-    """Return the parties that a run's settings describe; the same object for the same settings."""
+    """Return the parties for a run's settings; the same object for the same settings."""
     return _deal(tuple((name, values[name]) for name in PARTY_KEYS))
 
 
@@ -154,13 +125,9 @@ def _deal(key: Key) -> AllParties:
     values = dict(key)
     data = load_vertical(values["dataset"], values["data-dir"] or None)
     split = group_split(
-        values["partition"],
-        data.y_train,
-        values["num-groups"],
-        values["seed"],
-        people=data.people_train,
-        sites=data.sites_train,
-    )
+        values["partition"], data.y_train, values["num-groups"], values["seed"],
+        people=data.people_train, sites=data.sites_train,
+    )  # fmt: skip
     asked, smallest = values["patients-per-group"], min(map(len, split.groups))
     if asked > smallest:
         raise ValueError(
@@ -180,7 +147,7 @@ def _deal(key: Key) -> AllParties:
 
 
 def parse_class_weights(value: str) -> str | tuple[float, ...]:
-    """Return ``none``, ``balanced``, or the number of each class; ValueError for anything else."""
+    """Return ``none``, ``balanced``, or a weight per class; ValueError for anything else."""
     if value in ("none", "balanced"):
         return value
     weights = tuple(float(part) for part in value.split(","))
@@ -205,12 +172,12 @@ def _class_weights(value: str, data: VerticalDataset, groups: list[Indices]) -> 
 
 
 def is_own(values: Mapping[str, Any]) -> bool:
-    """Return whether each party learns from the files that its node config names."""
+    """Return whether each party learns from the files in its node config."""
     return bool(values["partition"] == "own")
 
 
 def node_sizes(run_config: UserConfig) -> list[int] | None:
-    """Return how many people each node has, by partition id; None where nodes have files of their own."""
+    """Return the number of people of each node, by partition id; None if nodes have their own files."""
     if is_own(run_config):
         return None
     parties = deal(run_config)
@@ -219,12 +186,9 @@ def node_sizes(run_config: UserConfig) -> list[int] | None:
 
 
 def node_party(context: Context) -> Party:
-    """Return a node's party. Its node config's ``data-dir`` goes before the run's.
+    """Return a node's party; the node config's ``data-dir`` takes precedence over the run's.
 
-    Raises
-    ------
-    ValueError
-        If the node config has a ``role`` or ``group`` other than the layout makes of its partition.
+    ValueError if ``role`` or ``group`` in the node config is not that of its partition.
     """
     config: Mapping[str, Any] = context.node_config
     values: dict[str, Any] = {name: context.run_config[name] for name in PARTY_KEYS}

@@ -86,9 +86,9 @@ def plan(
         groups, settings = _of_app(app_path, run_config or [])
     T = settings["iterations"] if iterations is None else iterations
     eta = settings["learning-rate"] if learning_rate is None else learning_rate
-    told = {} if from_run is None else _told_constants(from_run, read_rounds(from_run))
+    measured = {} if from_run is None else _measured(from_run, read_rounds(from_run))
     given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
-    inputs = {key: told.get(key) if value is None else value for key, value in given.items()}
+    inputs = {key: measured.get(key) if value is None else value for key, value in given.items()}
     lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
     if lacking:
         raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")

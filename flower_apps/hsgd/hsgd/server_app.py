@@ -1,4 +1,4 @@
-"""The app's server: who takes part, by which strategy, and how split models are measured."""
+"""The app's server: strategy, initial model and metrics."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def experiment(values: settings.Settings) -> Experiment:
         return built[0]
 
     def measure(state: dict[str, Tensor]) -> dict[str, float]:
-        """Return the global model's metrics; of groups that stay apart, the mean over theirs."""
+        """Return the global model's metrics, or without aggregation the mean over the groups' models."""
         (hsgd,) = built
         if hsgd.aggregate:
             return metrics(state)
@@ -54,7 +54,7 @@ def experiment(values: settings.Settings) -> Experiment:
 
 
 def _on_own_data(values: settings.Settings) -> Experiment:
-    """Return a run whose model is built from what the parties tell, and measured at them."""
+    """Return a run whose model is built and measured from the parties' reports."""
     with as_settings_errors():
         settings.build_strategy(values)
     return Experiment(

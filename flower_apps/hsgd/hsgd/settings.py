@@ -1,4 +1,4 @@
-"""The app's settings: what each key may be, and the strategy that they describe."""
+"""The app's settings, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -243,22 +243,22 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
 
     @property
     def round_iterations(self) -> int:
-        """The local iterations of one round: P, with which a run begins where P is chosen while it runs."""
+        """The local iterations of one round: P, at the start of a run that chooses P itself."""
         return self.global_interval
 
     @property
     def is_own(self) -> bool:
-        """Whether each party has data of its own."""
+        """Whether each party has its own data."""
         return is_own(self.run_config)
 
     @property
     def merged(self) -> bool:
-        """Whether TDCD has all people at one hospital."""
+        """Whether all people are at one hospital, as in merged TDCD."""
         return merges(self.run_config)
 
     @property
     def one_model(self) -> bool:
-        """Whether groups aggregate, at a cloud."""
+        """Whether a cloud aggregates the groups' models."""
         return self.method not in ("tdcd", "c-tdcd")
 
     @property
@@ -267,11 +267,11 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
         return self.aggregation, self.device_aggregation or self.aggregation
 
     def size_rule(self, due: int, what: str) -> tuple[bool, str, str]:
-        """Return the rule of how many nodes there must be."""
+        """Return the rule for the number of nodes."""
         return self.num_clients == due, "num-clients", f"{due}: {what}"
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between valid values."""
         yield from super().rules()
         for key, divisor in (("global-interval", "local-interval"), ("iterations", "global-interval")):
             least = self.of(divisor)
@@ -301,7 +301,7 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
             yield from self._sum_rules(rules[0].is_mean, means)
 
     def _sum_rules(self, groups: bool, all_means: bool) -> Rules:
-        """Yield what must hold for sums in which the server sees nobody's own numbers."""
+        """Yield the conditions of secure sums."""
         key = "device-aggregation" if groups else "aggregation"
         yield all_means, key, "'mean' with secure-sum (a sum gives no other)"
         yield (
@@ -329,7 +329,7 @@ read = Settings.read
 
 
 def check_size(values: Settings, parties: AllParties) -> None:
-    """Raise SettingsError unless there are as many nodes and people as the settings ask for."""
+    """Raise SettingsError unless there are enough nodes and people for the settings."""
     M = len(parties.groups)
     values.hold(
         values.size_rule(parties.num_nodes, f"{M} hospitals and {parties.num_nodes - M} {parties.layout}")
@@ -359,7 +359,7 @@ def check_size(values: Settings, parties: AllParties) -> None:
 
 
 def num_rounds(values: Settings) -> int:
-    """Return the rounds of a run; where P is chosen while it runs, the most that there may be."""
+    """Return the rounds of a run; if the run chooses P itself, the largest possible number."""
     chosen = values.adaptive.startswith("strategy2")
     return values.iterations // (1 if chosen else values.global_interval)
 
@@ -408,7 +408,7 @@ def build_strategy(values: Settings, *, on_round_end: Sequence[RoundCallback] = 
 
 
 def group_sizes(values: Settings) -> list[Sizes]:
-    """Return what each group's messages hold, for a plan."""
+    """Return the sizes of each group's messages, for a plan."""
     parties = deal(values.run_config)
     model = parties.model
     head, hospital, device = (

@@ -275,13 +275,13 @@ def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_rel
     account.exchange([those(0, "a", "b")], starts=True)
     account.exchange([those(0, "a"), those(1, "a")], starts=True)
     account.update(those(0, "a", "b"), pairs=False, ends=True)
-    told = account.told()
+    told = account.report()
     assert (told.encodings, told.uploads, told.unprotected) == (4, 2, ())
     assert told.epsilon == gaussian_epsilon((4 * (2 / 4) ** 2 + 2 * (2 / 2) ** 2) ** 0.5, 1e-5)
-    assert exposure().told().epsilon == 0
+    assert exposure().report().epsilon == 0
     again = exposure()
     again.load_state_dict(json.loads(json.dumps(account.state_dict())))
-    resumed = again.told()
+    resumed = again.report()
     assert (resumed.encodings, resumed.uploads, resumed.unprotected) == (4, 2, ("lost-rounds",))
 
 
@@ -296,11 +296,11 @@ def test_what_others_upload_after_a_person_trained_counts_for_that_person(
     account = exposure()
     for ids, ends in ((("a", "b"), False), (("a", "c", "d"), True)):
         account.update(those(0, *ids, hosted=hosted), pairs=pairs, ends=ends)
-    assert account.told().uploads == expected
+    assert account.report().uploads == expected
     # In the next round all begin from what the server told them.
     assert list(account.opened(None)) == []
     account.update(those(0, "e", hosted=hosted), pairs=pairs, ends=True)
-    assert account.told().uploads == expected
+    assert account.report().uploads == expected
 
 
 def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
@@ -309,17 +309,17 @@ def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
         made.update(those(0, "a", hosted=True), pairs=False, ends=True)
         return made
 
-    assert account(uploads=None).told().unprotected == ("uploads",)
-    assert account(noise=None).told().unprotected == ("encodings",)
-    assert account(noise=None, hidden=True).told().unprotected == ()
+    assert account(uploads=None).report().unprotected == ("uploads",)
+    assert account(noise=None).report().unprotected == ("encodings",)
+    assert account(noise=None, hidden=True).report().unprotected == ()
     seeded = UploadNoise(1.0, 2.0, source="seed")
-    assert account(uploads=seeded).told().unprotected == ("seeded-noise",)
+    assert account(uploads=seeded).report().unprotected == ("seeded-noise",)
     between = account()
     between.exchange([those(0, "a")], starts=False)
-    told = between.told()
+    told = between.report()
     assert told.metrics()["epsilon"] == math.inf
     assert told.metrics()["unprotected-heads"] == 1
-    assert "epsilon = infinity: heads are told without noise" in str(told)
+    assert "epsilon = infinity: heads are sent without noise" in str(told)
 
 
 def test_a_resumed_run_promises_nothing_for_nobody_knows_what_was_released_after_its_checkpoint() -> None:

@@ -186,7 +186,7 @@ def test_a_round_whose_hospitals_have_no_sum_is_repeated_and_then_ends_the_run()
 def test_a_device_alone_in_its_sum_is_refused_with_the_reason(participation: float) -> None:
     with pytest.raises(
         PairingError,
-        match=r"3 \(min_sum_devices\) to 255 devices .*: a sum of fewer tells .*: of a device alone in it",
+        match=r"3 \(min_sum_devices\) to 255 devices .*: a smaller sum reveals .*: for a single device",
     ):
         ended("devices", participation=participation)
 
