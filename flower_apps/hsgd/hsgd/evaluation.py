@@ -38,8 +38,8 @@ class SplitMetrics:
         """Return ``loss`` on training data, and on the test set ``test-loss``, ``accuracy``, ``auc``, …
 
         ``loss`` has the class weights of training, ``test-loss`` none. If the data have payoffs of decisions,
-        ``utility`` is that of the most probable class (``normalised_utility``). DivergenceError if the weights
-        are finite, but so large that logits are not.
+        ``utility`` is that of the most probable class (``normalised_utility``). DivergenceError if the
+        weights are finite, but so large that logits are not.
         """
         self._model.load_state_dict(dict(state))
         x1, x2, y = self._test

@@ -86,7 +86,7 @@ def plan(
         groups, settings = _of_app(app_path, run_config or [])
     T = settings["iterations"] if iterations is None else iterations
     eta = settings["learning-rate"] if learning_rate is None else learning_rate
-    measured = {} if from_run is None else _measured(from_run, read_rounds(from_run))
+    measured = {} if from_run is None else _measured_constants(from_run, read_rounds(from_run))
     given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
     inputs = {key: measured.get(key) if value is None else value for key, value in given.items()}
     lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
@@ -124,7 +124,7 @@ def _of_app(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, An
     return settings.group_sizes(values), values.run_config
 
 
-def _told_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:
+def _measured_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:
     """Return the constants of a run's first estimate."""
     for record in rounds:
         if "rho" in record["train"]:
