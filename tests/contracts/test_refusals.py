@@ -926,7 +926,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**SUMMED, "device_aggregation": "median"},
             "aggregation must be 'mean' with secure_sum, got 'median'"),
         ({"secure_sum": True}, "sealed must be True with secure_sum"),
-        ({**SUMMED, "method": "tdcd"}, "the one hospital is alone in its sum"),
+        ({**SUMMED, "method": "tdcd"}, "the only hospital is alone in its sum"),
         ({**SUMMED, "aggregate": False}, "own model is alone in its sum"),
         ({**SUMMED, "num_groups": 2}, "num_groups must be at least 3 with secure_sum, got 2"),
         ({"secure_sum": SecureSum(min_nodes=6), "sealed": True, "num_groups": 5}, "must be at least 6"),
@@ -965,7 +965,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"K": 9, "tau1": 2, "tau2": 2}, "K must be a multiple of 4, .*got 9"),
     ],
     "strategies.sd_feel.theory:plans": [
-        ({"tau1": []}, "tau1 must not be empty"),
+        ({"tau1": []}, "tau1 must have at least one integer >= 1"),
         ({"alpha": [0]}, "alpha must be an integer >= 1, got 0"),
     ],
     "strategies.similarity_free.theory:system_constants": [

@@ -106,7 +106,7 @@ def test_a_run_waits_for_a_whole_group_not_for_the_quorum_alone(tmp_path: Path) 
     configs = files(tmp_path, K, 2)
     played = changing(configs, away=[2, 3], quorum=2)
     start = played.grid.now()
-    with pytest.raises(PairingError, match="no hospital, or no device or edge, is there"):
+    with pytest.raises(PairingError, match="no hospital, or no device or edge, is online"):
         go(played, 1)
     assert played.grid.now() - start >= 120.0
 

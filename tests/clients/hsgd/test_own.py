@@ -109,7 +109,7 @@ def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> N
         ({"people": ["0" * 32]}, "1 people, got 1 others in the message's config"),
         ({"people": [], "labels": []}, "people must not be empty"),
         ({"labels": [b"x" * 32]}, "not sealed with this party's key"),
-        ({"labels": []}, "told none"),
+        ({"labels": []}, "received none"),
         # Of whatever label: a refusal tells nothing of it.
         ({"labels": [PEOPLE.seal(1, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
         ({"labels": [PEOPLE.seal(0, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
