@@ -1,7 +1,7 @@
-"""Faults of nodes and links, for runs that must show what a method does when things go wrong.
+"""Injected faults of nodes and links.
 
-A node's fate at its n-th message depends on (seed, n, partition id) alone: the same seed fails the
-same nodes at the same messages on every run, whatever the other nodes do. All times are virtual.
+A node's fate at its n-th message depends only on (seed, n, partition id): the same seed fails the same nodes
+at the same messages in every run. All times are virtual.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 CORRUPTIONS = ("nan", "shape", "keys")
-# Virtual seconds, and factors on them: a century, which every clock can add up.
+# Upper bound of virtual seconds and of factors on them, a few decades.
 _MOST = 1e9
-# Of the logarithm of a delay: e^20 is half a billion.
+# Upper bound of the logarithm's deviation; e^20 is half a billion.
 _MOST_SIGMA = 20.0
 
 
@@ -101,27 +101,25 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class FaultModel:
-    """How nodes and their links fail.
+    """Faults of nodes and their links.
 
     Parameters
     ----------
     dropout : float (default: 0.0)
-        Probability that a node misses a message: it does nothing and no reply comes before the
-        message's TTL ends. 0 is never, 1 always.
+        Probability that a node misses a message: it does nothing, and the message's TTL ends without a reply.
     delay : Delay (default: none)
         Virtual seconds from delivery to reply.
     stragglers : frozenset of int (default: empty)
-        Partition ids of the slow nodes.
+        Partition ids of slow nodes.
     slowdown : float (default: 1.0)
-        Factor on a straggler's delay, and on its work's real seconds where the grid counts those; from 1 to
-        1e9.
+        Factor on a straggler's delay, and on its real seconds if the grid counts those; from 1 to 1e9.
     crash_at : mapping of int to int (default: empty)
-        Partition id to the number (from 1) of the message at which the node dies for good.
+        Partition id to the number (from 1) of the message at which the node dies permanently.
     corrupt : str or None (default: None)
-        What goes wrong in a reply: ``"nan"`` (values), ``"shape"`` (one array too long) or ``"keys"``
-        (one key unknown).
+        The defect of a corrupted reply: ``"nan"`` (values), ``"shape"`` (one array too long) or ``"keys"``
+        (one unknown key).
     corrupt_rate : float (default: 1.0)
-        Probability that a reply is so corrupted.
+        Probability that a reply is corrupted.
     """
 
     dropout: float = 0.0
@@ -146,7 +144,7 @@ class FaultModel:
 
     @classmethod
     def from_run_config(cls, run_config: UserConfig) -> FaultModel | None:
-        """Read the ``fault-*`` keys; None where there are none.
+        """Read the ``fault-*`` keys; None if there are none.
 
         ``fault-dropout = 0.1``, ``fault-delay = "uniform:1,5"`` (or seconds), ``fault-stragglers = "0,3"``,
         ``fault-slowdown = 10.0``, ``fault-crash = "3:5"`` (partition 3 dies at its fifth message),
@@ -177,7 +175,7 @@ class FaultModel:
         return cls(**arguments)
 
     def absent(self, num_nodes: int) -> list[str]:
-        """Return what is wrong where a straggler or a crash is of no node among so many."""
+        """Return an error for each key that names a partition beyond ``num_nodes``."""
         return [
             f"{key}: {quoted(wrong)} of {num_nodes} nodes; valid are partition ids from 0 to {num_nodes - 1}"
             for key, ids in (("fault-stragglers", self.stragglers), ("fault-crash", self.crash_at))
@@ -188,7 +186,7 @@ class FaultModel:
         """Return a node's fate at its ``number``-th message (from 1)."""
         if number >= self.crash_at.get(partition_id, number + 1):
             return Fate(crashed=True)
-        # Always the same three draws in the same order: one fault's rate must not move another's luck.
+        # Always the same three draws in the same order, so that one fault's rate does not affect another.
         rng = generator(seed, round=number, partition_id=partition_id, purpose=Purpose.FAULT)
         dropped = rng.random() < self.dropout
         corrupt = self.corrupt if rng.random() < self.corrupt_rate else None
@@ -198,7 +196,7 @@ class FaultModel:
 
 
 def corrupted(content: RecordDict, kind: str) -> RecordDict:
-    """Return a reply's content as a broken node would send it. The input is left as it was."""
+    """Return a corrupted copy of a reply's content."""
     out = content.copy()
     for name, record in content.items():
         if isinstance(record, ArrayRecord) and len(record):
@@ -227,7 +225,7 @@ def _corrupted_arrays(record: ArrayRecord, kind: str) -> ArrayRecord:
     if kind == "shape":
         twin[key] = Array(np.append(values.ravel(), values.ravel()[:1]))
     else:
-        # Integers have no NaN: a payload of codes that turns into floats is as wrong as it gets.
+        # Integers have no NaN, so they become floats.
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         twin[key] = Array(np.full(values.shape, np.nan, dtype))
     return twin
@@ -245,7 +243,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _whole(text: str) -> int:
-    # Longer ones are no node's or message's number, and Python reads none of 4,300 digits.
+    # Longer numbers are never valid, and Python refuses to read 4,300 digits.
     if not text.strip().isdecimal() or len(text) > 18:
         raise ValueError(f"{quoted(text)} is not an integer >= 0 of at most 18 digits")
     return int(text)

@@ -1,8 +1,8 @@
-"""A federation in one process: the same ServerApp and ClientApp objects, no Ray, no serialisation.
+"""A federation in one process: the same ServerApp and ClientApp objects, without Ray or serialisation.
 
-``InProcessGrid`` is a Flower Grid. What it adds to Flower's own two is speed (one batched call for all
-nodes that got a message of the same type) and a virtual clock (late replies cost no waiting). What it
-keeps of theirs is listed in the class's notes.
+``InProcessGrid`` is a Flower Grid. It is faster than Flower's own two (one batched call for all nodes that
+received a message of the same type) and has a virtual clock (nobody waits for late replies). The class's
+notes list the behaviour that it shares with them.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from hedgerow.wire.printable import shown
 
 __all__ = ["InProcessGrid"]
 
-# Arrays of the messages that are worked on at once, where max_in_flight does not say.
+# Bytes of arrays in the messages processed at once, unless max_in_flight is given.
 MEMORY_BUDGET = 1 << 30
-# A deployment notices a dead node when its heartbeat of 30 s was missed twice.
+# A deployment notices a dead node after two missed heartbeats of 30 s.
 HEARTBEAT_LAPSE = 60.0
 
 
 @dataclass(slots=True)
 class _Copies:
-    """What one push copied, by the id of what it copied: shared before, shared after.
+    """The copies made by one push, by the id of the original, so that shared objects stay shared.
 
-    The server may change a record after the push; what travels is what it was.
+    Copies are needed because the server may change a record after the push.
     """
 
     contents: dict[int, tuple[RecordDict, int]] = field(default_factory=dict)
@@ -75,33 +75,32 @@ class InProcessGrid(Grid):
     ----------
     client_app : ClientApp
         Any Flower ClientApp. One that is ``hedgerow.wire.calls.Batched`` gets one call for all messages
-        of a type, unless mods or a lifespan stand around its handler.
+        of a type, unless its handler has mods or a lifespan.
     num_nodes : int
         Number of nodes, >= 1.
     run_config : dict or None (default: None)
         The run config that handlers see in ``context.run_config``; each call gets a copy.
     node_configs : sequence of dict or None (default: None)
-        For each partition, what its node config holds beside ``partition-id`` and ``num-partitions``.
+        Each partition's node config, without ``partition-id`` and ``num-partitions``.
     faults : FaultModel, mapping of int to FaultModel, or None (default: None)
-        One model for all nodes, or one for each partition id that is named.
+        One model for all nodes, or one for each listed partition id.
     strict : bool (default: False)
-        Serialise every message and every node's state, as a deployment does; what would not survive
-        raises ValueError with the name of the record, at the push (server's) or at the pull (client's).
+        Serialise every message and every node's state, as a deployment does. A record that would not survive
+        is named in a ValueError, at the push (server's) or at the pull (client's).
     seed : int (default: 0)
         Keys the node ids and the faults.
     max_in_flight : int or None (default: None)
-        Nodes that are worked on at once, >= 1. None: as many as keep the arrays of their messages
-        within 1 GiB.
+        Nodes processed at once, >= 1; None for as many as keep the arrays of their messages within 1 GiB.
     real_time : bool (default: False)
-        Count the real seconds that handlers and the server take, see the notes. Handlers are called node by
-        node, batched ones too.
+        Count the real seconds of handlers and server, see the notes. All handlers are then called node by
+        node.
     workers : int (default: 1)
-        Processes that do the nodes' work, each on one thread; 1 is this one, on as many threads as torch has.
-        0: as many as there are physical cores and threads, where an app is batched and from when on its
-        calls are worth it; see ``workers.py``. Linux only.
+        Processes for the nodes' work, each on one thread. 1 is this process, on all of torch's threads. 0 is
+        as many as there are physical cores and threads, for batched apps with enough work; see
+        ``workers.py``. Linux only.
     ray : str or Cluster (default: "")
         The address of a Ray cluster, ``"HOST:PORT"`` or ``"auto"``, whose actors do the nodes' work in place
-        of processes: ``workers`` many, 0: one for each CPU that is free there; see ``ray_cluster.py``.
+        of processes: ``workers`` many, or with 0 one for each free CPU; see ``ray_cluster.py``.
 
     Raises
     ------
@@ -112,27 +111,25 @@ class InProcessGrid(Grid):
 
     Notes
     -----
-    - Work is done when replies are pulled, a chunk of nodes at a pull, so that pulling as replies
-      arrive keeps memory bounded. A node handles its messages in the order in which they were pushed.
-    - Keys, values and lists of records are each side's own: both sides get copies. Arrays are shared
-      and must not be written into. A batched handler's ``content`` is one object for all nodes that
-      were sent the same one.
-    - A handler works on a copy of the node's state, which is kept only when it returns a reply: an
-      exception rolls the state back. (A deployment keeps what was written before the exception.)
-    - An exception, ``None``, or anything else that is no reply to the message becomes an error reply
-      with code 2; an unknown node, or an expired TTL, one with code 3; a dead node one with code 5.
+    - Work is done when replies are pulled, one chunk of nodes per pull, which bounds memory. A node handles
+      its messages in the order of their pushes.
+    - Both sides get copies of the keys, values and lists of records. Arrays are shared and must not be
+      written. A batched handler's ``content`` is one object for all nodes that received the same content.
+    - A handler works on a copy of the node's state, which is kept only if it returns a reply: an exception
+      rolls the state back. (A deployment keeps what was written before the exception.)
+    - An exception, ``None``, or anything that is not a reply to the message becomes an error reply with code
+      2; an unknown node or an expired TTL, one with code 3; a dead node, one with code 5.
     - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
-      counts from its push, in virtual time. What a handler really takes costs no virtual time: one that
-      sleeps is never late.
-    - With ``real_time`` it does: a reply is due after its handler's real seconds (times a straggler's
-      ``slowdown``, plus what ``faults`` delays it), and the server's own real seconds between its calls pass
-      too. Handlers still work one after another, each node as if it had the machine to itself and all at
-      once. Which replies are late then depends on the machine.
-    - ``flwr.app.Message(...)`` needs an identity of the process, which Flower's own processes have and a
-      script has not. A grid lends it one from its making on, until ``close``, the end of its ``with`` block
-      or its own end; using it again takes it again. An identity that Flower set stays. Messages are of the
-      run of the grid that they are pushed to.
-    - Not safe for use by several threads.
+      counts from its push, in virtual time. Handlers take no virtual time, so one that sleeps is never late.
+    - With ``real_time`` a reply is due after its handler's real seconds (times a straggler's ``slowdown``,
+      plus the delay of ``faults``), and the server's real seconds between its calls count too. Handlers still
+      run one after another, but are timed as if all nodes ran in parallel. The late replies then depend on
+      the machine.
+    - ``flwr.app.Message(...)`` needs a process identity, which a script does not have. A grid provides one
+      from its construction until ``close``, the end of its ``with`` block or its own end; using the grid
+      again provides it again. An identity that Flower set is kept. A message belongs to the run of the grid
+      that it is pushed to.
+    - Not thread-safe.
 
     Examples
     --------
@@ -174,7 +171,7 @@ class InProcessGrid(Grid):
         self._max_in_flight = max_in_flight
         self.real_time = real_time
         self._clock = 0.0
-        # Where real seconds count: when the server was last given back the word, and how deep it is in here.
+        # For real_time: when the last call returned to the server, and the depth of nested calls.
         self._left: float | None = None
         self._depth = 0
         self._pushed = 0
@@ -184,7 +181,7 @@ class InProcessGrid(Grid):
         self._extras = list(node_configs) if node_configs and any(node_configs) else None
         self._num_nodes = num_nodes
         self._take_ids(draw_node_ids(num_nodes, seed))
-        # Each node's entry in a checkpoint, by partition id, and the nodes whose entry is out of date.
+        # Each node's checkpoint entry, by partition id, and the nodes whose entry is outdated.
         self._packed: dict[str, dict[str, Any]] = {}
         self._changed: dict[int, SimulatedNode] = {}
         lend_identity(self, self._run.run_id)
@@ -207,7 +204,7 @@ class InProcessGrid(Grid):
         self.close()
 
     def close(self) -> None:
-        """Give back the identity that the grid lent to this process, and end its workers."""
+        """Withdraw the identity that the grid provided to this process, and end its workers."""
         give_identity_back(self)
         if self._workers is not None:
             self._workers.close()
@@ -227,19 +224,19 @@ class InProcessGrid(Grid):
         workers: int = 1,
         ray: str | Cluster = "",
     ) -> InProcessGrid:
-        """Take over from a grid that Flower handed to the ServerApp: same run, same node ids.
+        """Replace the grid that Flower passed to the ServerApp, with the same run and node ids.
 
         Parameters
         ----------
         grid : Grid
-            Flower's grid; nothing is sent over it. An InProcessGrid is given back as it is.
+            Flower's grid; nothing is sent over it. An InProcessGrid is returned unchanged.
         client_app : ClientApp
-            What the nodes run.
+            The nodes' app.
         context : Context
-            The ServerApp's context. Its run config is the nodes' too, and gives ``seed`` and ``fault-*``.
+            The ServerApp's context. Its run config is also the nodes', and has ``seed`` and ``fault-*``.
         num_nodes : int or None (default: None)
-            How many nodes to wait for. None: run-config key ``num-clients``; without it, the number
-            that has not changed for a second.
+            Nodes to wait for; None for the run-config key ``num-clients`` or, without it, the number that has
+            not changed for a second.
         timeout : float (default: 60.0)
             Seconds to wait for them.
         strict, max_in_flight, workers, ray
@@ -248,7 +245,7 @@ class InProcessGrid(Grid):
         Raises
         ------
         ValueError
-            If the nodes are not there in time.
+            If the nodes are not online in time.
         """
         if isinstance(grid, cls):
             return grid
@@ -270,10 +267,10 @@ class InProcessGrid(Grid):
         out._take_ids(np.array(node_ids, np.uint64))
         return out
 
-    # Its nodes, each made when it is first asked for
+    # Nodes, each created on first use
 
     def _take_ids(self, node_ids: NDArray[np.uint64]) -> None:
-        """Have nodes of these ids (N,), by partition id."""
+        """Set the nodes' ids (N,), by partition id."""
         self._ids, self._by_id = node_ids, np.argsort(node_ids)
         self._ascending = node_ids[self._by_id]
         self._made: dict[int, SimulatedNode] = {}
@@ -281,7 +278,7 @@ class InProcessGrid(Grid):
 
     @property
     def _nodes(self) -> dict[int, SimulatedNode]:
-        """All nodes by id, in the order of partitions, for whoever looks at each."""
+        """All nodes by id, in the order of partitions; creates those that are missing."""
         if not self._all_made:
             made = [self._made.get(i) or self._new(at, i) for at, i in enumerate(self._ids.tolist())]
             self._made, self._all_made = {node.node_id: node for node in made}, True
@@ -304,12 +301,11 @@ class InProcessGrid(Grid):
         return SimulatedNode(node_id, partition_id, config, RecordDict())
 
     def known_nodes(self) -> KnownNodes | None:
-        """Return who the nodes are, where they need not be asked; None where they must.
+        """Return the nodes if they need not be queried, else None.
 
-        They need not be where all that they would tell is known, and each would tell it: they differ in their
-        partitions alone (no ``node_configs``), the app says how many examples each has
-        (``wire.calls.TellsSizes``), no mod stands before its answer, no message is lost, serialised or timed,
-        and no subclass changes who is there.
+        That is the case if every node would answer and the answers are known: nodes differ only in their
+        partitions (no ``node_configs``), the app gives all sizes (``wire.calls.TellsSizes``) and has no mod
+        for this message, no message is lost, serialised or timed, and the grid is not a subclass.
         """
         asked = self._extras is not None or self._faults is not None or self._strict or self.real_time
         if asked or type(self) is not InProcessGrid or self._all_made:
@@ -319,7 +315,7 @@ class InProcessGrid(Grid):
         sizes = self._app.sizes(self._run_config.copy())
         if sizes is None or len(sizes) != self._num_nodes:
             return None
-        # Who asks for nodes builds messages to them next.
+        # The caller builds messages to these nodes next.
         lend_identity(self, self._run.run_id)
         return KnownNodes(self._ids, sizes)
 
@@ -347,8 +343,8 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes that are online, by id: no order of partitions can be read off."""
-        # Who asks for nodes builds messages to them next.
+        """Return the ids of online nodes, ascending, which is not the order of partitions."""
+        # The caller builds messages to these nodes next.
         lend_identity(self, self._run.run_id)
         now = self.now()
         if self._all_made:
@@ -358,23 +354,18 @@ class InProcessGrid(Grid):
         return [node_id for node_id in online if node_id not in away] if away else online
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return what is known of the nodes that are online: their ids."""
+        """Return the online nodes, of which only the ids are known."""
         return [NodeInfo(node_id=node_id, status="online") for node_id in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand messages over for delivery.
-
-        Returns
-        -------
-        list of str
-            Their ids, in the same order.
+        """Accept messages for delivery and return their ids, in the same order.
 
         Raises
         ------
         TypeError
-            If given an iterator: Flower's grid for deployments reads the messages twice.
+            If given an iterator, because Flower's deployment grid reads the messages twice.
         ValueError
-            If a message is a reply, or has no TTL; in strict mode, if one would not survive the wire.
+            If a message is a reply or has no TTL; in strict mode, if it cannot be serialised.
         """
         if isinstance(messages, Iterator):
             raise TypeError(
@@ -389,9 +380,9 @@ class InProcessGrid(Grid):
             return [self._push(message, copies) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there, each once; works on one chunk of nodes where none is.
+        """Return the available replies, each once; if there is none, process one chunk of nodes first.
 
-        Ids that are unknown, or whose reply was given out already, are ignored.
+        Unknown ids, and those whose reply was already returned, are ignored.
         """
         wanted = list(message_ids)
         with self._called():
@@ -404,11 +395,11 @@ class InProcessGrid(Grid):
     def columns(
         self, message_type: str, asked: Sequence[tuple[RecordDict, Sequence[int]]]
     ) -> InColumns | None:
-        """Answer an exchange without messages: contents, and the partitions that are sent each.
+        """Answer an exchange, contents with the partitions that receive each, without messages.
 
-        The replies are what the same messages would get, bit for bit. None where messages must go: where they
-        are serialised, lost, delayed or timed, where something stands around the handler, where the app
-        answers none in columns, and where a node fails or a worker dies.
+        The replies equal those to messages, bit for bit. The result is None if messages are needed: if they
+        are serialised, lost, delayed or timed, if the handler has wrappers, if the app has no column handler,
+        or if a node fails or a worker dies.
         """
         plain = self._faults is None and not self._strict and not self.real_time and self._extras is None
         if not plain or type(self) is not InProcessGrid or not isinstance(self._app, AnswersColumns):
@@ -435,7 +426,7 @@ class InProcessGrid(Grid):
                 found = self._workers.columns(message_type, groups, self._run.run_id)
         except Exception as error:
             reason = shown(f"{type(error).__name__}: {error}", 300)
-            log(WARNING, "%s of %d nodes at once failed (%s): messages instead", message_type, count, reason)
+            log(WARNING, "%s of %d nodes at once failed (%s): using messages", message_type, count, reason)
             return None
         if not stays:
             self._dealt.count(size)
@@ -451,9 +442,9 @@ class InProcessGrid(Grid):
         return node
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and return their replies; the virtual clock runs until all came or time is up.
+        """Push messages and return their replies; the virtual clock runs until the last one or the timeout.
 
-        Replies that come later can still be pulled.
+        Later replies can still be pulled.
         """
         with self._called():
             pending = dict.fromkeys(self.push_messages(messages))
@@ -479,14 +470,14 @@ class InProcessGrid(Grid):
             return self._clock
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass, at no cost in real time."""
+        """Advance virtual time; takes no real time."""
         not_negative(seconds=seconds)
         with self._called():
             self._clock += seconds
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """Let the real seconds since the server's last call pass, where they count."""
+        """With real_time, advance the clock by the real seconds since the server's last call."""
         if not self.real_time:
             yield
             return
@@ -502,10 +493,10 @@ class InProcessGrid(Grid):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the nodes are between two rounds: states, messages received, virtual time.
+        """Return the nodes' states, messages received and virtual time, between two rounds.
 
-        Nodes that were sent nothing are not in it, being as they were made. Messages under way are not in it:
-        a reply that was late at a checkpoint never comes.
+        Nodes that received nothing are omitted. So are messages in flight: a reply that is late at a
+        checkpoint is lost.
         """
         for node in self._changed.values():
             self._packed[str(node.partition_id)] = {
@@ -523,13 +514,7 @@ class InProcessGrid(Grid):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the nodes of a checkpoint.
-
-        Raises
-        ------
-        ValueError
-            If it was written with another number of nodes.
-        """
+        """Restore the nodes of a checkpoint; ValueError if it has another number of nodes."""
         written = int(state.get("num-nodes", len(state["nodes"])))
         if written != self._num_nodes:
             raise ValueError(f"state of {written} nodes; valid here is {self._num_nodes}")
@@ -548,7 +533,7 @@ class InProcessGrid(Grid):
             node.state = unpack_records(stored["state"])
             self._changed[node.partition_id] = node
 
-    # A message's way
+    # Delivery of a message
 
     def _push(self, message: Message, copies: _Copies) -> str:
         self._pushed += 1
@@ -557,7 +542,7 @@ class InProcessGrid(Grid):
         set_sender(message, self._run.run_id)
         key = id(message.content)
         if key not in copies.contents:
-            if self._strict:  # what was read back is nobody else's
+            if self._strict:  # deserialised content is not shared
                 metadata = message.metadata
                 content = through_the_wire(
                     message.content, f"message {metadata.message_type} to node {metadata.dst_node_id}"
@@ -573,7 +558,7 @@ class InProcessGrid(Grid):
         return message_id
 
     def _schedule(self, message: Message) -> NodeJob:
-        """Decide when a message is answered, and whether its node gets to work on it at all."""
+        """Decide when a message is answered, and whether its node processes it."""
         node = self._node(message.metadata.dst_node_id)
         deadline = self._clock + message.metadata.ttl
         if node is None:
@@ -593,7 +578,7 @@ class InProcessGrid(Grid):
             return NodeJob(message, node, start, deadline, runs=True, fate=fate)
         node.busy_until = start + fate.delay
         if node.busy_until > deadline:
-            # The node works on it all the same, and its state moves on: only the reply comes too late.
+            # The node still processes it and updates its state; only the reply is late.
             expired.runs = True
             return expired
         return NodeJob(message, node, node.busy_until, deadline, runs=True, fate=fate)
@@ -607,7 +592,7 @@ class InProcessGrid(Grid):
         return bool(self._queue) and self._queue[0][0] <= self._clock
 
     def _work(self) -> None:
-        """Answer one chunk of the messages that are due, those of one type together."""
+        """Answer one chunk of due messages, those of one type together."""
         by_type: dict[str, list[NodeJob]] = {}
         for job in self._chunk():
             if job.answer is not None:
@@ -623,7 +608,7 @@ class InProcessGrid(Grid):
                 self._answer(job, answer)
 
     def _not_dealt(self, by_type: dict[str, list[NodeJob]]) -> dict[str, list[NodeJob]]:
-        """Let workers answer what is worth it, where there are any, and return the rest."""
+        """Let workers, if there are any, answer the calls that are large enough, and return the rest."""
         dealt = {
             kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
         }
@@ -632,7 +617,7 @@ class InProcessGrid(Grid):
         try:
             answers = self._workers.answers(dealt, self._run.run_id)
         except WorkersLostError as error:
-            log(WARNING, "No more worker processes (%s): the nodes' work is done in this one.", error)
+            log(WARNING, "No worker processes left (%s): continuing in this process.", error)
             self._workers.close()
             self._workers = None
             return by_type
@@ -641,10 +626,10 @@ class InProcessGrid(Grid):
         return {kind: jobs for kind, jobs in by_type.items() if kind not in dealt}
 
     def _work_in_real_time(self, job: NodeJob) -> None:
-        """Let a node work on a message, and its reply be due when the work would have ended."""
+        """Process a message, and make its reply due after the handler's real seconds."""
         node = job.node
         assert node is not None
-        if node.busy_until > job.due:  # It was pushed while the node worked on another.
+        if node.busy_until > job.due:  # pushed while the node was busy with another message
             job.due = min(node.busy_until, job.deadline)
             if job.due == job.deadline:
                 job.runs, job.verdict = False, _unavailable("TTL ended before a reply")
@@ -679,13 +664,13 @@ class InProcessGrid(Grid):
         return size > MEMORY_BUDGET
 
     def _answer(self, job: NodeJob, answer: RecordDict | Error, *, own: bool = False) -> None:
-        """Make the reply of an answer; an ``own`` one comes from another process, and is nobody else's."""
+        """Turn an answer into a reply; an ``own`` one comes from another process and is not shared."""
         answer = job.verdict or answer
         if job.node is not None:
             self._changed[job.node.partition_id] = job.node
         if isinstance(answer, RecordDict):
             if not own:
-                # What the node keeps in its state and sends at once must be two things from here on.
+                # Separate the reply from what the node also keeps in its state.
                 answer = copy_records(answer)
             if job.fate.corrupt is not None:
                 answer = corrupted(answer, job.fate.corrupt)

@@ -1,4 +1,4 @@
-"""A ClientApp's handlers at work: for many nodes in one call where the app can, else node by node."""
+"""Calls of a ClientApp's handlers: one call for many nodes if the app supports it, else node by node."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from hedgerow.wire.simulated import simulated
 
 __all__ = ["App", "Handlers", "NodeJob", "SimulatedNode"]
 
-# What a ClientApp is to an engine.
+# The type of a ClientApp.
 App = Callable[[Message, Context], Message]
 
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """One node, and what it keeps between messages."""
+    """One node and its state between messages."""
 
     node_id: int
     partition_id: int
@@ -54,17 +54,17 @@ class SimulatedNode:
 
 @dataclass(slots=True)
 class NodeJob:
-    """One message under way. Its fate is known when it is pushed; its work is done when it is due."""
+    """One message in flight. Its fate is drawn when it is pushed; its work is done when it is due."""
 
     message: Message
     node: SimulatedNode | None
     due: float
     deadline: float
     runs: bool = False
-    verdict: Error | None = None  # the answer, whatever the node does
+    verdict: Error | None = None  # replaces the node's answer
     fate: Fate = field(default_factory=Fate)
     size: int = 0
-    answer: RecordDict | Error | None = None  # what the node answered, where its reply is still on its way
+    answer: RecordDict | Error | None = None  # the node's answer, if its reply is not due yet
 
     @property
     def id(self) -> str:
@@ -73,16 +73,9 @@ class NodeJob:
 
 
 class Handlers:
-    """Calls an app's handlers with each node's state, which is kept only where a reply comes of it.
+    """Calls an app's handlers with copies of the nodes' states, and keeps a state only after a reply.
 
-    Parameters
-    ----------
-    app : ClientApp
-        Any Flower ClientApp.
-    run_config : dict
-        What handlers see in ``context.run_config``.
-    strict : bool
-        Serialise each node's state, as a deployment does.
+    ``strict`` serialises each node's state, as a deployment does.
     """
 
     def __init__(self, app: App, run_config: UserConfig, *, strict: bool) -> None:
@@ -94,13 +87,13 @@ class Handlers:
 
     @property
     def run_config(self) -> UserConfig:
-        """What handlers see in ``context.run_config``, each a copy of its own."""
+        """The run config, of which each handler gets a copy."""
         return self._run_config
 
     def answers(
         self, message_type: str, jobs: Sequence[NodeJob], run_id: int
     ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
-        """Yield each of the jobs, whose messages are of one type, with its node's answer."""
+        """Yield each job, all with messages of one type, with its node's answer."""
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
         batch = None if handler is None else _batch(handler, message_type, jobs, contexts)
@@ -118,7 +111,7 @@ class Handlers:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
     def columns(self, message_type: str, told: Sequence[Told]) -> InColumns:
-        """Return what an app that ``AnswersColumns`` answers for all nodes at once; raise what it raises."""
+        """Return the answer in columns of an app that ``AnswersColumns``; its errors are raised."""
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
@@ -126,7 +119,7 @@ class Handlers:
             return handler(told)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
-        """Return what a column handler sees of a node, made once."""
+        """Return a node's context for column handlers, cached."""
         known = self._contexts.get(node.partition_id)
         is_same = known is not None and (known.run_id, known.node_id) == (run_id, node.node_id)
         if known is None or not is_same or known.state is not node.state:
@@ -140,7 +133,7 @@ class Handlers:
         return known
 
     def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
-        """Return a node's answer and the real seconds that its handler worked, alone."""
+        """Return a node's answer and its handler's real seconds."""
         context = self._context(job, run_id)
         return self._one(job, context), self._seconds
 
@@ -150,7 +143,7 @@ class Handlers:
         return self._app.batch_handler(message_type)
 
     def _one(self, job: NodeJob, context: Context) -> RecordDict | Error:
-        # A handler may pop records as it reads them (keep_input=False): others share this content.
+        # Copied, because a handler may pop records (keep_input=False) and other nodes share the content.
         message = delivered(job.message, copy_records(job.message.content))
         began = perf_counter()
         try:
@@ -189,7 +182,7 @@ class Handlers:
 def _batch(
     handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context]
 ) -> list[object] | None:
-    """Return what a batch handler answers, an entry a job; None where the call itself fails."""
+    """Return a batch handler's answers, one per job; None if the call itself fails."""
     calls = [
         Call(job.message.content, context, message_type) for job, context in zip(jobs, contexts, strict=True)
     ]
@@ -200,13 +193,8 @@ def _batch(
             raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
     except Exception as error:
         reason = shown(f"{type(error).__name__}: {error}", 300)
-        log(
-            WARNING,
-            "Batched %s of %d nodes failed (%s): one call a node instead",
-            message_type,
-            len(calls),
-            reason,
-        )
+        text = "Batched %s of %d nodes failed (%s): using one call per node"
+        log(WARNING, text, message_type, len(calls), reason)
         return None
     return answers
 

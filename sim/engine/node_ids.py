@@ -1,4 +1,4 @@
-"""The ids of a federation's nodes: drawn as Flower draws them, or those of a grid that Flower runs."""
+"""The ids of a federation's nodes: drawn like Flower's, or read from Flower's own grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["draw_node_ids", "wait_for_nodes"]
 
 
 def draw_node_ids(num_nodes: int, seed: int) -> NDArray[np.uint64]:
-    """Draw ids (N,) as Flower's: 64 random bits, never in partition order, so that bugs of order show."""
+    """Draw ids (N,) of 64 random bits, like Flower's, but never in partition order, to expose order bugs."""
     rng = generator(seed, purpose=Purpose.FAULT)
     ids = np.zeros(0, np.uint64)
     while len(ids) < num_nodes:
@@ -24,7 +24,7 @@ def draw_node_ids(num_nodes: int, seed: int) -> NDArray[np.uint64]:
 
 
 def wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[int]:
-    """Return the ids of a grid's nodes, by id, when all have registered."""
+    """Wait until all nodes of a grid have registered, and return their ids, ascending."""
     end = time.monotonic() + timeout
     settled, seen = time.monotonic(), -1
     while True:

@@ -19,7 +19,7 @@ def pack_records(records: RecordDict) -> dict[str, Any]:
 
 
 def unpack_records(tree: Mapping[str, Any]) -> RecordDict:
-    """Return what ``pack_records`` was given."""
+    """Return the records from the result of ``pack_records``."""
     return RecordDict({name: _unpacked(packed) for name, packed in tree.items()})
 
 
@@ -44,7 +44,7 @@ def _unpacked(packed: Mapping[str, Any]) -> ArrayRecord | MetricRecord | ConfigR
 def _packed_array(array: Array) -> Any:
     if array.stype == _NUMPY:
         return view(array)
-    # A codec's payload: bytes that only the codec understands.
+    # A codec's payload, opaque bytes.
     return {
         "dtype": array.dtype,
         "shape": list(array.shape),

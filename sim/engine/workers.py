@@ -1,15 +1,14 @@
-"""Workers: the engine's nodes on all cores, or on a Ray cluster, with the same handlers, and the same bits.
+"""Workers: the nodes' work on all cores or on a Ray cluster, with the same handlers and the same bits.
 
-A worker is forked, so that it has any ClientApp as its parent has it, without another import of torch.
-Forking beside threads is unsafe; therefore the grid forks one process when it is made (the *forker*), before
-the ServerApp starts any, and the forker forks the workers when there is work. Contents and replies travel
-through shared memory (``parcels.py``), what many nodes are sent once for all. Where workers are actors of a
-Ray cluster, a process of ``ray_cluster.py`` starts them in the forker's place and passes parcels on; here
-both look alike.
+A worker is forked, so that it has the parent's ClientApp without importing torch again. Forking is unsafe
+once threads exist. The grid therefore forks one process on construction (the *forker*), before the ServerApp
+starts threads, and the forker forks the workers when there is work. Contents and replies travel through
+shared memory (``parcels.py``), where shared contents are stored once. With a Ray cluster, a process of
+``ray_cluster.py`` takes the forker's place and forwards parcels to actors; this module treats both alike.
 
-A node's state lives in the worker that works for it, and in the grid, which gets what changed with each
-reply. So the grid can write a checkpoint, restore one, deal a node to another worker, and start a worker that
-died again, with the state as of each node's last reply.
+A node's state is kept by its worker and by the grid, which receives the changes with each reply. So the grid
+can write and restore checkpoints, move a node to another worker, and restart a dead worker with each node's
+state after its last reply.
 """
 
 from __future__ import annotations
@@ -64,20 +63,20 @@ from hedgerow.wire.records import LazyArray
 
 __all__ = ["MOST_WORKERS", "Dealt", "Workers", "WorkersLostError", "check_workers", "default_workers"]
 
-# Work is dealt by default where the arrays of one call's messages are so many bytes in all, and those of all
-# calls before: a local step of so many parameters takes several times what sending them does, and starting
-# workers takes what a few rounds do. Never by a clock: a run's bits must not depend on the machine's load.
+# By default workers get calls whose messages hold at least this many bytes of arrays, after this many bytes
+# of such calls: a local step on so many parameters takes several times as long as sending them, and starting
+# workers takes as long as a few rounds. No timing is used, so that a run's bits do not depend on the load.
 _LEAST_CALL = 2 << 20
 _LEAST_RUN = 16 << 20
 _PR_SET_PDEATHSIG = 1
 _GONE = "the process that starts workers is gone"
 _DROPPED = "its head node, or Ray on this machine, is gone"
-# What lies on the link to who starts workers stays far below what a socket holds.
+# Bounds the requests on the link to the forker, far below a socket's buffer.
 _STARTED_AT_ONCE = 64
 
 
 class WorkersLostError(RuntimeError):
-    """No worker can be started any more."""
+    """No further worker can be started."""
 
 
 def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
@@ -99,12 +98,12 @@ def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
 
 
 def default_workers(app: App) -> int:
-    """Return how many workers an app gets where nobody says: 1, or the physical cores that it may use.
+    """Return an app's default number of workers: 1, or the physical cores that it may use.
 
-    As many as torch would use threads (``OMP_NUM_THREADS``), so that several runs at once do not crowd each
-    other out. One for an app whose handlers are not batched, which may draw from global generators or keep
-    things in its modules; beside other threads of this process, where forking is unsafe; and where there is
-    a GPU, which one stack fills better than several.
+    It is at most torch's number of threads (``OMP_NUM_THREADS``), so that concurrent runs share the cores. It
+    is 1 for an app without batched handlers, which may use global generators or module state; if this process
+    has other threads, because forking is then unsafe; and with a GPU, which one stack uses better than
+    several.
     """
     torch = sys.modules.get("torch")
     if not isinstance(app, Batched) or not _can_fork() or torch is None or threading.active_count() > 1:
@@ -117,7 +116,7 @@ def _can_fork() -> bool:
 
 
 def _physical_cores() -> int:
-    """Return the cores that this process may use, hyperthreads of one core as one."""
+    """Return the number of physical cores that this process may use."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
         try:
@@ -129,22 +128,15 @@ def _physical_cores() -> int:
 
 @dataclass(slots=True)
 class Dealt:
-    """Which calls go to the workers; ``always`` where the user asked for workers.
+    """The rule for which calls go to the workers."""
 
-    Parameters
-    ----------
-    always : bool
-        Whether all do.
-    bytes : int (default: 0)
-        Arrays of the calls so far that were large enough: part of a checkpoint, since on some models the bits
-        of a run tell who was called with whom.
-    """
-
-    always: bool
+    always: bool  # whether all do, because the user asked for workers
+    # Bytes of arrays in large calls so far. It is part of a checkpoint, because with some models the bits of
+    # a run depend on which nodes are called together.
     bytes: int = 0
 
     def worth(self, message_type: str, jobs: Sequence[NodeJob]) -> bool:
-        """Return whether a call is worth dealing."""
+        """Return whether a call goes to the workers, and count it."""
         if self.always:
             return True
         size = sum(job.size for job in jobs)
@@ -154,7 +146,7 @@ class Dealt:
         return self.bytes > _LEAST_RUN
 
     def keeps(self, message_type: str, nodes: int, size: int) -> bool:
-        """Return whether a call of so many nodes and bytes stays here, and count it if it does."""
+        """Return whether a call of so many nodes and bytes stays in this process, and count it if it does."""
         counts = self._counts(message_type, nodes, size)
         if self.always or (counts and self.bytes + size > _LEAST_RUN):
             return False
@@ -162,7 +154,7 @@ class Dealt:
         return True
 
     def count(self, size: int) -> None:
-        """Count a call that was dealt without messages."""
+        """Count a call without messages that workers answered."""
         if not self.always:
             self.bytes += size
 
@@ -172,10 +164,10 @@ class Dealt:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """The parent's end of one worker; without a link it is to be started."""
+    """The parent's end of one worker, which is not running if it has no link."""
 
     link: socket.socket | None = None
-    # The state that it has of each node, by partition id.
+    # The worker's copies of nodes' states, by partition id.
     states: dict[int, RecordDict] = field(default_factory=dict)
 
     def end(self) -> None:
@@ -187,7 +179,7 @@ class _Worker:
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """What one worker is asked: its nodes, the contents that they are sent, and these for it to read."""
+    """One worker's part of a call: its nodes, their contents, and the request."""
 
     worker: _Worker
     nodes: list[SimulatedNode]
@@ -196,17 +188,17 @@ class _Share:
 
 
 class Workers:
-    """Processes that do the nodes' work. They end with this object, with ``close``, and with this process.
+    """Processes for the nodes' work, which end with this object, with ``close`` and with this process.
 
     Parameters
     ----------
     handlers : Handlers
-        What they do.
+        The handlers that they call.
     count : int
-        How many, >= 1. Each computes on one thread.
+        Number of processes, >= 1, each on one thread. With a cluster: the most actors, 0 for as many as it
+        has room for.
     cluster : Cluster or None (default: None)
-        The Ray cluster whose actors they are: ``count`` at most, 0 for as many as it has room for. None: they
-        are processes of this machine.
+        A Ray cluster whose actors are used in place of local processes.
 
     Raises
     ------
@@ -217,7 +209,7 @@ class Workers:
     def __init__(
         self, handlers: Handlers, count: int, cluster: Cluster | None = None, *, most: int = MOST_WORKERS
     ) -> None:
-        # Seeded as this process is, whose own draws go on as if there were no workers.
+        # Seeded like this process's generator, which is not advanced.
         self._keys = random.Random()
         self._keys.setstate(random.getstate())
         self._cluster = cluster
@@ -240,18 +232,18 @@ class Workers:
         return len(self._workers)
 
     def answers(self, groups: Mapping[str, Sequence[NodeJob]], run_id: int) -> list[tuple[NodeJob, Answer]]:
-        """Return each job, by message type and in the given order, with its node's answer; keep what changed.
+        """Return each job, by message type and in the given order, with its node's answer; keep new states.
 
-        Jobs of one node are not allowed in one call. A worker that dies costs the answers of its nodes.
+        A call holds at most one job per node. If a worker dies, the answers of its nodes are errors.
 
         Raises
         ------
         WorkersLostError
-            If no process can be started on this machine; nothing was done.
+            If no local process can be started; nothing was done.
         ClusterError
-            If the cluster is lost, or starts no actor any more.
+            If the cluster is lost, or starts no further actor.
         ValueError
-            What ``Handlers.answers`` raises in strict mode.
+            As ``Handlers.answers`` in strict mode.
         """
         self._revive()
         shares, dealt = [], []
@@ -270,8 +262,8 @@ class Workers:
             if reply is None:
                 log(
                     ERROR,
-                    "A worker process died: the replies of its %d nodes are lost. Another one takes its "
-                    "place, with what they kept before.",
+                    "A worker process died: the replies of its %d nodes are lost. Another one continues with "
+                    "their last states.",
                     len(jobs),
                 )
                 lost = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process of this node died")
@@ -285,10 +277,7 @@ class Workers:
     ) -> InColumns:
         """Answer an exchange without messages, as ``InProcessGrid.columns`` does; no state changes.
 
-        Raises
-        ------
-        Exception
-            If a node fails, a worker dies, or none can be started: then messages must go.
+        Any error, from a node or because a worker died or cannot be started, means that messages are needed.
         """
         self._revive()
         nodes = [(group, node) for group, (_, members) in enumerate(asked) for node in members]
@@ -322,14 +311,14 @@ class Workers:
         return InColumns(rows, metrics)
 
     def _revive(self) -> None:
-        """Start those workers again that died with nothing to do: nothing is lost."""
+        """Restart workers that died while idle, which loses nothing."""
         for worker in self._workers:
             if worker.link is not None and _is_gone(worker.link):
                 worker.end()
         self._fill()
 
     def _fill(self) -> None:
-        """Start the workers that are not there; do without those that a cluster has no room for any more."""
+        """Start missing workers, and drop those for which a cluster has no room."""
         missing = [worker for worker in self._workers if worker.link is None]
         reason = ""
         for at in range(0, len(missing), _STARTED_AT_ONCE):
@@ -342,7 +331,7 @@ class Workers:
             self._workers[:] = here
 
     def _start(self, workers: Sequence[_Worker]) -> str:
-        """Start workers; returns why those did not start that did not."""
+        """Start workers; return the reason if some did not start."""
         reason = ""
         waiting = {KEY.pack(self._keys.getrandbits(63)): worker for worker in workers}
         try:
@@ -353,7 +342,7 @@ class Workers:
                 if not packet:
                     raise self._lost(_GONE if self._cluster is None else _DROPPED)
                 worker = waiting.pop(packet[: KEY.size], None)
-                if worker is None:  # Asked for by a call that was interrupted.
+                if worker is None:  # requested by a call that was interrupted
                     for file in files:
                         os.close(file)
                 elif files:
@@ -380,7 +369,7 @@ class Workers:
         return list(shares.items())
 
     def _lots(self, partitions: Sequence[int]) -> list[tuple[_Worker, list[int]]]:
-        """Deal nodes, by position: one always to the same worker, unless that has enough."""
+        """Distribute nodes, by position; a node always goes to the same worker unless that has enough."""
         count = len(self._workers)
         most = -(-len(partitions) // count)
         lots: list[list[int]] = [[] for _ in range(count)]
@@ -393,13 +382,13 @@ class Workers:
         return [(worker, lot) for worker, lot in zip(self._workers, lots, strict=True) if lot]
 
     def _exchange(self, shares: Sequence[_Share], run_id: int) -> list[ShardReply | None]:
-        """Return what each worker says; None of one that died."""
+        """Return each worker's reply; None for one that died."""
         try:
             replies = self._replies(shares, run_id)
             if self._cluster is not None and all(share.worker.link is None for share in shares):
-                self._fill()  # Is it they that died, or the cluster?
+                self._fill()  # raises if the cluster itself is lost
         except BaseException:
-            # Answers may be under way that nobody waits for any more.
+            # Discard answers that may still arrive.
             for share in shares:
                 share.worker.end()
             raise
@@ -412,7 +401,7 @@ class Workers:
         common = Parcel()
         own = [common] * len(shares)
         if self._cluster is not None:
-            # A machine fetches what several workers are sent, once, and what its own are, not the others'.
+            # A machine fetches shared arrays once, and otherwise only those of its own workers.
             shared = _sent_to_several(shares)
             own = [Parcel(common, shared) for _ in shares]
         addresses = [_request(parcel, share, run_id) for parcel, share in zip(own, shares, strict=True)]
@@ -446,7 +435,7 @@ class Workers:
 
 
 def _sent_to_several(shares: Sequence[_Share]) -> set[int]:
-    """Return the ids of the arrays that more than one worker is sent."""
+    """Return the ids of the arrays that go to more than one worker."""
     seen: set[int] = set()
     several: set[int] = set()
     for share in shares:
@@ -473,7 +462,7 @@ def _request(parcel: Parcel, share: _Share, run_id: int) -> Address:
 
 
 def _take(share: _Share) -> ShardReply | Exception | None:
-    """Return what a worker says, once it does, and keep its nodes' states; None if it died."""
+    """Wait for a worker's reply, store its nodes' states and return the reply; None if it died."""
     worker = share.worker
     assert worker.link is not None
     received = receive(worker.link)
@@ -499,19 +488,19 @@ def _take(share: _Share) -> ShardReply | Exception | None:
 
 
 def _is_gone(link: socket.socket) -> bool:
-    # An idle worker says nothing: what can be read is the end.
+    # An idle worker sends nothing, so anything readable is the end of the connection.
     return bool(select.select([link], [], [], 0)[0])
 
 
 def _hang_up(link: socket.socket) -> None:
-    # Closing is not enough where a process that was forked meanwhile has a copy.
+    # Closing is not enough, because processes forked in the meantime have copies.
     with suppress(OSError):
         link.shutdown(socket.SHUT_RDWR)
     link.close()
 
 
 def _end(owner: int, end: Callable[[], object], starter: socket.socket, workers: Sequence[_Worker]) -> None:
-    """End all workers, by the process that had them made only."""
+    """End all workers; only their owner's process does so."""
     if os.getpid() != owner:
         return
     for worker in workers:
@@ -520,11 +509,11 @@ def _end(owner: int, end: Callable[[], object], starter: socket.socket, workers:
     end()
 
 
-# The forker's side
+# The forker
 
 
 def _forker(handlers: Handlers) -> tuple[socket.socket, int]:
-    """Fork the process that forks workers; returns the link to it and its id."""
+    """Fork the process that forks workers; return the link to it and its process id."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -542,7 +531,7 @@ def _reap(pid: int) -> None:
 
 
 def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
-    """Do a forked process's work, and nothing of what its parent would do at its end."""
+    """Run a forked process's work and exit without the parent's exit handlers."""
     code = 1
     try:
         work(*arguments)
@@ -554,8 +543,8 @@ def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
 
 
 def _fork_workers(link: socket.socket, handlers: Handlers) -> None:
-    """Start a worker for each key that comes, until nobody is there to send one."""
-    # Ctrl-C reaches every process of a terminal; the parent says what becomes of it.
+    """Start a worker for each received key, until the link closes."""
+    # Ctrl-C reaches every process of a terminal; the parent decides how to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -588,7 +577,7 @@ def _serve(link: socket.socket, handlers: Handlers, key: int, forker: int) -> No
 
 
 def _die_with(forker: int) -> None:
-    """End when the forker does, which ends with its own parent, in the midst of work too."""
+    """End this process, even during work, when the forker ends, which ends with its own parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != forker:
         os._exit(0)
