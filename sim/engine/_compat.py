@@ -1,8 +1,8 @@
-"""The only file that touches Flower's private names.
+"""The only file that uses Flower's private names.
 
-What is needed of them is looked for and tried at import, because a private name that moved, or does something
-else, would fail in the middle of a run, or silently change what a run means. Public is what ``__all__`` of
-Flower's packages lists; tests/test_flower_names.py finds whatever else is imported or read elsewhere.
+They are checked at import, because a private name that has moved or changed would fail in the middle of a
+run, or silently change its meaning. Public names are those in ``__all__`` of Flower's packages;
+tests/test_flower_names.py finds other names that are imported or read elsewhere.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ try:
 except ImportError as _error:
     _check(str(_error))
 
-# Modules that are not imported here. The one of the simulation's grid brings a database and a web server.
+# Modules that are not imported here. The simulation's grid imports a database and a web server.
 _SIMULATION = "flwr.superlink.grid.inmemory_grid"
-# How a SuperExec starts programs. Without it a deployment is slower, no more: only the warm executor asks.
+# How a SuperExec starts programs; used by the warm executor only, without which a deployment is slower.
 _EXECUTOR = "flwr.supercore.superexec.executor.subprocess_executor"
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
@@ -79,21 +79,21 @@ __all__ = [
     "through_the_wire",
 ]
 
-# What a TaskIdentity keeps.
+# The fields of a TaskIdentity.
 _IDENTITY = ("_run_id", "_node_id", "_task_id")
-# The grids that an identity was lent to, the last one to ask at the end.
+# The grids that have an identity, the most recent one last.
 _borrowers: dict[int, tuple[weakref.ref[object], int]] = {}
 
 
 class _LentRunId(int):
-    """The run id of a lent identity: one that a Flower process set is a plain integer."""
+    """The run id of a lent identity; a Flower process sets a plain integer."""
 
 
 def lend_identity(borrower: object, run_id: int) -> None:
-    """Let this process build messages as the ServerApp of a run, until the borrower is gone.
+    """Let this process build messages as the ServerApp of a run, while the borrower exists.
 
-    ``flwr.app.Message(...)`` reads a process-wide identity that only Flower's own processes set. Where one of
-    them did, or ``flower_identity`` did, it stays. Of several borrowers the last one to ask has its run's.
+    ``flwr.app.Message(...)`` reads a process-wide identity that only Flower's own processes set. An identity
+    that they or ``flower_identity`` set is kept. With several borrowers, the most recent one's run is used.
     """
     if TaskIdentity._run_id is not None and not isinstance(TaskIdentity._run_id, _LentRunId):
         return
@@ -105,7 +105,7 @@ def lend_identity(borrower: object, run_id: int) -> None:
 
 
 def give_identity_back(borrower: object) -> None:
-    """End a loan; the borrower before has its own again, and after the last one there is no identity."""
+    """End a loan; the previous borrower's identity returns, and after the last one there is none."""
     _give_back(id(borrower))
 
 
@@ -122,7 +122,7 @@ def _give_back(key: int) -> None:
 
 @contextmanager
 def flower_identity(run_id: int) -> Iterator[None]:
-    """Let this process build messages as the ServerApp of a run; the former identity comes back after."""
+    """Let this process build messages as the ServerApp of a run; restore the former identity afterwards."""
     before = {name: getattr(TaskIdentity, name) for name in _IDENTITY}
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 1
     try:
@@ -133,38 +133,37 @@ def flower_identity(run_id: int) -> Iterator[None]:
 
 
 def is_simulation(grid: object) -> bool:
-    """Tell whether a grid is that of Flower's simulation, whose nodes are on this machine."""
-    # A grid of the class has imported its module.
+    """Return whether a grid is that of Flower's simulation, whose nodes are on this machine."""
+    # If a grid of the class exists, its module is imported.
     module = sys.modules.get(_SIMULATION)
     return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def empty_run(run_id: int) -> Run:
-    """Return the description of a run that no SuperLink knows."""
+    """Return a run that is unknown to any SuperLink."""
     return Run.create_empty(run_id)
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Give a message its id, which Flower leaves to the SuperLink."""
+    """Set a message's id, which Flower leaves to the SuperLink."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def set_sender(message: Message, run_id: int) -> None:
-    """Make a message the SuperLink's, of a run, whatever identity it was built under."""
+    """Set a message's sender to the SuperLink and its run, whatever identity it was built with."""
     message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
 
 
 def delivered(message: Message, content: RecordDict) -> Message:
-    """Return the message as its node gets it: own metadata, the given content."""
+    """Return a message with the given content and a copy of the metadata, as its node receives it."""
     return make_message(metadata=copy.copy(message.metadata), content=content)
 
 
 def copy_records(records: RecordDict, memo: dict[int, Record] | None = None) -> RecordDict:
     """Copy a RecordDict, its records and their lists, sharing the arrays.
 
-    What Flower's classes let a handler change in passing (keys, values, lists) changes in the copy only.
-    Writing into an array's own memory is seen through every copy. Records that are in ``memo`` (by id)
-    are taken from there, and new copies are put there.
+    Changes of keys, values and lists affect only the copy; writing into an array's memory affects all copies.
+    Records in ``memo`` (by id) are taken from there, and new copies are added to it.
     """
     out = records.copy()
     data = out.__dict__["_data"]
@@ -189,7 +188,7 @@ def _copy_record(record: Record) -> Record:
 
 
 def has_wrappers(app: object, message_type: str) -> bool:
-    """Tell whether mods or a lifespan stand around an app's handler of a message type."""
+    """Return whether an app's handler of a message type has mods or a lifespan."""
     if getattr(app, "_mods", None) or getattr(app, "_lifespan", _empty_lifespan) is not _empty_lifespan:
         return True
     name = message_type if "." in message_type else f"{message_type}.default"
@@ -199,18 +198,15 @@ def has_wrappers(app: object, message_type: str) -> bool:
 
 
 def main_function(app: ServerApp) -> Callable[..., Any] | None:
-    """Return the function that an app registered as its main; None if there is none."""
+    """Return an app's registered main function; None if there is none."""
     main: Callable[..., Any] | None = getattr(app, "_main", None)
     return main
 
 
 def launch_by(start: Callable[..., None]) -> None:
-    """Have the SuperExec of this process start programs by a function in place of ``subprocess.Popen``.
+    """Make this process's SuperExec start programs by a function in place of ``subprocess.Popen``.
 
-    Raises
-    ------
-    ImportError
-        If this Flower starts them in another way.
+    ImportError if this version of Flower starts them in another way.
     """
     try:
         executor: Any = importlib.import_module(_EXECUTOR)
@@ -222,12 +218,9 @@ def launch_by(start: Callable[..., None]) -> None:
 
 
 def through_the_wire(records: RecordDict, what: str) -> RecordDict:
-    """Serialise and read back records as a deployment does.
+    """Serialise and deserialise records, as a deployment does.
 
-    Raises
-    ------
-    ValueError
-        If something would not survive; the text starts with ``what`` and names the record and its key.
+    ValueError if that fails; the text starts with ``what`` and names the record and its key.
     """
     out = RecordDict()
     for name, record in records.items():
@@ -280,11 +273,11 @@ def read_toml(path: Path) -> UserConfig:
         return flatten_dict(tomllib.load(file))
 
 
-# What the private parts do, tried once.
+# Checks of the private names at import
 
 
 def _tries() -> dict[str, Callable[[], bool]]:
-    """Return what is needed of them, in words, and whether it is so."""
+    """Return a check of each required private name, by its description."""
     records = RecordDict({"config": ConfigRecord({"list": [1]}), "arrays": ArrayRecord([])})
     with flower_identity(7):
         message = Message(records, 2, "query")
@@ -293,7 +286,7 @@ def _tries() -> dict[str, Callable[[], bool]]:
     twin = copy_records(records)
     values: Any = twin.config_records["config"]["list"]
     values.append(2)
-    told = message.metadata
+    metadata = message.metadata
     plain, wrapped, app = ClientApp(), ClientApp(), ServerApp()
     plain.train()(_answer)
     wrapped.train(mods=[_pass_on])(_answer)
@@ -301,7 +294,7 @@ def _tries() -> dict[str, Callable[[], bool]]:
 
     def own_metadata() -> bool:
         copied = delivered(message, twin)
-        return copied.content is twin and copied.metadata is not told
+        return copied.content is twin and copied.metadata is not metadata
 
     codes = ("CLIENT_APP_CRASHED", "CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE")
     grid = Path(flwr.__file__).parent.parent / f"{_SIMULATION.replace('.', '/')}.py"
@@ -310,9 +303,9 @@ def _tries() -> dict[str, Callable[[], bool]]:
         "ErrorCode": lambda: all(hasattr(ErrorCode, code) for code in codes),
         "Run.create_empty": lambda: empty_run(7).run_id == 7,
         _SIMULATION: grid.is_file,
-        "Metadata._run_id": lambda: told.run_id == 8,
-        "Metadata._src_node_id": lambda: told.src_node_id == SUPERLINK_NODE_ID,
-        "Metadata._message_id": lambda: told.message_id == "9",
+        "Metadata._run_id": lambda: metadata.run_id == 8,
+        "Metadata._src_node_id": lambda: metadata.src_node_id == SUPERLINK_NODE_ID,
+        "Metadata._message_id": lambda: metadata.message_id == "9",
         "make_message with own metadata": own_metadata,
         "RecordDict._data": lambda: records.config_records["config"]["list"] == [1],
         "deflate and inflate of records": lambda: through_the_wire(records, "probe") == records,

@@ -1,9 +1,9 @@
-"""Records between processes of one machine: pickled, with their arrays beside it in shared memory.
+"""Records between processes of one machine: pickled, with their arrays in shared memory.
 
 A parcel is one anonymous file in memory (``memfd_create``, Linux). It holds streams (pickled objects) and the
-arrays that they name; an array that several streams name lies there once. Its file descriptor travels over a
-Unix socket. Who receives it maps it: arrays are read where they lie, and the memory is given back with the
-last of them. Parcels are read only from processes that were forked here, which are as trusted as this one.
+arrays that they reference; an array that several streams reference is stored once. Its file descriptor is
+sent over a Unix socket. The receiver maps the file, reads arrays in place, and frees the memory with the last
+of them. Parcels are read only from processes forked here, which are as trusted as this one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = [
     "write_file",
 ]
 
-# Where a stream lies in its parcel: offset and length of the table of arrays, of the pickle.
+# A stream's place in its parcel: offset and length of the table of arrays, and of the pickle.
 Address = tuple[int, int, int, int]
-# Vector registers and cache lines begin here, as in memory that torch takes for itself.
+# The alignment of vector registers, cache lines and torch's own memory.
 _ALIGN = 64
-# Shorter ones cost more beside the stream than in it.
+# Smaller arrays are cheaper inside the stream.
 _LEAST = 1024
-# One call writes at most so many pieces (IOV_MAX).
+# Pieces per write call (IOV_MAX).
 _PIECES = 512
-# A mapping keeps a file descriptor, of which a process has 1,024: beyond this many, parcels are copied.
+# A mapping uses one of a process's 1,024 file descriptors; beyond this many, parcels are copied.
 _MOST_MAPPED = 256
 _HEADER = struct.Struct("=B6q")
 _MOST_FILES = 2
@@ -49,14 +49,14 @@ _mapped: WeakSet[mmap.mmap] = WeakSet()
 
 
 class Parcel:
-    """What one process writes for others: first ``add``, then ``close``, then ``send`` the addresses.
+    """Data that one process writes for others: first ``add``, then ``close``, then ``send`` the addresses.
 
     Parameters
     ----------
     common : Parcel or None (default: None)
-        Takes the arrays that other parcels name too; who reads this one needs it as well.
+        A parcel for arrays that several parcels reference; readers need it too.
     shared : collection of int (default: none)
-        Which arrays those are, by ``id``.
+        The ids of these arrays.
     """
 
     def __init__(self, common: Parcel | None = None, shared: Collection[int] = ()) -> None:
@@ -68,19 +68,19 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        """Bytes, so far."""
+        """Bytes added so far."""
         return self._size
 
     def add(self, thing: object, name: Callable[[Any], object] | None = None) -> Address:
-        """Put an object in.
+        """Add an object.
 
         Parameters
         ----------
         thing : object
-            Anything that pickles; read-only arrays, as records have them, are not copied into the pickle.
+            Anything that can be pickled; read-only arrays, as in records, are not copied into the pickle.
         name : callable or None (default: None)
-            Returns for an object the name by which the receiver knows it already, or None: ``persistent_id``
-            of ``pickle.Pickler``.
+            Returns the name by which the receiver already knows an object, or None: ``persistent_id`` of
+            ``pickle.Pickler``.
         """
         table: list[tuple[int, int]] = []
         stream = io.BytesIO()
@@ -101,11 +101,11 @@ class Parcel:
         return *places, *pickled
 
     def close(self) -> int:
-        """Write everything and return the file's descriptor, which is the caller's to close."""
+        """Write everything and return the file's descriptor, which the caller must close."""
         return write_file(self._pieces)
 
     def joined(self) -> NDArray[np.uint8]:
-        """Return all that it holds as one array, for a transport that takes arrays."""
+        """Return the contents as one array, for a transport of arrays."""
         whole = np.empty(self._size, np.uint8)
         at = 0
         for piece in self._pieces:
@@ -155,14 +155,14 @@ class _Named(pickle.Unpickler):
 
 
 class Received:
-    """A parcel as its receiver has it.
+    """A received parcel.
 
     Parameters
     ----------
     whole : ndarray of uint8, (size,)
-        What ``Parcel`` wrote, beginning at a multiple of 64 bytes, read-only.
+        The contents, aligned to 64 bytes, read-only.
     common : ndarray of uint8, (size,), or None (default: None)
-        Likewise of its common parcel.
+        The contents of its common parcel.
     """
 
     def __init__(self, whole: NDArray[np.uint8], common: NDArray[np.uint8] | None = None) -> None:
@@ -176,9 +176,9 @@ class Received:
         at : Address
             As ``Parcel.add`` returned it.
         copy : bool (default: False)
-            Give each array memory of its own, so that it keeps nothing else of the parcel.
+            Copy each array, so that it does not keep the parcel in memory.
         find : callable or None (default: None)
-            Returns what a name stands for that ``add`` was given.
+            Returns the object for a name from ``add``.
         """
         first, length, begin, size = at
         table = self._whole[first : first + length].view(np.int64).reshape(-1, 2).tolist()
@@ -190,7 +190,7 @@ class Received:
         return _Named(io.BytesIO(stream), buffers, find).load()
 
     def holds(self, array: NDArray[Any]) -> bool:
-        """Return whether an array's memory is the parcel's."""
+        """Return whether an array's memory is in the parcel."""
         parts = [part for part in (self._whole, self._common) if part is not None]
         return any(0 <= array.ctypes.data - part.ctypes.data < len(part) for part in parts)
 
@@ -203,14 +203,10 @@ class Received:
 
 
 def send(link: socket.socket, kind: int, at: Address, *files: tuple[int, int]) -> None:
-    """Tell the other end of a link where a stream lies; ``kind`` (0 to 255) is between the two ends.
+    """Send a stream's address over a link, with a ``kind`` (0 to 255) that the two ends agree on.
 
-    ``files`` are the parcel's descriptor and size, and its common parcel's where it has one.
-
-    Raises
-    ------
-    OSError
-        If nobody is there.
+    ``files`` are descriptor and size of the parcel and of its common parcel, if any. OSError if the link is
+    closed.
     """
     sizes = [size for _, size in files] + [0] * (_MOST_FILES - len(files))
     header = _HEADER.pack(kind, *at, *sizes)
@@ -218,7 +214,7 @@ def send(link: socket.socket, kind: int, at: Address, *files: tuple[int, int]) -
 
 
 def receive(link: socket.socket) -> tuple[int, Address, Received] | None:
-    """Wait for a parcel; None where the other end is gone."""
+    """Wait for a parcel; None if the link is closed."""
     with receive_files(link) as received:
         if received is None:
             return None
@@ -228,7 +224,7 @@ def receive(link: socket.socket) -> tuple[int, Address, Received] | None:
 
 @contextmanager
 def receive_files(link: socket.socket) -> Iterator[tuple[int, Address, list[tuple[int, int]]] | None]:
-    """Wait for a parcel and give its files, descriptor and size each, for a ``with`` block."""
+    """Wait for a parcel and yield its files, with descriptor and size."""
     files: list[int] = []
     try:
         try:
@@ -246,7 +242,7 @@ def receive_files(link: socket.socket) -> Iterator[tuple[int, Address, list[tupl
 
 
 def file_bytes(file: int, size: int) -> NDArray[np.uint8]:
-    """Return what an anonymous file holds, read-only: mapped, or copied where too many are mapped."""
+    """Return an anonymous file's contents, read-only: mapped, or copied if too many are mapped."""
     if len(_mapped) < _MOST_MAPPED:
         mapping = mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ)
         _mapped.add(mapping)
@@ -258,7 +254,7 @@ def file_bytes(file: int, size: int) -> NDArray[np.uint8]:
 
 
 def write_file(pieces: Sequence[Any]) -> int:
-    """Write pieces into an anonymous file in memory; its descriptor is the caller's to close."""
+    """Write pieces into an anonymous file in memory; the caller must close its descriptor."""
     file = os.memfd_create("hedgerow", os.MFD_CLOEXEC)
     try:
         for at in range(0, len(pieces), _PIECES):

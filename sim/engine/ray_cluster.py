@@ -1,9 +1,9 @@
-"""Workers as actors of a Ray cluster that is there already.
+"""Workers as actors of an existing Ray cluster.
 
-A process of its own (the *broker*) is Ray's driver: a cluster that is lost ends its driver at once, and Ray
-starts threads and takes signals, none of which a ServerApp's process should have to bear. The broker starts
-an actor where ``workers.py`` would fork a process, and passes parcels between its link and the actor. Arrays
-that several workers are sent go into Ray's object store once, and are fetched once by each machine.
+Ray's driver is a separate process (the *broker*), because Ray ends the driver of a lost cluster, starts
+threads and handles signals, none of which should affect the ServerApp's process. The broker starts an actor
+where ``workers.py`` would fork a process, and forwards parcels between its link and the actor. Arrays for
+several workers are stored in Ray's object store once, and fetched once by each machine.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
     "open_cluster",
 ]
 
-# What a worker is asked for by, and what seeds its global generators.
+# The key of a worker, which seeds its global generators.
 KEY = struct.Struct("=Q")
 LONGEST_PACKET = 2000
 MOST_WORKERS = 1024
 _ADDRESS = re.compile(r"auto|(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _CONNECTING = 5.0
-# Seconds. A cluster answers in two, a cold import of torch from a shared folder takes half a minute.
+# Seconds. A cluster answers in two; a cold import of torch from a shared folder takes half a minute.
 _ANSWERING = 60.0
 _STARTING = 120.0
 _FREE_AFTER = 10.0
@@ -64,14 +64,14 @@ class ClusterError(RunFailedError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster, and what has to travel there.
+    """A Ray cluster, and the packages to send there.
 
     Parameters
     ----------
     address : str
-        ``"HOST:PORT"`` of its head node, or ``"auto"``: the one that this machine is a node of.
+        ``"HOST:PORT"`` of its head node, or ``"auto"`` for the cluster that this machine belongs to.
     modules : tuple of str (default: none)
-        Folders of Python packages that its machines are sent.
+        Folders of Python packages to send to its machines.
     """
 
     address: str
@@ -93,18 +93,18 @@ def check_address(address: str) -> None:
 def open_cluster(
     cluster: Cluster, handlers: Any, workers: int, most: int
 ) -> tuple[socket.socket, int, Callable[[], object]]:
-    """Start a broker; returns the link to it, how many workers there are to be, and what waits for its end.
+    """Start a broker; return the link to it, the number of workers, and a function that waits for its end.
 
     Parameters
     ----------
     cluster : Cluster
-        Where.
+        The cluster to join.
     handlers : Handlers
-        What the actors are sent: anything that cloudpickle takes.
+        The handlers for the actors, which cloudpickle must support.
     workers : int
-        How many are asked for, >= 0; 0: as many as there are free CPUs, or GPUs where nodes may train there.
+        Requested workers, >= 0; 0 for the number of free CPUs, or of free GPUs if nodes may train on them.
     most : int
-        More are of no use, >= 1.
+        Upper bound of useful workers, >= 1.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def open_cluster(
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import _broker; _broker({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
-            # Ray has a log of its own; what matters of it is said here.
+            # Ray writes its own log; relevant errors are reported here.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -159,9 +159,9 @@ def open_cluster(
 
 
 def _knock(address: str) -> None:
-    """Raise ClusterError where nobody listens: Ray itself would go on trying for minutes."""
+    """Raise ClusterError if nothing listens; Ray itself would retry for minutes."""
     if address == "auto":
-        # Where Ray looks. The file of a cluster that was killed remains.
+        # Ray's own sources of the address. The file of a killed cluster remains.
         with suppress(OSError):
             address = os.environ.get("RAY_ADDRESS") or _CURRENT.read_text().strip()
         found = _ADDRESS.fullmatch(address)
@@ -175,7 +175,7 @@ def _knock(address: str) -> None:
 
 
 def _here() -> dict[str, Any]:
-    """Return what an actor is to have as this process has it, where its machine has it."""
+    """Return the paths, folder and environment that an actor copies from this process."""
     return {
         "paths": [str(Path(path).absolute()) for path in sys.path if path],
         "folder": str(Path.cwd()),
@@ -206,11 +206,11 @@ def _read(received: tuple[int, Any, Received]) -> tuple[int, Any]:
     return kind, parcel.read(at)
 
 
-# The broker's side
+# The broker
 
 
 def _broker(descriptor: int) -> None:
-    """Connect to the cluster, start an actor for each key that comes, and end with who sends them."""
+    """Connect to the cluster and start an actor for each received key, until the link closes."""
     control = socket.socket(fileno=descriptor)
     received = receive(control)
     if received is None:
@@ -225,7 +225,7 @@ def _broker(descriptor: int) -> None:
     _tell(control, _READY, broker.count)
     while key := control.recv(KEY.size):
         threading.Thread(target=broker.start, args=(key,), daemon=True).start()
-    # Threads may wait for actors, which Ray ends when their driver is gone.
+    # Threads may be waiting for actors, which Ray ends with their driver.
     os._exit(0)
 
 
@@ -248,11 +248,11 @@ class _Broker:
         self._here = asked["here"]
         self._lock = threading.Lock()
         self._living = 0
-        # What several workers are sent in the call at hand, by the file that it came in.
+        # The current call's common parcel, by its file.
         self._common: tuple[int, tuple[int, int], Any] | None = None
 
     def start(self, key: bytes) -> None:
-        """Start an actor, answer with a link to it, and pass parcels on."""
+        """Start an actor, answer with a link to it, and forward parcels."""
         actor, reason = self._started(*KEY.unpack(key))
         if actor is None:
             self._control.send(key + reason.encode()[: LONGEST_PACKET - KEY.size], socket.MSG_NOSIGNAL)
@@ -261,7 +261,7 @@ class _Broker:
         with ours:
             with theirs:
                 socket.send_fds(self._control, [key], [theirs.fileno()], socket.MSG_NOSIGNAL)
-            # Whatever ends this ends the link, which is how a worker's death is noticed.
+            # Any error closes the link, which tells the other end that the worker died.
             with suppress(self._ray.exceptions.RayError, OSError):
                 while self._passed_on(ours, actor):
                     pass
@@ -293,7 +293,7 @@ class _Broker:
         return None, reason
 
     def _passed_on(self, link: socket.socket, actor: Any) -> bool:
-        """Let an actor answer one parcel; returns whether there was one."""
+        """Let an actor answer one parcel; return whether there was one."""
         with receive_files(link) as received:
             if received is None:
                 return False
@@ -309,30 +309,24 @@ class _Broker:
         return True
 
     def _shared(self, file: int, size: int) -> Any:
-        """Return the object store's reference to a common parcel, which is put there once."""
+        """Return the object store's reference to a common parcel, stored there once."""
         about = os.fstat(file)
         name = about.st_dev, about.st_ino
         with self._lock:
             if self._common is None or self._common[1] != name:
                 if self._common is not None:
                     os.close(self._common[0])
-                # Kept open, so that no other file gets its number.
+                # Kept open, so that its inode number is not reused.
                 self._common = os.dup(file), name, self._ray.put(file_bytes(file, size))
             return self._common[2]
 
 
 def _room(ray: Any, asked: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
-    """Return how many actors are to be started, and what each reserves.
-
-    Raises
-    ------
-    ClusterError
-        If the cluster has not so many CPUs, or none is free.
-    """
+    """Return the number of actors to start, and what each reserves; ClusterError if there is no room."""
     workers, most = asked["workers"], asked["most"]
     end = time.monotonic() + _FREE_AFTER
     while True:
-        # Those of a run that has just ended are given back in a moment.
+        # The resources of a run that has just ended are released after a moment.
         free = ray.available_resources()
         count, options = _dealt(workers, most, asked["device"], ray.cluster_resources(), free)
         if count:
@@ -347,7 +341,7 @@ def _dealt(
 ) -> tuple[int, dict[str, float]]:
     gpus = int(total.get("GPU", 0)) if device != "cpu" else 0
     if gpus:
-        # One stack fills a GPU better than several, and several share one where the user says so.
+        # One stack uses a GPU better than several; several share one only at the user's request.
         count = min(workers or int(free.get("GPU", 0)), most)
         return count, {"num_cpus": 0, "num_gpus": min(1.0, gpus / max(1, count))}
     cpus = int(total.get("CPU", 0))
@@ -366,17 +360,17 @@ def _first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-# An actor's side
+# Actors
 
 
 class _Actor:
     """A shard in a process that Ray started."""
 
     def load(self, handlers: bytes, key: int, here: Mapping[str, Any]) -> str:
-        """Load the app; returns what is wrong with it, or nothing."""
-        # As in every worker, whatever number of CPUs Ray reserved.
+        """Load the app; return an error message, empty on success."""
+        # One thread, as in every worker, whatever number of CPUs Ray reserved.
         os.environ.update(here["environment"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        # After what Ray has put there: a package that travelled is the one that is meant.
+        # After Ray's own entries, because packages that were sent take precedence.
         sys.path += [path for path in here["paths"] if path not in sys.path and Path(path).exists()]
         if Path(here["folder"]).is_dir():
             os.chdir(here["folder"])
@@ -397,7 +391,7 @@ class _Actor:
 
 
 def _aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a read-only array that begins where a parcel does: bits may depend on it."""
+    """Return a read-only array with a parcel's alignment, on which bits may depend."""
     if array.ctypes.data % _ALIGN:
         room = np.empty(array.size + _ALIGN, np.uint8)
         begin = -room.ctypes.data % _ALIGN

@@ -1,7 +1,7 @@
-"""What the nodes of Flower's own engines keep between rounds, for a checkpoint.
+"""The nodes' states on Flower's own engines, for checkpoints.
 
-Flower drops it when a run ends, so a run that is to go on must fetch it while it lasts, and give it back
-before the first round.
+Flower drops them when a run ends, so they are fetched during the run, and restored before the first round of
+a resumed run.
 """
 
 import time
@@ -22,38 +22,35 @@ __all__ = ["RemoteState"]
 
 
 class RemoteState:
-    """The state of all nodes behind a grid, fetched and restored by two queries.
+    """The state of all nodes of a grid, fetched and restored by two queries.
 
     Parameters
     ----------
     grid : Grid
-        Flower's grid, in simulation or of real devices.
+        Flower's grid, of a simulation or of devices.
     timeout : float
-        Seconds that one query may take, > 0, and that nodes may take to come back.
+        Seconds for one query, > 0, and for nodes to reconnect.
     """
 
-    # Fetching is an exchange with every node: a checkpoint is made when it is due, not every round.
+    # Fetching is an exchange with every node, done only when a checkpoint is due.
     on_demand = True
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self._grid, self._timeout = grid, timeout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every node's records by partition; a node that does not answer is missing, and logged."""
-        return {partition: pack_records(content) for partition, (_, content) in self._told().items()}
+        """Return every node's records by partition; nodes that do not answer are missing, and logged."""
+        return {partition: pack_records(content) for partition, (_, content) in self._states().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every node its records back; waits for as many nodes as there were.
+        """Wait for as many nodes as there were, and restore each node's records.
 
-        Raises
-        ------
-        CheckpointError
-            If a node does not come back, or does not take its records.
+        CheckpointError if a node does not reconnect or refuses its records.
         """
         end = time.monotonic() + self._timeout
         while len(list(self._grid.get_node_ids())) < len(state) and time.monotonic() < end:
             time.sleep(0.2)
-        here = self._told()
+        here = self._states()
         if missing := sorted(state.keys() - here.keys(), key=int):
             raise CheckpointError(
                 f"partition {', '.join(missing)} kept state in the checkpoint and is not there after "
@@ -63,8 +60,8 @@ class RemoteState:
         if refused := contents.keys() - self._ask(contents, RESTORE).keys():
             raise CheckpointError(f"{len(refused)} nodes did not take their state back")
 
-    def _told(self) -> dict[str, tuple[int, RecordDict]]:
-        """Return each partition's node id and what it told; replies that do not say are none."""
+    def _states(self) -> dict[str, tuple[int, RecordDict]]:
+        """Return each partition's node id and state; replies without a partition id are ignored."""
         question = RecordDict({"config": ConfigRecord()})
         asked = {node_id: question for node_id in self._grid.get_node_ids()}
         answers = {}

@@ -1,7 +1,7 @@
-"""A worker's side: the nodes that were dealt to it, and what their handlers answer.
+"""The code that runs in a worker: its nodes, and the calls of their handlers.
 
-The same in a process of this machine (``workers.py``) and in an actor of a Ray cluster (``ray_cluster.py``):
-they differ in how parcels come and go.
+It is the same in a local process (``workers.py``) and in an actor of a Ray cluster (``ray_cluster.py``); only
+the transport of parcels differs.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hedgerow.wire.records import LazyArray, lazy_array
 
 __all__ = ["ANSWERS", "RAISED", "Answer", "Asked", "Request", "Shard", "ShardReply", "node_of"]
 
-# What a reply's stream is: a Reply, or the name and the text of what was raised.
+# The content of a reply's stream: a ShardReply, or the name and text of an exception.
 ANSWERS, RAISED = 0, 1
 
 Answer = RecordDict | Error
-# Nodes by partition id: messages by their type, or of an exchange in columns its type, contents and nodes.
+# With nodes by partition id: messages by type, or type, contents and nodes of an exchange in columns.
 Messages = list[tuple[str, list[tuple[int, Message]]]]
 Asked = Messages | tuple[str, list[tuple[RecordDict, list[int]]]]
 
 
 @dataclass(slots=True)
 class Request:
-    """What a worker is asked, and where the states of nodes are that it has not."""
+    """A request to a worker, with the address of the nodes' states that it lacks."""
 
     run_id: int
     nodes: Address
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(slots=True)
 class ShardReply:
-    """What a worker says: answers in the messages' order, or columns; changed states; what was logged."""
+    """A worker's reply: answers in the messages' order, or columns; changed states; log records."""
 
     answers: list[Answer]
     columns: InColumns | None
@@ -55,7 +55,7 @@ class ShardReply:
 
 
 def node_of(job: NodeJob) -> SimulatedNode:
-    """Return the node of a job that is to be done."""
+    """Return the node of a job that runs."""
     assert job.node is not None
     return job.node
 
@@ -72,15 +72,10 @@ class _Kept(QueueHandler):
 
 
 class Shard:
-    """The nodes that are a worker's, and their handlers; it has its process to itself.
+    """A worker's nodes and their handlers, alone in a process, on one thread.
 
-    Parameters
-    ----------
-    handlers : Handlers
-        What the nodes do. They compute on one thread.
-    key : int
-        Seeds the global generators of Python, NumPy and torch, >= 0: without one, forked workers would draw
-        the same.
+    ``key`` >= 0 seeds the global generators of Python, NumPy and torch, which would otherwise be equal in all
+    forked workers.
     """
 
     def __init__(self, handlers: Handlers, key: int) -> None:
@@ -149,7 +144,7 @@ class Shard:
 
 
 def _same(old: RecordDict, new: RecordDict) -> bool:
-    """Return whether a node's state is what it was: values are compared, arrays are known by identity."""
+    """Return whether a node's state is unchanged; values are compared, arrays by identity."""
     if old.keys() != new.keys():
         return False
     for name, record in new.items():
@@ -165,12 +160,12 @@ def _same(old: RecordDict, new: RecordDict) -> bool:
 
 
 def _same_value(new: object, old: object) -> bool:
-    # Equal floats may differ in their sign, and a whole number may be of another type.
+    # By repr, because equal numbers may differ in type or in the sign of zero.
     return new == old if isinstance(new, bytes) else repr(new) == repr(old)
 
 
 def _owned(state: RecordDict, parcel: Received) -> RecordDict:
-    """Give arrays that a node keeps of what it was sent memory of their own; the parcel's is given back."""
+    """Copy arrays of received contents that a node keeps, so that the parcel can be freed."""
     for record in state.values():
         if isinstance(record, ArrayRecord):
             for key, array in list(record.items()):
@@ -198,8 +193,8 @@ def _one_thread() -> None:
 
 
 def _seed(key: int) -> None:
-    """Seed the global generators: forked ones would draw the same in every worker."""
+    """Seed the global generators."""
     random.seed(key)
-    np.random.seed(key % 2**32)  # noqa: NPY002  # The one that apps draw from which have no key.
+    np.random.seed(key % 2**32)  # noqa: NPY002  # apps may draw from NumPy's global generator
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(key)

@@ -126,15 +126,10 @@ def _of_app(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, An
 
 def _measured_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:
     """Return the constants of a run's first estimate."""
+    names = {"rho": "rho", "delta": "delta-g", "loss-gap": "F0", "gradient2": "gradient2"}
     for record in rounds:
         if "rho" in record["train"]:
-            train = record["train"]
-            return {
-                "rho": train["rho"],
-                "delta": train["delta-g"],
-                "loss-gap": train["F0"],
-                "gradient2": train["gradient2"],
-            }
+            return {key: record["train"][name] for key, name in names.items()}
     raise ValueError(f'{folder} has no estimates; a run with -c "adaptive=observe" makes them')
 
 
@@ -151,7 +146,7 @@ def _inputs(
 
 
 def _intervals(known: Estimates, T: int, eta: float, target: float) -> Table:
-    """Say of some P what eta may be, and which Q reaches the target (Strategy 1)."""
+    """List the largest eta and the largest Q that reaches the target for some P (Strategy 1)."""
     from hedgerow.strategies.hsgd import theory
 
     table = Table("P", "largest eta", "Lambda_min", "largest Q", title="Strategy 1", title_justify="left")
@@ -176,7 +171,7 @@ def _strategies(
     gradient2: float | None,
     compute_seconds: float,
 ) -> Table:
-    """Say what P = Q Strategy 2 chooses, what that costs, and the eta of Strategy 3 there."""
+    """List P = Q of Strategy 2, its cost, and eta of Strategy 3."""
     from hedgerow.strategies.hsgd import theory
 
     table = Table("Strategy 2 and 3", "value", title_justify="left")
@@ -211,7 +206,7 @@ def _pairs(found: list[IntervalPlan], groups: list[Sizes], T: int, target: float
 
 
 def _cost(groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float) -> tuple[float, int, float]:
-    """Return bytes by (19) and on all links, over all groups, and the slowest group's seconds a round."""
+    """Return all groups' bytes by (19) and on all links, and the slowest group's seconds per round."""
     from hedgerow.strategies.hsgd import costs
     from hedgerow.strategies.hsgd.theory import iterations
 

@@ -329,7 +329,7 @@ read = Settings.read
 
 
 def check_size(values: Settings, parties: AllParties) -> None:
-    """Raise SettingsError unless there are enough nodes and people for the settings."""
+    """Raise SettingsError unless the numbers of nodes and people fit the settings."""
     M = len(parties.groups)
     values.hold(
         values.size_rule(parties.num_nodes, f"{M} hospitals and {parties.num_nodes - M} {parties.layout}")
@@ -369,11 +369,9 @@ def build_strategy(values: Settings, *, on_round_end: Sequence[RoundCallback] = 
     system = ModelledSystem(values.compute_seconds)
     if values.merged:
         system = replace(
-            system,
-            original_groups=values.num_groups,
-            raw_bytes=values.raw_bytes_per_group,
+            system, original_groups=values.num_groups, raw_bytes=values.raw_bytes_per_group,
             raw_seconds=values.raw_seconds,
-        )
+        )  # fmt: skip
     return HSGD(
         method=values.method,
         global_interval=values.global_interval,
@@ -455,25 +453,19 @@ def _noise(values: Settings) -> EmbeddingNoise | None:
 def _upload_noise(values: Settings) -> UploadNoise | None:
     if not values.upload_clip:
         return None
-    return UploadNoise(
-        values.upload_clip, values.upload_noise_multiplier, values.noise_delta, values.noise_source
-    )
+    multiplier, delta = values.upload_noise_multiplier, values.noise_delta
+    return UploadNoise(values.upload_clip, multiplier, delta, values.noise_source)
 
 
 def _adaptive(values: Settings) -> Adaptive | None:
     if values.adaptive == "off":
         return None
-    return Adaptive(
-        values.iterations,
-        values.replan_every,
+    probing = Probing(
+        values.probe_steps, values.probe_batches, values.probe_batch or None, values.probe_aggregate,
+        values.final_loss or None,
+    )  # fmt: skip
+    eta, power = (
         "strategy3" if values.adaptive == "strategy2+3" else "keep",
         3 if values.eta_power == 3 else 2,
-        values.adaptive != "observe",
-        Probing(
-            values.probe_steps,
-            values.probe_batches,
-            values.probe_batch or None,
-            values.probe_aggregate,
-            values.final_loss or None,
-        ),
     )
+    return Adaptive(values.iterations, values.replan_every, eta, power, values.adaptive != "observe", probing)
