@@ -369,9 +369,11 @@ def build_strategy(values: Settings, *, on_round_end: Sequence[RoundCallback] = 
     system = ModelledSystem(values.compute_seconds)
     if values.merged:
         system = replace(
-            system, original_groups=values.num_groups, raw_bytes=values.raw_bytes_per_group,
+            system,
+            original_groups=values.num_groups,
+            raw_bytes=values.raw_bytes_per_group,
             raw_seconds=values.raw_seconds,
-        )  # fmt: skip
+        )
     return HSGD(
         method=values.method,
         global_interval=values.global_interval,
@@ -460,12 +462,17 @@ def _upload_noise(values: Settings) -> UploadNoise | None:
 def _adaptive(values: Settings) -> Adaptive | None:
     if values.adaptive == "off":
         return None
-    probing = Probing(
-        values.probe_steps, values.probe_batches, values.probe_batch or None, values.probe_aggregate,
-        values.final_loss or None,
-    )  # fmt: skip
-    eta, power = (
+    return Adaptive(
+        values.iterations,
+        values.replan_every,
         "strategy3" if values.adaptive == "strategy2+3" else "keep",
         3 if values.eta_power == 3 else 2,
+        values.adaptive != "observe",
+        Probing(
+            values.probe_steps,
+            values.probe_batches,
+            values.probe_batch or None,
+            values.probe_aggregate,
+            values.final_loss or None,
+        ),
     )
-    return Adaptive(values.iterations, values.replan_every, eta, power, values.adaptive != "observe", probing)
