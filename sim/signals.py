@@ -1,4 +1,4 @@
-"""What signals do to a run: end it in good order, and once it ends, not again."""
+"""Signal handling: the first SIGINT or SIGTERM ends a run in good order; later ones do not interrupt that."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit, so that what is open is closed; only in the main thread."""
+    """Let SIGTERM raise SystemExit, so that context managers clean up; only in the main thread."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
@@ -24,7 +24,7 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM: a second one must not stop the stopping. Only in the main thread."""
+    """Ignore Ctrl-C and SIGTERM during cleanup; only in the main thread."""
     with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):
         yield
 

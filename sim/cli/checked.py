@@ -1,4 +1,4 @@
-"""What ``hedgerow check`` asks an app's nodes with: a strategy's first rounds, and what came of them."""
+"""The trial runs of ``hedgerow check``: a strategy's first rounds with an app's nodes, and their results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Models = dict[int, list["NDArray[np.generic]"]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a ClientApp serves a strategy.
+    """Whether a ClientApp works with a strategy.
 
     Parameters
     ----------
     strategy : str
         The strategy's name.
     serves : {"yes", "partly", "no", "unknown"}
-        Whether.
+        The result.
     lacks : str (default: "")
         What is missing.
     mend : str (default: "")
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass
 class CheckedRounds:
-    """What came of a strategy's rounds: what the nodes replied, and what the strategy raised."""
+    """The result of a strategy's rounds: the nodes' replies, and the strategy's error."""
 
     strategy: Any
     replies: list[Message] = field(default_factory=list)
@@ -63,18 +63,18 @@ class CheckedRounds:
 
     @property
     def rejected(self) -> dict[str, int]:
-        """How many replies the strategy refused, by reason."""
+        """The number of replies that the strategy rejected, by reason."""
         report = getattr(self.strategy, "report", None)
         return dict(report.rejected) if report is not None else {}
 
     @property
     def served(self) -> bool:
-        """Whether the rounds were completed, and no reply was lost."""
+        """Whether the rounds completed without a rejected reply."""
         return self.error is None and not self.rejected
 
     @property
     def reason(self) -> str:
-        """What went wrong, as a node put it, else the exchange, else the strategy."""
+        """The cause of a failure: a node's error, else the rejections, else the strategy's error."""
         if errors := errors_in(self.replies):
             return f"nodes raise {errors[-1]}"
         if self.rejected:
@@ -83,7 +83,7 @@ class CheckedRounds:
 
     @cached_property
     def models(self) -> Models:
-        """What each node replied to ``train``, by node id."""
+        """Each node's reply to ``train``, by node id."""
         return {
             reply.metadata.src_node_id: [
                 array.numpy() for record in reply.content.array_records.values() for array in record.values()
@@ -93,43 +93,43 @@ class CheckedRounds:
         }
 
     def verdict(self, name: str, mend: str) -> Verdict:
-        """Return that the strategy of this name is served, or why not and what mends it."""
+        """Return the verdict for the strategy of this name, with ``mend`` if it does not work."""
         return Verdict(name, "yes") if self.served else Verdict(name, "no", self.reason, mend)
 
 
 def errors_in(replies: Iterable[Message], *, all_of_them: bool = False) -> list[str]:
-    """Return what the error replies say; nothing where all must be errors and one is not."""
+    """Return the texts of error replies; with ``all_of_them``, none unless all replies are errors."""
     replies = list(replies)
     found = [one_line(reply.error.reason) for reply in replies if reply.has_error()]
     return [] if all_of_them and len(found) < len(replies) else found
 
 
 def one_line(text: str | None) -> str:
-    """Return a text on one line, shortened where it is long."""
+    """Return a text on one line, shortened if it is long."""
     from hedgerow.wire.printable import shown
 
     return shown(" ".join((text or "").split()), _WIDTH)
 
 
 class CheckedNodes:
-    """The nodes of the app that is checked, new for each question, and the model that they expect.
+    """The nodes of the checked app, new for each trial, and the model that they expect.
 
     Attributes
     ----------
     app : LoadedApp
         The app.
     plan : Plan
-        Its run: ``plan.num_nodes`` is how many nodes it needs.
+        Its run; ``plan.num_nodes`` is the number of nodes that it needs.
     own : Strategy
-        The app's own strategy, as it was when it sent its first train message.
+        The app's own strategy when it sent its first train message.
     arrays : ArrayRecord
-        The model that this message has, maybe none.
+        The model in this message, which may be missing.
     some_arrays : ArrayRecord
-        The same, or the smallest model where it has none.
+        The same, or the smallest model if it is missing.
     options : dict
-        The arguments by which a strategy of this suite sends what these nodes read.
+        The arguments with which a strategy of this suite sends what these nodes read.
     least : int
-        How many nodes are asked where a method allows so few.
+        The smallest number of nodes of a trial.
     """
 
     least = NODES
@@ -141,7 +141,7 @@ class CheckedNodes:
         self.app, self.plan, self.node_config = app, plan, node_config
         self.own = first.started.get("self")
         self.arrays = first.arrays
-        # Another project's strategy may add to the config what its nodes need; ours, what only its own do.
+        # Another project's strategy may add config entries that its nodes need; ours adds only its own.
         ours = isinstance(self.own, FederatedStrategy | Compressed)
         config = (first.started.get("train_config") or {}) if ours else first.config
         self.config = {key: value for key, value in config.items() if key != "server-round"}
@@ -152,7 +152,7 @@ class CheckedNodes:
             "weighted_by_key": getattr(self.own, "weighted_by_key", "num-examples"),
             "min_available_nodes": NODES,
         }
-        # An app that sends no model is asked as if it had the smallest.
+        # If the app sends no model, use the smallest.
         self.some_arrays: ArrayRecord = self.arrays or self.zeros("0")
 
     @staticmethod
@@ -165,7 +165,7 @@ class CheckedNodes:
 
     @contextlib.contextmanager
     def grid(self) -> Iterator[tuple[InProcessGrid, list[Message]]]:
-        """Give a grid of new nodes and what they will have replied, introductions aside."""
+        """Yield a grid of new nodes, and the list of their replies except introductions."""
         from hedgerow.sim.engine.grid import InProcessGrid
         from hedgerow.wire.message_types import WHOAMI
 
@@ -219,7 +219,7 @@ class CheckedNodes:
     def honours(
         self, make: Callable[[Any], Any], low: Any, high: Any
     ) -> tuple[bool | None, CheckedRounds, CheckedRounds]:
-        """Return whether what nodes train depends on an instruction, which ``make`` gets; None: unclear."""
+        """Return whether training depends on an instruction, the argument of ``make``; None if unclear."""
         few, more = self.run(make(low)), self.run(make(high))
         start = [array.numpy() for array in self.some_arrays.values()]
         if all(_equal(model, start) for model in more.models.values()):
@@ -241,7 +241,7 @@ def _same(one: Models, other: Models) -> bool:
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """Let an app that draws from the process's generators draw the same in every question."""
+    """Seed the process's generators, so that apps that use them draw the same in every trial."""
     import numpy as np
     import torch
 

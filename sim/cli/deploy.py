@@ -162,7 +162,7 @@ def _deploy_edges(
         if sites is None and edges is None and not isinstance(said.get("num-servers"), int):
             raise ValueError("--edges: how many edge servers there are must be said")
         number = sites or edges or int(said["num-servers"])
-        # What is wrong with the settings is found before anything is started.
+        # Check the settings before anything starts.
         placeholders = [f"127.0.0.1:{d + 1}" for d in range(number)]
         overrides = site_overrides if sites else edge_overrides
         for d in range(number):
@@ -170,7 +170,7 @@ def _deploy_edges(
         if plan.faults is not None:
             raise ValueError("fault-*: a deployment injects no faults; use 'run' with --engine inprocess")
         configs = for_own_nodes(read_node_configs(spec, node_config, plan.num_nodes), plan.run_config)
-        # Nodes are dealt to sites as clients are to edge servers.
+        # Nodes are assigned to sites like clients to edge servers.
         servers = contiguous_clusters(plan.num_nodes, number)
         partitions = [[i for i, server in enumerate(servers) if server == d] for d in range(number)]
     try:

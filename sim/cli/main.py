@@ -1,6 +1,6 @@
-"""The command line: ``hedgerow run <app>``, and the instruments for many runs. One file a command.
+"""The command line, one file per command.
 
-Each command imports what it needs when it runs, so that ``hedgerow --help`` answers at once.
+Each command imports its dependencies when it runs, so that ``hedgerow --help`` is fast.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Examples:
 
 
 class _Main(CommandGroup):
-    """The commands; their help ends with the suite's apps, as these describe themselves."""
+    """The commands; their help ends with the suite's apps and examples."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the epilog."""
@@ -89,7 +89,7 @@ for panel, commands in _PANELS.items():
     for command in commands:
         app.command(cls=Command, rich_help_panel=panel)(command)
 
-# What it does not know is flower-supernode's.
+# Unknown options are passed to flower-supernode.
 app.command(
     cls=Command,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},

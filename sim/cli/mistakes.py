@@ -1,4 +1,4 @@
-"""How every command ends: a mistake is one error, and only what is a bug shows where it happened."""
+"""Error handling of all commands: one line for a mistake, a traceback only for a bug."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the 
 
 
 class Command(TyperCommand):
-    """A command whose help reads as it was written."""
+    """A command whose help is shown as written."""
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help; Typer escapes brackets for a markup that is switched off here."""
+        """Return the help without Typer's escapes of brackets, for a markup that is disabled here."""
         self._describe_arguments()
         return super().get_help(ctx).replace("\\[", "[")
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write nothing: Typer lists the arguments itself, and click from 8.5 on would do so again."""
+        """Write nothing, because Typer lists the arguments and click from 8.5 on would repeat them."""
 
     def _describe_arguments(self) -> None:
         # Typer 0.20 loses the help of arguments under click 8.5.
@@ -40,14 +40,14 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """Commands, and the one place where their errors are printed."""
+    """A group of commands, which prints their errors."""
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help, as a command's."""
+        """Return the help without Typer's escapes."""
         return super().get_help(ctx).replace("\\[", "[")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; without any show the help, which is no mistake."""
+        """Read the arguments; without any, show the help and exit with 0."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -64,7 +64,7 @@ class CommandGroup(TyperGroup):
         widest = max((len(command.name or "") for command in commands), default=0)
         for panel, its in panels.items():
             with formatter.section(panel):
-                # The whole first sentence, on as many lines as it takes.
+                # The whole first sentence, on several lines if needed.
                 formatter.write_dl(
                     [(f"{one.name:{widest}}", one.get_short_help_str(limit=200)) for one in its]
                 )
@@ -77,14 +77,14 @@ class CommandGroup(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is asked for; of an unknown one say what may be meant, once."""
+        """Return the requested command; for an unknown one, suggest a similar name once."""
         try:
             # Older versions of click make no suggestion, newer ones do, and Typer adds its own.
             return click.Group.resolve_command(self, ctx, args)
         except click.UsageError as error:
             if ctx.resilient_parsing or self.get_command(ctx, args[0]) is not None:
                 raise
-            # It imports NumPy.
+            # Imported late, because it imports NumPy.
             from hedgerow.wire.checks import did_you_mean
 
             meant = did_you_mean(args[0], self.list_commands(ctx))
@@ -92,7 +92,7 @@ class CommandGroup(TyperGroup):
             raise click.UsageError(f"No such command {quoted(args[0])}{meant}", ctx) from error
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command line; exit with 1 and what to report where it raises none of its own errors."""
+        """Run the command line; an unexpected error exits with 1 and asks for a report."""
         try:
             return super().main(*args, **options)
         except MissingExtraError as error:

@@ -1,4 +1,4 @@
-"""What several commands share: options, exit codes of bad input and of interruptions, reading of results."""
+"""Code shared by commands: options, exit codes for bad input and interruptions, reading of results."""
 
 from __future__ import annotations
 
@@ -109,14 +109,13 @@ Metrics = Annotated[
 ]
 
 
-# What nodes of this suite's apps read from their own configs, beside what says which data they have and what
-# a deployment sets.
+# Node config keys of this suite's apps, beside those that name own data and those that a deployment sets.
 _NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "policy", "role", "share-state")
 
 
 @contextmanager
 def bad_options(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn what the library says of bad input, ``kinds`` or else OSError and ValueError, into exit code 2."""
+    """Turn errors of bad input, ``kinds`` or by default OSError and ValueError, into exit code 2."""
     caught = kinds or (OSError, ValueError)
     try:
         yield
@@ -124,7 +123,7 @@ def bad_options(*kinds: type[Exception]) -> Iterator[None]:
         typer.echo(f"Error: {reason(error)}", err=True)
         raise typer.Exit(2) from error
     except RuntimeError as error:
-        # What pathlib says of "~nosuchuser".
+        # pathlib's error for "~nosuchuser"
         if "home directory" not in str(error):
             raise
         typer.echo(f"Error: {error} Valid after ~ in a path is / or a user's name.", err=True)
@@ -144,9 +143,9 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
 
 
 def check_ordinary(**numbers: float | None) -> None:
-    """Raise ValueError, one for all, where a formula's input is so large or small that the formula overflows.
+    """Raise one ValueError for all inputs so large or small that a formula would overflow.
 
-    The names are those of the options, with ``_`` for ``-``; what is None was not given.
+    The names are those of the options, with ``_`` for ``-``; None means not given.
     """
     wrong = [
         f"--{key.replace('_', '-')} must be {ORDINARY}, got {value!r}"
@@ -158,7 +157,7 @@ def check_ordinary(**numbers: float | None) -> None:
 
 
 def known_node_keys(*apps: Path) -> list[str]:
-    """Return the keys of a node config that nodes of our apps read, and of an app given by its folder."""
+    """Return the node config keys that this suite's apps read, and those of apps given by their folders."""
     from hedgerow.sim.runs.hooks import all_hooks
     from hedgerow.tasks import NODE_DATA_KEYS
 
@@ -170,10 +169,10 @@ def known_node_keys(*apps: Path) -> list[str]:
 def read_node_configs(
     spec: AppSpec, texts: list[str] | None, num_nodes: int, own: Sequence[UserConfig] = ()
 ) -> list[UserConfig]:
-    """Return what ``--node-config`` says of each node, its data by an absolute path, beside ``own``.
+    """Return each node's config from ``--node-config`` and ``own``, with absolute paths of data.
 
-    Raises ValueError for keys that no node of our apps reads, and where own data are given another number of
-    nodes than they have.
+    ValueError for keys that no node of this suite's apps reads, or if the number of nodes is not that of the
+    own data.
     """
     from hedgerow.sim.deploy.supernode import node_configs
     from hedgerow.sim.runs.app import own_settings
@@ -191,16 +190,16 @@ def read_node_configs(
             for key in ("data", "policy"):
                 path = config.get(key)
                 if isinstance(path, str) and path and not (key == "data" and is_import_path(path)):
-                    # A SuperNode works in a folder of its own.
+                    # Made absolute, because a SuperNode has another working directory.
                     config[key] = str(Path(path).expanduser().absolute())
     return configs
 
 
 def for_own_nodes(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:
-    """Return the configs of nodes that whoever starts a run starts too, and who trusts its run config.
+    """Return configs for nodes that the same user starts, and which therefore trust the run config.
 
-    They read its ``data-dir``, made absolute, and import what it names as ``module:function``: the model and
-    the data of an app of one's own, which a device's owner would list in ``allow-imports``.
+    They use its ``data-dir``, made absolute, and may import every ``module:function`` that it names, which a
+    device's owner would list in ``allow-imports``.
     """
     from hedgerow.tasks import is_import_path
 
@@ -214,9 +213,9 @@ def for_own_nodes(configs: Sequence[UserConfig], run_config: UserConfig) -> list
 
 
 def with_holdout(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:
-    """Return node configs with the run's held-out share, for nodes with data that whoever runs them owns.
+    """Return configs with the run's ``holdout`` and seed, for nodes whose data the same user owns.
 
-    A device takes neither that share nor its seed from a run.
+    A device takes neither from a run.
     """
     if run_config.get("partition") != "own" or "holdout" not in run_config:
         return list(configs)
@@ -227,9 +226,9 @@ def with_holdout(configs: Sequence[UserConfig], run_config: UserConfig) -> list[
 def read_own_data(
     spec: AppSpec, folder: Path | None, nodes: int | None
 ) -> tuple[list[str], list[UserConfig]]:
-    """Return the run config of ``--own-data``, as overrides, and what it says of each node; empty without it.
+    """Return the run-config overrides and node configs of ``--own-data``; empty without it.
 
-    Raises ValueError where the app, or the number of nodes, does not go with the folder.
+    ValueError if the app or the number of nodes does not fit the folder.
     """
     from hedgerow.sim.runs.plan import toml_value
     from hedgerow.sim.runs.split import read_split
@@ -250,7 +249,7 @@ def read_own_data(
 
 
 def name_and_number(option: str, text: str) -> tuple[str, float]:
-    """Return what ``--budget`` or ``--target`` says; ValueError where it is not ``name=number``."""
+    """Return name and number of ``--budget`` or ``--target``; ValueError for another form."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
@@ -259,9 +258,9 @@ def name_and_number(option: str, text: str) -> tuple[str, float]:
 
 
 def load_results(paths: list[Path], ys: Sequence[str] | None = ()) -> Results:
-    """Read runs and sweeps; say on stderr what a reader should know of them.
+    """Read runs and sweeps, and print their warnings on stderr.
 
-    Runs that lack one of ``ys`` are left out, where others have them; None: of what is compared by default.
+    Runs that lack one of ``ys`` are excluded if others have it; None for the metrics compared by default.
     """
     from hedgerow.sim.runs.results import load
 

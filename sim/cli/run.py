@@ -32,7 +32,7 @@ __all__ = ["Engine", "run"]
 
 
 class Engine(StrEnum):
-    """Who carries the messages."""
+    """The engine that delivers the messages."""
 
     INPROCESS = "inprocess"
     FLOWER = "flower"
@@ -170,7 +170,7 @@ def run(
             interruptible(_how_to_go_on(app_path, plan)),
         ):
             records = _records(plan, resume if foreign else None, quiet=quiet)
-            # Before the app is imported, which may draw its model.
+            # Before the app is imported, because that may draw its model.
             seed_generators(plan.seed)
             app = load_app(spec.folder)
             run_app(
@@ -186,23 +186,23 @@ def run(
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:
-        # Of another's app it is the app's; ours are Hedgerow, and what they raise is left to ``mistakes``.
+        # An error of another project's app; errors of our own apps are handled in ``mistakes``.
         if own_settings(spec) is not None or not _raised_in(spec.folder, error):
             raise
         traceback.print_exc()
-        typer.echo(f"Run failed: the app {spec.name} raised this, and not Hedgerow, which ran it", err=True)
+        typer.echo(f"Run failed: the app {spec.name} raised this, not Hedgerow, which ran it", err=True)
         raise typer.Exit(1) from error
 
 
 def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
-    """Raise ValueError where an option was given that only Hedgerow's engine has."""
+    """Raise ValueError for an option that only Hedgerow's engine has."""
     for option, given in ours.items():
         if given and engine is Engine.FLOWER:
             raise ValueError(f"{option}: Flower's engine has no such thing; use --engine inprocess")
 
 
 def _check_plan(name: str, plan: Plan) -> None:
-    """Raise ValueError where a run is asked for that Flower's engine cannot do."""
+    """Raise ValueError for a plan that Flower's engine cannot run."""
     if plan.faults is not None:
         raise ValueError("fault-*: Flower's engine injects no faults; use --engine inprocess")
     for key, value in {"seed": plan.seed, "output-dir": plan.output_dir}.items():
@@ -211,7 +211,7 @@ def _check_plan(name: str, plan: Plan) -> None:
 
 
 def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
-    """Return how the run of a foreign app is recorded, or that of ``resume`` goes on."""
+    """Return how to record the run of a foreign app, new or resumed from ``resume``."""
     from hedgerow.sim.runs.foreign import Records
 
     every = plan.run_config.get("checkpoint-every")

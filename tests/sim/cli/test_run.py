@@ -24,7 +24,7 @@ def test_an_app_that_fails_exits_with_1(make_app: MakeApp) -> None:
     shown = hedgerow("run", make_app(), "-c", "fail=true")
     assert shown.exit_code == 1
     assert 'raise RuntimeError("asked to fail")' in shown.stderr
-    assert "the app tiny-app raised this, and not Hedgerow" in shown.stderr
+    assert "the app tiny-app raised this, not Hedgerow" in shown.stderr
 
 
 def test_a_cluster_that_is_not_there_is_one_error(tmp_path: Path) -> None:
