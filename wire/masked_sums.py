@@ -1,4 +1,4 @@
-"""Masked sums: numbers on a grid, masks that cancel in a sum, and what takes the others off.
+"""Masked sums: numbers on a grid, masks that cancel in the sum, and the removal of those that do not.
 
 Papers: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
 sections 4 and 6; J. H. Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead"
@@ -6,19 +6,18 @@ sections 4 and 6; J. H. Bell et al., "Secure Single-Server Aggregation with (Pol
 
     y_u = x_u + PRG(b_u) + sum_{v in N(u), v > u} PRG(s_uv) - sum_{v in N(u), v < u} PRG(s_uv).
 
-Differs: s_uv is derived for one sum alone from what u and v agreed on once (``sealed.py``), so that no key is
-agreed on and no share is dealt before a round: shares of b_u and of all s_uv travel sealed beside y_u. What
-is told of s_uv after u is lost says nothing of other rounds. Shares go to all members, not to neighbours
-alone: a member tells its share of b_u or those of s_uv, once, and as two thirds of the others are needed and
-few of a survivor's neighbours may be lost, a server that tells members different lists of survivors gets too
-little of either (``survivors_needed``; docs/privacy.md has the proof), without an exchange that compares the
-lists. All that a sum is of (``about``: members,
-settings, the model that was sent) is part of every key: who was told something else has masks that do not
-cancel.
+Differs: s_uv is derived per sum from a secret that u and v agreed on once (``sealed.py``), so that no keys or
+shares are exchanged before a round: shares of b_u and of all s_uv are sent sealed beside y_u. Revealing s_uv
+after u is lost reveals nothing about other rounds. Shares go to all members, not only to neighbours. A member
+reveals its share of b_u or those of s_uv, once; two thirds of the others are needed, and few of a survivor's
+neighbours may be lost. A server that sends members different lists of survivors therefore gets too few of
+either (``survivors_needed``; docs/privacy.md has the proof), without an exchange to compare the lists. The
+context of a sum (``about``: members, settings, the model that was sent) is part of every key: the masks of a
+member with another context do not cancel.
 
-Of Flower's ``secure_aggregation`` nothing is used: its ``pseudo_rand_gen`` folds a seed to 32 bits for
-Mersenne Twister, which a search breaks; ``quantize`` rounds with NumPy's global generator; ``shamir`` is
-slow, see ``secret_shares.py``; keys and seals are those of the sealed links.
+Flower's ``secure_aggregation`` is not used: its ``pseudo_rand_gen`` reduces a seed to 32 bits for Mersenne
+Twister, which can be searched; ``quantize`` rounds with NumPy's global generator; ``shamir`` is slow, see
+``secret_shares.py``. Keys and seals are those of the sealed links.
 """
 
 import json
@@ -70,16 +69,16 @@ __all__ = [
     "told_content",
 ]
 
-# The records of an instruction that is of a sum, and of its answer; and their keys.
+# Names of a sum's records in an instruction and its answer, and of their keys.
 MASKED_SUM, MASKED, SHARES = "masked-sum", "masked", "shares"
 
 SEED_BYTES = 16
 MAX_MEMBERS = MAX_SHARES
-# With two members each knows what the other told.
+# With two members, each could compute the other's update.
 LEAST_MEMBERS = 3
-# More than two thirds must survive: the server and fewer than a third of the members open no update.
+# More than two thirds must survive, so that the server and fewer than a third of the members open no update.
 LEAST_THRESHOLD = 2 / 3
-# What counters (arrays of integers) and metrics are clipped to.
+# Clipping bounds of counters (integer arrays) and metrics.
 COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
 _PROTOCOL = b"hedgerow masked sum 1"
 _LARGEST = 2**31 - 1
@@ -95,23 +94,23 @@ Words = NDArray[np.uint32]
 
 
 def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
-    """Return t, how many members must survive: more than that share of them, all at most.
+    """Return t, the number of members that must survive: more than the threshold's share, at most all.
 
-    At least as many as keep an update closed to the server and any c < n / 3 members, whatever lists of
-    survivors it tells the others: 2 (t - 1) > n - 1 + c, for n = 3 k + 1 one more than two thirds ask.
+    It is large enough that the server and any c < n / 3 members cannot open an update, whatever lists of
+    survivors the server sends: 2 (t - 1) > n - 1 + c, which for n = 3 k + 1 is one more than two thirds.
     """
-    # A share such as 2/3 is a binary fraction below it: floor(3 * (2/3)) is 2 all the same.
+    # 1e-9, because a share such as 2/3 is rounded to a binary fraction.
     share = floor(members * threshold + 1e-9) + 1
     colluders = (members - 1) // 3
     return min(max(share, (members - 1 + colluders) // 2 + 2), members)
 
 
 def default_neighbours(members: int) -> int:
-    """Return with how many others a member shares masks: an even number of at least 2 log2(n) + 8, or all.
+    """Return the number of others with which a member shares masks: even and >= 2 log2(n) + 8, or all.
 
-    A member's masks hide it as long as one neighbour is neither lost nor hostile. No more than half of a
-    survivor's neighbours may be lost (``SumPlan.most_lost``): that all others are hostile, where a tenth of
-    all members are, has a probability of 7e-6 for one of 50 members, k = 20.
+    A member's masks protect it as long as one neighbour is neither lost nor hostile. At most half of a
+    survivor's neighbours may be lost (``SumPlan.most_lost``). If a tenth of all members are hostile, the
+    probability that all its other neighbours are is 7e-6 for 50 members (k = 20).
     """
     k = 2 * ceil(log2(max(members, 2))) + 8
     return min(k, members - 1)
@@ -119,27 +118,21 @@ def default_neighbours(members: int) -> int:
 
 @dataclass(frozen=True)
 class SumPlan:
-    """One sum, as every member of it is told.
+    """The parameters of one sum, which all its members receive."""
 
-    Raises
-    ------
-    ValueError
-        If a part is out of range.
-    """
-
-    number: int  # Counts the sums of a run, from 1; a member takes part in rising ones alone.
-    members: tuple[int, ...]  # The partition ids of its members, ascending, at most 255.
-    introductions: tuple[bytes, ...]  # Their public keys (``NodeIdentity.introduction``), 64 bytes each.
-    threshold: int  # How many of them must survive.
-    neighbours: int  # With how many others a member shares masks: an even number, or all.
-    clip: float  # R, > 0: each number of an update is clipped to [-R, R] by the member.
-    max_weight: float  # W, > 0: a member's weight is at most W.
-    weighted_by: str  # The metric that is a member's weight; empty where all weigh 1.
-    metrics: tuple[str, ...] = ()  # Metrics that are averaged within the sum, clipped to [-1024, 1024].
-    # With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is told.
+    number: int  # counts the sums of a run, from 1; a member accepts only increasing numbers
+    members: tuple[int, ...]  # partition ids, ascending, at most 255
+    introductions: tuple[bytes, ...]  # public keys (``NodeIdentity.introduction``), 64 bytes per member
+    threshold: int  # number of members that must survive
+    neighbours: int  # number of others with which a member shares masks: even, or all
+    clip: float  # R > 0: members clip each entry of their updates to [-R, R]
+    max_weight: float  # W > 0: the largest weight of a member
+    weighted_by: str  # the metric that is a member's weight; empty for equal weights
+    metrics: tuple[str, ...] = ()  # metrics averaged within the sum, clipped to [-1024, 1024]
+    # With noise: C and z of ``NoisyGrid``, both > 0. Weights are then equal, and no metric is reported.
     norm: float = 0.0
     multiplier: float = 0.0
-    # {"entropy", "seed"}: Where a member draws noise: from the operating system, or from the run's seed.
+    # Source of the members' noise: "entropy", the operating system, or "seed", the run's seed.
     noise_source: str = "entropy"
 
     def __post_init__(self) -> None:
@@ -165,13 +158,13 @@ class SumPlan:
         ):
             if not right:
                 raise ValueError(f"masked sum: {what}")
-        _ = self.noisy_grid  # Its parts are in range.
+        _ = self.noisy_grid  # raises if its parameters are out of range
 
     def record(self) -> ConfigRecord:
-        """Return the plan as it travels."""
-        told = {key: getattr(self, key.replace("-", "_")) for key in _KINDS}
+        """Return the plan as a record for the instruction."""
+        values = {key: getattr(self, key.replace("-", "_")) for key in _KINDS}
         return ConfigRecord(
-            told
+            values
             | {
                 "members": list(self.members),
                 "introductions": b"".join(self.introductions),
@@ -181,20 +174,20 @@ class SumPlan:
 
     @classmethod
     def of(cls, record: ConfigRecord) -> "SumPlan":
-        """Return the plan of a record; ValueError if it is none."""
+        """Return the plan in a record; ValueError if the record is invalid."""
         for key, kind in _KINDS.items():
             if type(record.get(key)) is not kind:
                 raise ValueError(f"masked sum: {key} is no {kind.__name__}")
-        told: dict[str, Any] = {key.replace("-", "_"): record[key] for key in _KINDS}
-        if not all(type(member) is int for member in told["members"]):
+        values: dict[str, Any] = {key.replace("-", "_"): record[key] for key in _KINDS}
+        if not all(type(member) is int for member in values["members"]):
             raise ValueError("masked sum: members are no integers")
-        keys = told["introductions"]
-        told["members"] = tuple(told["members"])
-        told["introductions"] = tuple(
+        keys = values["introductions"]
+        values["members"] = tuple(values["members"])
+        values["introductions"] = tuple(
             keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)
         )
-        told["metrics"] = tuple(filter(None, told["metrics"].split("\n")))
-        return cls(**told)
+        values["metrics"] = tuple(filter(None, values["metrics"].split("\n")))
+        return cls(**values)
 
     def packed(self) -> bytes:
         """Return the plan as bytes, for ``unpacked``."""
@@ -204,12 +197,12 @@ class SumPlan:
     @staticmethod
     @lru_cache(maxsize=64)
     def unpacked(packed: bytes) -> "SumPlan":
-        """Return the plan that was packed; ValueError if none was."""
+        """Return the plan from the result of ``packed``; ValueError for anything else."""
         text, _, introductions = packed.partition(b"\n")
         return SumPlan.of(ConfigRecord({**json.loads(text), "introductions": introductions}))
 
     def about(self, content: bytes) -> bytes:
-        """Return 32 bytes that stand for the sum and what its members were sent, see ``told_content``."""
+        """Return a 32-byte digest of the plan and of the members' instruction, see ``told_content``."""
         parts = [
             self.number, self.members, b"".join(self.introductions).hex(), self.threshold, self.neighbours,
             self.clip.hex(), self.max_weight.hex(), self.weighted_by, self.metrics, self.norm.hex(),
@@ -219,57 +212,57 @@ class SumPlan:
 
     @property
     def grid(self) -> "Grid":
-        """What its numbers are rounded to."""
+        """The grid of its numbers."""
         return Grid(len(self.members))
 
     @cached_property
     def noisy_grid(self) -> "NoisyGrid | None":
-        """What its numbers are rounded to where it is with noise; ValueError if there is no such grid."""
+        """The grid of a sum with noise, None without noise; ValueError if there is no such grid."""
         return NoisyGrid(len(self.members), self.needed, self.norm, self.multiplier) if self.norm else None
 
     @property
     def extras(self) -> int:
-        """How many numbers stand behind those of the update: weight, share clipped, two for each metric.
+        """The number of entries after those of the update: weight, clipped share, two per metric.
 
-        None with noise: all that depends on a member's data is in the update.
+        It is 0 with noise, where everything that depends on a member's data is in the update.
         """
         return 0 if self.norm else 2 + 2 * len(self.metrics)
 
     @property
     def needed(self) -> int:
-        """How many shares give a seed back: no member has one of its own seeds."""
+        """The number of shares that reconstruct a seed; no member has a share of its own seeds."""
         return max(self.threshold - 1, 1)
 
     @property
     def fewest(self) -> int:
-        """How many members the smallest sum has that a server can get by telling members false lists.
+        """The size of the smallest sum that a server can obtain by sending members false lists.
 
-        A member is with a neighbour in every sum unless ``needed`` of the n - 1 others are told that the one
-        of them is lost. Each believes that of n - t members, and of ``most_lost`` neighbours, at most.
+        A member shares every sum with a neighbour unless ``needed`` of the n - 1 others are told that one of
+        the two is lost. Each of them accepts at most n - t lost members and ``most_lost`` lost neighbours.
         """
         n, lost = len(self.members), min(len(self.members) - self.threshold, self.most_lost)
         return max(1, 1 + self.neighbours - lost * (n - 1) // self.needed)
 
     @property
     def least_multiplier(self) -> float:
-        """The noise's deviation over C in that sum, of all of its members but one, which knows its own."""
+        """The noise deviation over C in the smallest sum, without that of one member, which knows its own."""
         return self.multiplier * sqrt(min(max(self.fewest - 1, 1), self.needed) / self.needed)
 
     @property
     def most_lost(self) -> int:
-        """How many of a survivor's neighbours may be lost.
+        """The largest number of a survivor's neighbours that may be lost.
 
-        With more of them a server that says so of all would take every mask of that member off.
+        Without a limit, a server that declares all of them lost could remove every mask of that member.
         """
         return self.neighbours // 2
 
     @property
     def share_bytes(self) -> int:
-        """What one member tells another, sealed: shares of its own seed and of those with its neighbours."""
+        """Size of a sealed message between members: shares of the own seed and of those with neighbours."""
         return SEED_BYTES * (1 + self.neighbours) + SEAL_BYTES
 
     def graph(self, about: bytes) -> dict[int, tuple[int, ...]]:
-        """Return each member's neighbours, ascending: on a circle in an order that ``about`` gives."""
+        """Return each member's neighbours, ascending: the nearest on a circle ordered by ``about``."""
         return _graph(self.members, self.neighbours, about)
 
 
@@ -284,10 +277,10 @@ def _graph(members: tuple[int, ...], neighbours: int, about: bytes) -> dict[int,
 
 
 def told_content(content: RecordDict) -> bytes:
-    """Return 32 bytes that stand for the arrays and settings of an instruction.
+    """Return a SHA-256 digest of the arrays and settings of an instruction.
 
-    A server that sends members different models, so that it knows what all but one of them make of theirs,
-    gets masks that do not cancel.
+    If a server sends members different models, to predict the updates of all but one, their masks do not
+    cancel.
     """
     digest = sha256()
     for name in sorted(content):
@@ -311,10 +304,10 @@ def told_content(content: RecordDict) -> bytes:
 class Grid:
     """Multiples of R / L in [-R, R], L = floor((2^31 - 1) / n), added modulo 2^32.
 
-    However many of n members survive, the sum of their numbers is within +-(2^31 - 1): it never wraps.
+    For any number of survivors the sum stays within +-(2^31 - 1), so it never wraps.
     """
 
-    members: int  # n, >= 1.
+    members: int  # n >= 1
 
     @property
     def largest(self) -> int:
@@ -322,29 +315,28 @@ class Grid:
         return _LARGEST // self.members
 
     def encode(self, values: NDArray[Any], clips: NDArray[Any] | float, share: float) -> Words:
-        """Return ``share`` times the values, clipped first, on the grid, each rounded to the nearest.
+        """Clip the values, multiply them by ``share`` and round them to the grid.
 
         - ``values``: Finite numbers (d,).
-        - ``clips``: R > 0, of all or of each.
+        - ``clips``: R > 0, one for all or one each.
         - ``share``: In [0, 1].
         """
         limits = np.asarray(clips, np.float64)
         steps = np.rint(np.clip(values, -limits, limits) * (share * self.largest / limits))
-        # Two roundings of the product could end one step outside.
+        # Rounding the product twice could end one step outside.
         whole: NDArray[np.int64] = np.clip(steps, -self.largest, self.largest).astype(np.int64)
         return whole.astype(np.uint32)
 
     def decode(self, total: Words, clips: NDArray[Any] | float) -> NDArray[np.float64]:
-        """Return what a sum on the grid stands for."""
+        """Return the value of a sum on the grid."""
         numbers: NDArray[np.float64] = total.view(np.int32) * (np.asarray(clips, np.float64) / self.largest)
         return numbers
 
     def error(self, clip: float, survivors: int, shares: float) -> float:
-        """Return how far a weighted mean can be from that of the values, clipped to ``clip``, at most.
+        """Return the largest rounding error of a weighted mean of values clipped to ``clip``.
 
-        Sums of values and of weights are each off by half a step a survivor.
-
-        - ``shares``: The sum of their shares, each in (0, 1].
+        The sums of values and of weights are each off by at most half a step per survivor. ``shares`` is the
+        sum of the survivors' shares, each in (0, 1].
         """
         half = survivors / (2 * self.largest)
         return 2 * half * clip / (shares - half)
@@ -352,23 +344,20 @@ class Grid:
 
 @dataclass(frozen=True)
 class NoisyGrid:
-    """The grid of a sum with noise: multiples of C / D, added modulo 2^32, D as large as can be.
+    """The grid of a sum with noise: multiples of C / D, added modulo 2^32, with the largest possible D.
 
-    A member scales its update to a norm of C at most, rounds it towards zero, so that it stays within a norm
-    of D whole steps (held in integers, without rounding), and adds discrete Gaussian noise. The noise of h
-    members together has a deviation of z C at least. The sum of n of them, noise up to 12 deviations
-    included, is within +-(2^31 - 1); what is beyond wraps, which costs a number and no privacy.
+    A member scales its update to a norm of at most C, rounds it towards zero, so that its norm is at most D
+    steps (checked in exact integers), and adds discrete Gaussian noise. The noise of h members has a total
+    deviation of at least z C. The sum of n members, including noise of up to 12 deviations, is within
+    +-(2^31 - 1); beyond, an entry wraps, which costs accuracy but no privacy.
 
-    Raises
-    ------
-    ValueError
-        If a member's noise would not be between 2 and 2^24 steps wide.
+    ValueError if a member's noise would not have a deviation between 2 and 2^24 steps.
     """
 
-    members: int  # n, >= 1.
-    noisy: int  # h, 1 to n: the members whose noise is counted on.
-    norm: float  # C, > 0.
-    multiplier: float  # z, > 0.
+    members: int  # n >= 1
+    noisy: int  # h, 1 to n: the members whose noise is counted
+    norm: float  # C > 0
+    multiplier: float  # z > 0
 
     def __post_init__(self) -> None:
         if self.largest < 1 or not 2 <= self.deviation <= MAX_DEVIATION:
@@ -376,24 +365,24 @@ class NoisyGrid:
 
     @cached_property
     def largest(self) -> int:
-        """D, the steps of C."""
+        """D, the number of steps in C."""
         n, h, z = self.members, self.noisy, self.multiplier
         fits = (_LARGEST - 13 * sqrt(n)) / (n + 12 * z * sqrt(n / h))
         return floor(min(fits, (MAX_DEVIATION - 1) * sqrt(h) / z))
 
     @cached_property
     def deviation(self) -> int:
-        """Sigma of one member's noise in steps: the least integer with h sigma^2 >= (z D)^2."""
+        """Sigma of one member's noise in steps: the smallest integer with h sigma^2 >= (z D)^2."""
         return ceil(self.multiplier * self.largest / sqrt(self.noisy) * (1 + 1e-12))
 
     def encode(self, update: NDArray[np.float64], flips: CoinFlips) -> Words:
-        """Return a finite update (d,) within the norm C on the grid, with noise."""
+        """Return a finite update (d,), clipped to the norm C, on the grid, with noise."""
         steps = self._within(update)
         return (steps + discrete_gaussian(self.deviation, steps.size, flips)).astype(np.uint32)
 
     def _within(self, update: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return an update in whole steps, of a norm of ``largest`` at most."""
-        # Scaled by its largest number first: squares of finite numbers may be none.
+        """Return an update in whole steps, with a norm of at most ``largest``."""
+        # Scaled by its largest entry first, because squares may overflow.
         most = float(np.abs(update).max(initial=0.0))
         if most == 0:
             return np.zeros(update.size, np.int64)
@@ -401,32 +390,32 @@ class NoisyGrid:
         length = float(np.linalg.norm(relative))
         steps = relative * (self.largest * min(most / self.norm, 1 / length))
         while _norm(whole := np.trunc(steps).astype(np.int64)) > self.largest:
-            steps *= 1 - 1e-9  # What floating point added.
+            steps *= 1 - 1e-9  # floating-point rounding exceeded the norm
         return whole
 
     def decode(self, total: Words) -> NDArray[np.float64]:
-        """Return what a sum on the grid stands for."""
+        """Return the value of a sum on the grid."""
         return total.view(np.int32).astype(np.float64) * (self.norm / self.largest)
 
     def rho(self, size: int) -> float:
-        """Return rho of the zero-concentrated DP of the sum of d numbers, one member's update replaced.
+        """Return rho of zero-concentrated DP for a sum of d entries when one member's update is replaced.
 
-        Another update of that member moves the sum by a norm of 2 D at most.
+        Replacing it moves the sum by a norm of at most 2 D.
         """
         return concentration(2 * self.largest, self.deviation, self.noisy, size)
 
 
 def _norm(whole: NDArray[np.int64]) -> int:
-    """Return the norm of integers below 2^31, rounded up, without rounding on the way."""
+    """Return the exact norm of integers below 2^31, rounded up."""
     high, low = whole >> 16, whole & 0xFFFF
     square = (int(high @ high) << 32) + (int(high @ low) << 17) + int(low @ low)
     return isqrt(square - 1) + 1 if square else 0
 
 
 def clips_of(arrays: Mapping[str, NDArray[Any]], plan: SumPlan) -> NDArray[np.float64]:
-    """Return what each number of a sum is clipped to: the update (M,), weight, share clipped, metrics.
+    """Return the clipping bound of each entry of a sum: the update (M,), weight, clipped share, metrics.
 
-    With noise there is no more than the update, and its norm is clipped.
+    With noise there is only the update, whose norm is clipped.
     """
     if plan.norm:
         return np.full(sum(array.size for array in arrays.values()), plan.norm)
@@ -441,36 +430,33 @@ def clips_of(arrays: Mapping[str, NDArray[Any]], plan: SumPlan) -> NDArray[np.fl
 
 
 def pair_seed(secret: bytes, about: bytes) -> bytes:
-    """Return s_uv, 16 bytes of one sum, from what two members agreed on and what they were told."""
+    """Return s_uv, 16 bytes for one sum, from two members' shared secret and the sum's context."""
     return HKDFExpand(SHA256(), SEED_BYTES, _PROTOCOL + b" pair" + about).derive(secret)
 
 
 def commitment(seed: bytes) -> bytes:
-    """Return 16 bytes by which a seed is known again; they do not tell it."""
+    """Return a 16-byte commitment to a seed, which does not reveal it."""
     return sha256(_PROTOCOL + b" commitment" + seed).digest()[:SEED_BYTES]
 
 
 def _expanded(seed: bytes, size: int) -> Words:
     key = sha256(_PROTOCOL + b" mask" + seed).digest()
-    # A key is of one mask, so that its nonce can be any.
+    # Each key is used for one mask only, so the nonce can be constant.
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(4 * size))
     return np.frombuffer(stream, "<u4").astype(np.uint32, copy=False)
 
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """What one member makes of a sum."""
+    """One member's contribution to a sum."""
 
-    words: Words  # y_u.
-    shares: Mapping[int, bytes]  # What each other member is to be told, sealed, in plain.
-    commitments: bytes  # 16 bytes of each seed, the member's own first, then those with its neighbours.
+    words: Words  # y_u
+    shares: Mapping[int, bytes]  # the shares for each other member, not yet sealed
+    commitments: bytes  # 16 bytes per seed: the member's own first, then those with its neighbours
 
 
 def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
-    """Mask one member's numbers.
-
-    - ``seeds``: s_uv of each neighbour of its, ``pair_seed``.
-    """
+    """Mask one member's numbers; ``seeds`` are s_uv of its neighbours, see ``pair_seed``."""
     drawn = os.urandom(SEED_BYTES)
     words = numbers + _expanded(drawn, numbers.size)
     for other, seed in seeds.items():
@@ -480,17 +466,14 @@ def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) 
         else:
             words -= mask
     secrets = [drawn, *(seeds[other] for other in sorted(seeds))]
-    # Points are places in the list of members, own among them, so that all of them know them.
+    # A share's point is its member's place in the list of members, which all of them know.
     dealt = secret_shares(b"".join(secrets), plan.needed, len(plan.members))
     shares = {member: share for member, share in zip(plan.members, dealt, strict=True) if member != own}
     return MaskedSum(words, shares, b"".join(map(commitment, secrets)))
 
 
 class Unmasking:
-    """The server's side of one sum, once it is known whose numbers came.
-
-    - ``words``: y_u of the survivors.
-    """
+    """The server's side of one sum, once the survivors are known; ``words`` are their y_u."""
 
     def __init__(
         self, plan: SumPlan, about: bytes, words: Mapping[int, Words], commitments: Mapping[int, bytes]
@@ -500,48 +483,43 @@ class Unmasking:
         self._words, self._commitments = words, commitments
         self._graph = plan.graph(about)
         self._points = {member: at + 1 for at, member in enumerate(plan.members)}
-        # Shares by whose seeds they are of: the point of who told them, and the shares.
-        self._told: dict[int, dict[int, bytes]] = {survivor: {} for survivor in self.survivors}
-        # How many survivors answered.
-        self.answered = 0
+        # Revealed shares by the member whose seeds they are of and by the revealing member's point.
+        self._shares: dict[int, dict[int, bytes]] = {survivor: {} for survivor in self.survivors}
+        self.answered = 0  # number of survivors that answered
 
     @cached_property
     def lost(self) -> dict[int, tuple[int, ...]]:
-        """The lost neighbours of each survivor, whose masks with it do not cancel."""
+        """Each survivor's lost neighbours, whose masks with it do not cancel."""
         return lost_neighbours(self._graph, self.survivors)
 
-    def check(self, member: int, told: bytes) -> list[tuple[int, bytes]]:
-        """Return a survivor's answer as shares by whose seeds they are of.
+    def check(self, member: int, answer: bytes) -> list[tuple[int, bytes]]:
+        """Return the shares in a survivor's answer, each with the member whose seeds they are of.
 
-        Raises
-        ------
-        PayloadError
-            With reason ``bad shares``, if it is of another size.
+        PayloadError with reason ``bad shares`` if the answer has the wrong size.
         """
         found, at = [], 0
         for other in self.survivors:
             if other == member:
                 continue
             size = SEED_BYTES * (1 + len(self.lost[other]))
-            opened, share = told[at : at + 1], told[at + 1 : at + 1 + size]
+            opened, share = answer[at : at + 1], answer[at + 1 : at + 1 + size]
             at += 1 + size
             if opened == b"\x01" and len(share) == size:
                 found.append((other, share))
-        if at != len(told):
-            raise PayloadError("bad shares", f"{len(told)} bytes, expected {at}")
+        if at != len(answer):
+            raise PayloadError("bad shares", f"{len(answer)} bytes, expected {at}")
         return found
 
     def take(self, member: int, found: Iterable[tuple[int, bytes]]) -> None:
-        """Note what a survivor answered."""
+        """Store a survivor's checked answer."""
         self.answered += 1
         for other, share in found:
-            self._told[other][self._points[member]] = share
+            self._shares[other][self._points[member]] = share
 
     def total(self) -> tuple[Words | None, list[int]]:
-        """Return the sum of the survivors' numbers, and whose seeds could not be found.
+        """Return the sum of the survivors' numbers, and the members whose seeds could not be reconstructed.
 
-        A share that is none is noticed by the commitments, and others are tried in its place. Where a seed is
-        not found there is no sum.
+        Commitments detect wrong shares, and other shares are then tried. Without all seeds there is no sum.
         """
         bad, masks = [], []
         for survivor in self.survivors:
@@ -563,15 +541,15 @@ class Unmasking:
         return total, []
 
     def _seeds(self, survivor: int) -> list[bytes] | None:
-        """Return a survivor's own seed and those with its lost neighbours; None if they cannot be found."""
-        told, needed = sorted(self._told[survivor].items()), self.plan.needed
-        if len(told) < needed:
+        """Return a survivor's own seed and those with its lost neighbours; None if that is impossible."""
+        shares, needed = sorted(self._shares[survivor].items()), self.plan.needed
+        if len(shares) < needed:
             return None
         places = [0, *(1 + self._graph[survivor].index(other) for other in self.lost[survivor])]
         known = self._commitments[survivor]
         due = [known[SEED_BYTES * place : SEED_BYTES * (place + 1)] for place in places]
-        for start in range(len(told) if len(told) > needed else 1):
-            chosen = [told[(start + i) % len(told)] for i in range(needed)]
+        for start in range(len(shares) if len(shares) > needed else 1):
+            chosen = [shares[(start + i) % len(shares)] for i in range(needed)]
             secret = combined_shares([point for point, _ in chosen], [share for _, share in chosen])
             seeds = [secret[i : i + SEED_BYTES] for i in range(0, len(secret), SEED_BYTES)]
             if [commitment(seed) for seed in seeds] == due:
@@ -582,7 +560,7 @@ class Unmasking:
 def lost_neighbours(
     graph: Mapping[int, Sequence[int]], survivors: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
-    """Return those neighbours of each survivor that are none."""
+    """Return each survivor's neighbours that did not survive."""
     alive = frozenset(survivors)
     return {one: tuple(other for other in graph[one] if other not in alive) for one in survivors}
 
@@ -590,7 +568,7 @@ def lost_neighbours(
 def connected_survivors(
     plan: SumPlan, graph: Mapping[int, Sequence[int]], arrived: Iterable[int]
 ) -> tuple[int, ...]:
-    """Return those whose numbers came without those that lost more than ``plan.most_lost`` neighbours."""
+    """Return the members that sent numbers and lost at most ``plan.most_lost`` neighbours."""
     alive = set(arrived)
     while alive:
         gone = {one: sum(other not in alive for other in graph[one]) for one in alive}
@@ -608,18 +586,15 @@ def revealed(
     survivors: Sequence[int],
     opened: Mapping[int, bytes],
 ) -> bytes:
-    """Return what a survivor tells: of each other survivor its share of b_v, and those of s_vu of the lost u.
+    """Return the shares that a survivor reveals: for each other survivor v, of b_v and of s_vu of the lost u.
 
-    Never both of one member: of who is said to be lost nothing but what it shares with survivors, and of
-    these what they share with the lost.
+    A member never reveals both kinds for one member: for a lost member only seeds that it shares with
+    survivors, and for survivors only their own seed and those that they share with lost members.
 
-    - ``survivors``: Who is said to have survived, ascending.
-    - ``opened``: The shares that the survivors gave, where their seals held.
+    - ``survivors``: The survivors according to the server, ascending.
+    - ``opened``: The survivors' shares that could be opened.
 
-    Raises
-    ------
-    ValueError
-        If survivors are no such list, own is not among them, or they are fewer than the threshold.
+    ValueError if ``survivors`` is not such a list, lacks this node, or has fewer than the threshold.
     """
     alive = frozenset(survivors)
     if list(survivors) != sorted(alive) or not alive <= set(plan.members):

@@ -1,16 +1,15 @@
-"""Sealed links: what two nodes tell each other through a server that relays it and cannot read it.
+"""Sealed links: end-to-end encryption between two nodes, through a server that relays their messages.
 
 Building blocks, all from ``cryptography``: X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), ChaCha20-Poly1305
 (RFC 8439). The key agreement is the triple Diffie-Hellman of M. Marlinspike and T. Perrin, "The X3DH Key
-Agreement Protocol", without its signed prekeys: each node has a long-lived key, which neighbours pin, and one
-of the run. Who gets hold of a long-lived key later reads no earlier run, and cannot pose as somebody else to
-its owner.
+Agreement Protocol", without its signed prekeys: each node has a long-lived key, which neighbours may pin, and
+a session key of the run. Someone who later obtains a long-lived key cannot read earlier runs, and cannot
+impersonate other nodes to its owner.
 
-Every message has a key of its own, derived from the link's secret and all that the message is about: run,
-sender, receiver, iteration and purpose. So a message that is replayed at another iteration or in another run,
-given to somebody else or sent back does not open. Its nonce is random. A node that was set back and seals
-something else under the same iteration thus repeats a nonce with probability 2^-96, where a counter would
-repeat it for certain.
+Every message has its own key, derived from the link's secret and the message's context: run, sender,
+receiver, iteration and purpose. A message that is replayed at another iteration or in another run, redirected
+or sent back therefore does not open. Nonces are random: a node that was reset and seals other contents for
+the same iteration repeats a nonce with probability 2^-96, where a counter would certainly repeat it.
 """
 
 import base64
@@ -57,13 +56,14 @@ __all__ = [
 KEY_BYTES = 32
 INTRODUCTION_BYTES = 2 * KEY_BYTES
 _NONCE_BYTES, _TAG_BYTES = 12, 16
-# What a sealed message is longer than its contents.
+# Overhead of a sealed message.
 SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
-# What is told on each link of something that is sealed once for all: its key, and its SHA-256 as sealed.
+# For contents that are sealed once for all receivers, each link carries their key and the SHA-256 of the
+# ciphertext.
 HEAD_KEY_BYTES = KEY_BYTES + 32
 
-# Why a message or an introduction is refused. That a message was altered, replayed, reordered or of another
-# link cannot be told apart.
+# Reasons to refuse a message or an introduction. Altered, replayed and reordered messages, and those of
+# another link, cannot be distinguished.
 ALTERED = "altered or replayed"
 UNKNOWN = "not introduced"
 MALFORMED = "malformed introduction"
@@ -76,18 +76,7 @@ _PROTOCOL = "hedgerow sealed link 1"
 
 
 class SealingKey:
-    """An X25519 key pair.
-
-    Parameters
-    ----------
-    private : bytes
-        32 bytes.
-
-    Raises
-    ------
-    ValueError
-        If they are not 32.
-    """
+    """An X25519 key pair, from 32 private bytes."""
 
     def __init__(self, private: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(private)
@@ -100,19 +89,15 @@ class SealingKey:
 
     @classmethod
     def simulated(cls, *of: str | int) -> "SealingKey":
-        """Return the key of a simulated node, which follows from what it is of and is known to everybody."""
+        """Return a simulated node's key, derived from the arguments and therefore public."""
         return _simulated(*of)
 
     @classmethod
     def at(cls, path: Path) -> "SealingKey":
-        """Return the key of a file, in PEM as ``openssl genpkey -algorithm X25519`` writes it.
+        """Return the key in a PEM file, as ``openssl genpkey -algorithm X25519`` writes it.
 
-        Where there is no such file it is made, with its folder, for its owner alone.
-
-        Raises
-        ------
-        ValueError
-            If the file cannot be read or written, others than its owner may read it, or it holds no such key.
+        A missing file is created, with its folder, readable only by its owner. ValueError if the file cannot
+        be read or written, is readable by others, or holds no such key.
         """
         try:
             return cls._read(path)
@@ -124,7 +109,7 @@ class SealingKey:
         pem = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Whole under its name or not at all, and never over another's: two processes may start at once.
+            # Created atomically and never overwritten, because two processes may start at the same time.
             draft = path.with_name(f".{path.name}.{os.getpid()}")
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(pem)
@@ -161,15 +146,15 @@ class SealingKey:
         return self._key.public_key().public_bytes_raw()
 
     def agreed(self, public: bytes) -> bytes:
-        """Return the shared secret with a public key; ValueError for one that makes it known to everybody."""
+        """Return the shared secret with a public key; ValueError for a key of low order."""
         return self._key.exchange(X25519PublicKey.from_public_bytes(public))
 
     def lock(self, contents: bytes, about: str) -> bytes:
-        """Return contents that this key's owner alone can read again, for the same ``about``."""
+        """Encrypt contents that only this key's owner can decrypt, with the same ``about``."""
         return _sealed(self._own_secret, _about("own", about), contents)
 
     def unlock(self, locked: bytes, about: str) -> bytes:
-        """Return what ``lock`` was given; PayloadError for anything else."""
+        """Decrypt the result of ``lock``; PayloadError for anything else."""
         return _opened(self._own_secret, _about("own", about), locked)
 
     @cached_property
@@ -177,33 +162,30 @@ class SealingKey:
         return HKDF(SHA256(), KEY_BYTES, None, b"hedgerow own contents").derive(self.private)
 
 
-# The caches are for engines that play all nodes; on a device a process is there for one message.
+# The caches are for engines that simulate all nodes; a device's process handles one message.
 @lru_cache(maxsize=2**15, typed=True)
 def _simulated(*of: str | int) -> SealingKey:
-    told = json.dumps(of).encode()
-    return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(told))
+    material = json.dumps(of).encode()
+    return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(material))
 
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Who a node is in a run: its long-lived key, and one of the run alone."""
+    """A node's identity in a run: its long-lived key and its session key."""
 
     key: SealingKey
     session: SealingKey
 
     @cached_property
     def introduction(self) -> bytes:
-        """What others are told: both public keys, 64 bytes."""
+        """The introduction to other nodes: both public keys, 64 bytes."""
         return self.key.public + self.session.public
 
     def secret_with(self, introduction: bytes) -> bytes:
-        """Return the 32 secret bytes that this node and another one share.
+        """Return the 32-byte secret that this node shares with another one.
 
-        Raises
-        ------
-        PayloadError
-            With reason ``malformed introduction``: of another length, this node's own, or with keys that make
-            the secret known to everybody.
+        PayloadError with reason ``malformed introduction`` for one of another length, this node's own, or one
+        with keys of low order.
         """
         if len(introduction) != INTRODUCTION_BYTES:
             raise PayloadError(MALFORMED, f"{len(introduction)} bytes, expected {INTRODUCTION_BYTES}")
@@ -216,7 +198,7 @@ class NodeIdentity:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two introductions, ascending, and the end that asks: either of them finds the same secret."""
+    """Two introductions, ascending, and the asking node; a cache key that both ends share."""
 
     first: bytes
     second: bytes
@@ -232,7 +214,7 @@ def _agreed(pair: _Pair) -> bytes:
     introduction = second if own.introduction == first else first
     theirs, of_run = introduction[:KEY_BYTES], introduction[KEY_BYTES:]
     crossed = own.key.agreed(of_run), own.session.agreed(theirs)
-    # Both ends write down the parts in the same order.
+    # Both ends concatenate the parts in the same order.
     one, other = crossed if own.introduction == first else crossed[::-1]
     parts = one + other + own.session.agreed(of_run)
     return HKDF(SHA256(), KEY_BYTES, None, _PROTOCOL.encode() + first + second).derive(parts)
@@ -242,34 +224,30 @@ def _agreed(pair: _Pair) -> bytes:
 class Link:
     """One node's end of a link."""
 
-    secret: bytes  # What both ends share, ``NodeIdentity.secret_with``.
-    run: str  # The run; another one's messages do not open.
-    # The names of the two ends, each as the other one calls it.
-    own: str
+    secret: bytes  # ``NodeIdentity.secret_with``
+    run: str  # messages of another run do not open
+    own: str  # this node's name, as the peer uses it
     peer: str
 
     def seal(self, contents: bytes, iteration: int, purpose: str) -> bytes:
-        """Return contents for the peer, ``SEAL_BYTES`` longer."""
+        """Encrypt contents for the peer; the result is ``SEAL_BYTES`` longer."""
         return _sealed(self.secret, _message(self.run, self.own, self.peer, iteration, purpose), contents)
 
     def open(self, sealed: bytes, iteration: int, purpose: str) -> bytes:
-        """Return what the peer sealed for this node, this iteration and this purpose.
+        """Decrypt what the peer sealed for this node, iteration and purpose.
 
-        Raises
-        ------
-        PayloadError
-            With reason ``altered or replayed``, for anything else.
+        PayloadError with reason ``altered or replayed`` for anything else.
         """
         return _opened(self.secret, _message(self.run, self.peer, self.own, iteration, purpose), sealed)
 
 
 def _about(*what: str | int) -> bytes:
-    # JSON: no two lists are written alike.
+    # JSON is injective: different lists have different encodings.
     return json.dumps([_PROTOCOL, *what]).encode()
 
 
 def _message(run: str, sender: str, receiver: str, iteration: int, purpose: str) -> bytes:
-    """Return ``_about`` of these, of which most are those of the messages before."""
+    """Return ``_about`` of the arguments, with its first part cached."""
     return b"%b, %d, %b]" % (_direction(run, sender, receiver), iteration, _quoted(purpose))
 
 
@@ -304,14 +282,13 @@ def _message_key(secret: bytes, about: bytes) -> bytes:
 
 
 class Links:
-    """A node's links in a run: whom it was introduced to, and whom it trusts.
+    """A node's links in a run: the peers that it knows and trusts.
 
-    - ``own``: The node's name, as others call it.
-    - ``pins``: The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the
-      first key that stands under a name is, and no other one after it.
-    - ``known``: Introductions that were believed before, by name.
-    - ``neighbours``: Whose first key is trusted: those that the graph had when the run began. None:
-      anybody's.
+    - ``own``: The node's name, as others use it.
+    - ``pins``: The long-lived public keys of all trusted peers, by name. None: trust the first key of each
+      name, and no other later.
+    - ``known``: Introductions accepted earlier, by name.
+    - ``neighbours``: The peers whose first key is trusted, those of the run's initial graph; None for all.
     """
 
     def __init__(
@@ -329,32 +306,22 @@ class Links:
 
     @property
     def pinned(self) -> bool:
-        """Whether the owner said whose keys are trusted; else it is the first."""
+        """Whether the owner pinned the peers' keys; otherwise the first key is trusted."""
         return self.pins is not None
 
     def meet(self, peer: str, introduction: bytes, *, in_sum: bool = False) -> None:
-        """Take an introduction; one with another key of the run alone is a peer that began anew.
+        """Accept an introduction; a new session key alone means that the peer has restarted.
 
-        With ``in_sum`` it is that of another member of a secure sum, who need be no neighbour.
-
-        Raises
-        ------
-        PayloadError
-            With reason ``malformed introduction``, ``not pinned``, ``not a neighbour``, or ``another key``
-            than is pinned, or than was the first. What was known of the peer stands.
+        With ``in_sum`` the peer is a member of a secure sum and need not be a neighbour. PayloadError with
+        reason ``malformed introduction``, ``not pinned``, ``not a neighbour``, or ``another key`` than the
+        pinned or first one; the known introduction is then kept.
         """
         self._check(peer, introduction, in_sum)
         self.identity.secret_with(introduction)
         self.known[peer] = introduction
 
     def link(self, peer: str, *, in_sum: bool = False) -> Link:
-        """Return the link with a peer; ``in_sum`` as ``meet``.
-
-        Raises
-        ------
-        PayloadError
-            With reason ``not introduced``, or as ``meet``.
-        """
+        """Return the link to a peer; PayloadError with reason ``not introduced``, or as in ``meet``."""
         if peer not in self.known:
             raise PayloadError(UNKNOWN, f"no introduction of {peer}")
         self._check(peer, self.known[peer], in_sum)
@@ -373,12 +340,9 @@ class Links:
 
 
 def read_pins(path: Path) -> dict[str, bytes]:
-    """Return the public keys that a TOML file holds, each in base64 under its node's name.
+    """Return the public keys in a TOML file, each in base64 under its node's name.
 
-    Raises
-    ------
-    ValueError
-        If the file cannot be read, or holds something else; the first key that is not valid is named.
+    ValueError if the file cannot be read, or for the first invalid key.
     """
     try:
         with path.open("rb") as file:
