@@ -7,7 +7,7 @@ the people of a hospital or gateway, and masked sums over a group's devices.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from logging import WARNING
 from typing import Any
 
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
-from hedgerow.strategies.hsgd.introductions import Introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
 from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
-from hedgerow.strategies.hsgd.parties import QUESTIONS, Parties
+from hedgerow.strategies.hsgd.parties import QUESTIONS
+from hedgerow.strategies.hsgd.setup import Setup
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.roster import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
@@ -135,54 +136,60 @@ class _Sums:
         return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-@dataclass
-class OwnSetup:
-    """The exchanges before training, repeated for parties that join, return or leave."""
+class OwnSetup(Setup):
+    """The groups of parties with their own data, from exchanges repeated for those that join or return."""
 
-    federation: Federation
-    own: OwnDataSetup
-    num_groups: int | None = None  # Groups from this number on are excluded.
-    sealed: bool = False  # Whether hospital and devices encrypt their messages to each other.
-    encodings: tuple[int, int] = (0, 0)  # e1 and e2, by majority of each side at the start.
-    # Matched and unmatched people, and excluded parties, of the last matching.
-    counts: Counter[str] = field(default_factory=Counter)
-    first: set[int] = field(default_factory=set)  # The groups that the run started with.
-
-    def __post_init__(self) -> None:
-        self.parties = Parties(self.federation, self.sealed)
+    def __init__(
+        self, federation: Federation, num_groups: int | None, sealed: bool, own: OwnDataSetup
+    ) -> None:
+        super().__init__(federation, num_groups, sealed, own_introduction)
+        self.own, self.trains = own, own.trained is None
+        self.agreed: Agreed | None = None
         # By party: the people that its agreement covers.
         self._informed: dict[int, list[str]] = {}
         # Sealed labels by group and person.
         self._sealed: dict[tuple[int, str], bytes] = {}
-        self._standing: dict[int, Group] = {}
         # Parties online at the last matching; None if people must be matched again.
         self._seen: set[int] | None = None
         self._complete: list[int] = []
+        # The completed rounds when all files were last read.
+        self._read_at = 0
 
-    def run(self, grid: Grid, agreed: Agreed | None = None) -> tuple[Matching, Agreed]:
-        """Wait for a complete group, pool sums unless ``agreed`` is given, and send the agreement to all.
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the agreement, for a checkpoint."""
+        return None if self.agreed is None else asdict(self.agreed)
 
-        Raises PairingError if no group can train.
-        """
-        parties, form, matching = self._first_groups(grid, agreed)
-        pooled = self._pool(grid, parties, matching, first=agreed is None)
-        agreed = agreed or self._agree(form, pooled)
-        self._send(grid, parties, matching, agreed)
+    def load_state_dict(self, agreed: Mapping[str, Any] | None, sizes: Mapping[int, int]) -> None:
+        """Restore the agreement."""
+        self.agreed = None if agreed is None else Agreed.restored(agreed)
+
+    def initial_model(self, form: Form) -> ArrayRecord:
+        """Return the initial model."""
+        return self.own.build(form.hospital_shape, form.device_shape, len(form.classes))
+
+    def begin(self, grid: Grid) -> Matching:
+        """Wait for a complete group; pool sums, unless there is an agreement; send the agreement to all."""
+        if self.own.trained is not None:
+            self.agreed = Agreed.restored(self.own.trained["parts"]["members"]["agreed"])
+        parties, form, matching = self._first_groups(grid)
+        pooled = self._pool(grid, parties, matching, first=self.agreed is None)
+        self.agreed = self.agreed or self._agree(form, pooled)
+        self._send(grid, parties, matching, self.agreed)
         matching = self._settled(grid, parties, form)
         if not matching.groups:
             raise self._no_match()
-        self.first = {group.number for group in matching.groups}
-        return matching, agreed
+        if not self.trains:
+            matching.held_out = {group.number: group for group in matching.groups}
+        self._read_at = self.federation.completed
+        return matching
 
-    def _first_groups(
-        self, grid: Grid, agreed: Agreed | None
-    ) -> tuple[dict[int, Introduction], Form, Matching]:
+    def _first_groups(self, grid: Grid) -> tuple[dict[int, Introduction], Form, Matching]:
         now, sleep = grid_clock(grid)
         end = now() + self.federation.settings.max_wait
         while True:
             self.parties.ask(grid, self.parties.strangers(grid), QUESTIONS)
             parties = self.parties.there(grid)
-            form = agreed.form if agreed is not None else form_of(parties, self.own.classes)
+            form = form_of(parties, self.own.classes) if self.agreed is None else self.agreed.form
             complete = form is not None and len(form.classes) > 1
             found = self._match(parties, form) if form is not None and complete else None
             places, present = self.federation.places, len(self.parties.present(grid))
@@ -202,22 +209,28 @@ class OwnSetup:
     def _no_match(self) -> PairingError:
         return PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
 
-    def refresh(
-        self, grid: Grid, agreed: Agreed, raised: Collection[int] = (), *, reread: bool = False
-    ) -> Matching | None:
+    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
         """Return the groups of the parties that are online; None if nothing changed.
 
         Without a complete group, waits for one as long as a run waits for its first, then returns no groups.
-
-        - ``raised``: Parties that raised an error in the last round: they may have lost the agreement.
-        - ``reread``: Whether to query all parties again because their files may have changed.
         """
+        assert self.agreed is not None, "the run has begun"
+        matching = self._refreshed(grid, self.agreed, raised)
+        roster = self.federation.gather(grid)
+        places = len(roster)
+        if self.federation.places is None:  # Places that were never taken are not missed.
+            places = sum(not node.vacant for node in roster.nodes)
+        self.away = places - len(roster.online)
+        return matching
+
+    def _refreshed(self, grid: Grid, agreed: Agreed, raised: Collection[int]) -> Matching | None:
         now, sleep = grid_clock(grid)
         end = now() + min(self.federation.timeout, self.federation.settings.max_wait)
         for i in raised:
             self.parties.leave_out(i, "left-out-not-ready", soon=True)
-        if reread:
-            self._sealed = {}
+        completed = self.federation.completed
+        if 0 < self.own.rematch_every <= completed - self._read_at:
+            self._read_at, self._sealed = completed, {}
             self._reintroduced(self.parties.ask(grid, self.parties.present(grid), 1))
         matching: Matching | None = None
         while True:
@@ -269,7 +282,7 @@ class OwnSetup:
 
     def _match(self, parties: Mapping[int, Introduction], form: Form) -> Matching:
         return match(
-            parties, form, holdout=0.0 if self.own.trained is not None else self.own.holdout,
+            parties, form, holdout=self.own.holdout if self.trains else 0.0,
             seed=self.federation.settings.seed, num_groups=self.num_groups, standing=self._standing,
         )  # fmt: skip
 

@@ -21,26 +21,10 @@ from hedgerow.strategies.inbox import Node, Reply
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
 
-__all__ = ["QUESTIONS", "Parties", "introduced"]
+__all__ = ["QUESTIONS", "Parties"]
 
 # Queries for an introduction before the first round, for parties that do not answer.
 QUESTIONS = 3
-
-
-def introduced(
-    talk: Conversation,
-    federation: Federation,
-    grid: Grid,
-    partitions: Iterable[int],
-    read: Callable[[RecordDict], Introduction],
-    *,
-    sealed: bool,
-) -> list[Reply]:
-    """Query parties for introductions; ``read`` returns one, or raises PayloadError."""
-    config = ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
-    contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
-    timeout = min(federation.timeout, federation.settings.max_wait)
-    return talk.ask(grid, PAIR, contents, lambda _, content: read(content), timeout)
 
 
 class Parties:
@@ -66,6 +50,8 @@ class Parties:
         self._times: Counter[tuple[int, int]] = Counter()
         # Excluded parties: the round of the next query, the node id, and the reason.
         self._outside: dict[int, tuple[int, int, str]] = {}
+        # Introductions since the last ``take_news``.
+        self._news: dict[int, Introduction] = {}
 
     def present(self, grid: Grid) -> Mapping[int, int]:
         """Return the node ids of online parties, by partition id, ascending."""
@@ -104,7 +90,7 @@ class Parties:
         for _ in range(questions):
             if not silent:
                 break
-            for reply in introduced(talk, self._federation, grid, silent, self._read, sealed=self._sealed):
+            for reply in self._query(talk, grid, silent):
                 answered.add(reply.node.partition_id)
                 self._take(reply.node, reply.value)
             silent -= answered
@@ -117,6 +103,30 @@ class Parties:
             log(WARNING, text, len(silent), reasons)
         return answered & self._known.keys()
 
+    def renew(self, grid: Grid, partitions: Iterable[int]) -> None:
+        """Query known parties that may have restarted; their new introductions count for their keys alone."""
+        talk = Conversation(self._federation, self._federation.completed, booked=False)
+        for reply in self._query(talk, grid, partitions):
+            self._news[reply.node.partition_id] = reply.value
+            self._node_ids[reply.node.partition_id] = reply.node.node_id
+
+    def restarted(self, grid: Grid) -> set[int]:
+        """Return the known parties that are online under another node id than that of their introduction."""
+        present = self.present(grid)
+        return {i for i in self._known.keys() & present.keys() if present[i] != self._node_ids[i]}
+
+    def take_news(self) -> dict[int, Introduction]:
+        """Return the known parties' introductions since the last call."""
+        news, self._news = self._news, {}
+        return {i: one for i, one in sorted(news.items()) if i in self._known}
+
+    def _query(self, talk: Conversation, grid: Grid, partitions: Iterable[int]) -> list[Reply]:
+        sealed = {"sealed": True} if self._sealed else {}
+        config = ConfigRecord({"seed": self._federation.settings.seed, **sealed})
+        contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
+        timeout = min(self._federation.timeout, self._federation.settings.max_wait)
+        return talk.ask(grid, PAIR, contents, lambda _, content: self._read(content), timeout)
+
     def _take(self, node: Node, one: Introduction) -> None:
         partition, node_id = node.partition_id, node.node_id
         if (reason := _mismatch(node, one, self._federation)) is not None:
@@ -126,6 +136,7 @@ class Parties:
             self.leave_out(partition, "left-out-another-role", node_id)
             return
         self._known[partition], self._node_ids[partition] = one, node_id
+        self._news[partition] = one
 
     def doubt(self, partition: int, reason: str) -> None:
         """Exclude a contradicted party; its next introduction may have another role or group."""

@@ -1,15 +1,18 @@
-"""Set-up of an HSGD run on dealt data, with parties that may contradict each other.
+"""How HSGD's parties form groups, and how they do on dealt data, whose parties may contradict each other.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments. Differs: the paper
 assumes that both sides know the same people.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
+from typing import Any
 
+from flwr.app import ArrayRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -19,11 +22,67 @@ from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.matching import Form, Matching, match
 from hedgerow.strategies.hsgd.parties import QUESTIONS, Parties
 
-__all__ = ["DealtSetup"]
+__all__ = ["DealtSetup", "Setup"]
 
 
-@dataclass
-class DealtSetup:
+class Setup(ABC):
+    """How the parties form groups: before the first round, and again as they join, leave and return.
+
+    - ``num_groups``: Groups from this number on are excluded; None for no limit.
+    - ``sealed``: Whether hospital and devices encrypt their messages to each other.
+    - ``read``: Returns a party's introduction, or raises PayloadError.
+    - ``encodings``: e1 and e2, by majority of each side at the start.
+    - ``sizes``: People of each group's hospital, also for groups without a part in the run; empty if only
+      matched people count.
+    - ``counts``: Excluded parties and unmatched people, by reason.
+    - ``away``: Offline parties that belong to the round and are not in ``counts``.
+    """
+
+    # Whether the groups train; False if a trained model is only evaluated.
+    trains = True
+    # The expected number of groups in a round.
+    due = 0
+
+    def __init__(
+        self,
+        federation: Federation,
+        num_groups: int | None,
+        sealed: bool,
+        read: Callable[[RecordDict], Introduction],
+    ) -> None:
+        self.federation, self.num_groups, self.sealed = federation, num_groups, sealed
+        self.parties = Parties(federation, sealed, read)
+        self.encodings = 0, 0
+        self.sizes: dict[int, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.away = 0
+        self._standing: dict[int, Group] = {}
+
+    @abstractmethod
+    def begin(self, grid: Grid) -> Matching:
+        """Return the groups to start with; PairingError with the reasons if there is none."""
+
+    @abstractmethod
+    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
+        """Return the groups of the parties that are online; None if nothing changed.
+
+        ``raised`` are the parties that raised an error in the last round: they may have restarted.
+        """
+
+    def initial_model(self, form: Form) -> ArrayRecord | None:
+        """Return the initial model if it depends on the parties' data."""
+        return None
+
+    def state_dict(self) -> Any:
+        """Return what the parties agreed on, for a checkpoint."""
+        return None
+
+    def load_state_dict(self, agreed: Any, sizes: Mapping[int, int]) -> None:
+        """Restore a checkpoint, with the groups' sizes."""
+        self.sizes = dict(sizes)
+
+
+class DealtSetup(Setup):
     """The groups of parties whose introductions confirm each other.
 
     Of conflicting claims, that of the partition to which the data are dealt takes precedence: hospitals have
@@ -31,45 +90,36 @@ class DealtSetup:
     hospital's people. Other parties are queried again, see ``Parties``.
     """
 
-    federation: Federation
-    # Groups from this number on are excluded; None for the number of parties.
-    num_groups: int | None = None
-    sealed: bool = False  # Whether hospital and devices encrypt their messages to each other.
-    # Input widths of the head's matrices, which break ties: e1 + e2 should be one of them.
-    widths: Collection[int] = ()
-    encodings: tuple[int, int] = (0, 0)  # e1 and e2, by majority of each side at the start.
-    # People of each group's hospital, also for groups without a part in the run.
-    sizes: dict[int, int] = field(default_factory=dict)
-    # Excluded parties, by reason, and people that only one side has.
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.parties = Parties(self.federation, self.sealed, introduction)
-        self._standing: dict[int, Group] = {}
+    def __init__(self, federation: Federation, num_groups: int | None, sealed: bool) -> None:
+        super().__init__(federation, num_groups, sealed, introduction)
+        self.due = num_groups or 0
         self._unmatched: Counter[str] = Counter()
+        # The parties of the last groups.
+        self._taking_part: set[int] = set()
 
-    def run(self, grid: Grid, sizes: Mapping[int, int]) -> Matching:
-        """Query all parties and return the groups; ``sizes`` are those of a checkpoint.
-
-        Raises PairingError with the faults of each group if none is left.
-        """
-        self.sizes = dict(sizes)
+    def begin(self, grid: Grid) -> Matching:
+        """Query all parties and return the groups."""
+        restored = dict(self.sizes)
         self.parties.ask(grid, self.parties.present(grid), QUESTIONS)
         parties = self.parties.known
         self.encodings = self._lengths(parties)
         matching = self._match(grid, parties)
         if not matching.groups:
-            raise PairingError(self._faults(parties, sizes))
+            raise PairingError(self._faults(parties, restored))
         return matching
 
-    def refresh(self, grid: Grid) -> tuple[Matching | None, set[int]]:
-        """Query unknown parties when due; return the groups if any answered, and the parties that did."""
+    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
+        """Query unknown parties when due; return the groups if any answered. Get restarted parties' keys."""
         answered = self.parties.ask(grid, self._unknown(self.parties.strangers(grid)), 1)
         if answered:  # They may complete groups of other excluded parties.
-            answered |= self.parties.ask(grid, self._unknown(self.parties.present(grid)), 1)
+            self.parties.ask(grid, self._unknown(self.parties.present(grid)), 1)
         matching = self._match(grid, self.parties.known) if answered else None
         self._count(grid)
-        return matching, answered
+        if self.sealed:
+            restarted = self.parties.restarted(grid) | (set(raised) & self.parties.present(grid).keys())
+            if asked := self._taking_part & restarted:
+                self.parties.renew(grid, asked)
+        return matching
 
     def _count(self, grid: Grid) -> None:
         left = self.parties.left_out(grid)
@@ -100,6 +150,7 @@ class DealtSetup:
             for group in found.groups
         ]
         self.sizes |= {group.number: len(left[group.hospital].ids) for group in found.groups}
+        self._taking_part = {i for group in found.groups for i in group.partitions}
         self._standing |= found.standing
         numbers, there = {group.number for group in found.groups}, found.partitions
         for i, one in left.items():
@@ -115,7 +166,10 @@ class DealtSetup:
         return found
 
     def _lengths(self, parties: Mapping[int, Introduction]) -> tuple[int, int]:
-        """Return e1 and e2, by majority of each side."""
+        """Return e1 and e2, by majority of each side; on a tie, those whose sum is an input of the head."""
+        layout = self.federation.known_layout()
+        shapes = zip(layout.keys, layout.shapes, strict=True)
+        widths = {shape[1] for key, shape in shapes if key.startswith("head.") and len(shape) > 1}
         sides = []
         for at_hospital in (True, False):
             own = [one.shape[0] for one in parties.values() if (one.role == "hospital") is at_hospital]
@@ -124,7 +178,7 @@ class DealtSetup:
             sides.append(Counter(own))
 
         def rank(pair: tuple[int, int]) -> tuple[int, bool]:
-            return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in self.widths
+            return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in widths
 
         return max(((one, other) for one in sides[0] for other in sides[1]), key=rank)
 

@@ -36,8 +36,9 @@ from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
-from hedgerow.strategies.hsgd.own import OwnDataSetup
+from hedgerow.strategies.hsgd.own import OwnDataSetup, OwnSetup
 from hedgerow.strategies.hsgd.probes import ProbedConstants, Prober
+from hedgerow.strategies.hsgd.setup import DealtSetup, Setup
 from hedgerow.strategies.hsgd.system import MethodVariant, ModelledSystem
 from hedgerow.strategies.hsgd.theta import Blocks, Theta
 from hedgerow.strategies.inbox import ExchangeReport
@@ -193,7 +194,13 @@ class HSGD(Algorithm):
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
         self._hold = partial(federation.check_update, noise=deviation)
         self.links: PartyLinks = SealedPartyLinks(federation.settings.seed) if sealed else PartyLinks()
-        self.members = Members(federation, own, num_groups, self.variant, self.links, self._check_groups)
+
+        def new_setup() -> Setup:
+            if own is None:
+                return DealtSetup(federation, num_groups, sealed)
+            return OwnSetup(federation, num_groups, sealed, own)
+
+        self.members = Members(new_setup, self.variant, self.links, self._check_groups)
         sums = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
         self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
@@ -279,18 +286,20 @@ class HSGD(Algorithm):
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Set the initial model and the groups; once per run."""
         self.links.begin(grid.run.run_id)
-        if (built := self.members.match(grid)) is not None and self.state is None:
-            arrays = built
-            if (trained := None if self.own is None else self.own.trained) is not None:
-                self.federation.vector(built)
-                self.state = self.restored(trained["method"])
-                if (*map(len, self.state.theta),) != Blocks(self.federation.known_layout()).sizes:
-                    raise ValueError("trained must be the state of this run's model, got another's")
-                arrays = self._record(self.state.theta)
-        if self.state is None:
+        if self.own is None and self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        self.members.pair(grid)
-        return arrays
+        built = self.members.begin(grid)
+        if self.state is not None:
+            return arrays
+        assert built is not None, "own data decide the model's shape"
+        assert self.own is not None
+        self.state = self.begin(self.federation.vector(built))
+        if (trained := self.own.trained) is None:
+            return built
+        self.state = self.restored(trained["method"])
+        if (*map(len, self.state.theta),) != Blocks(self.federation.known_layout()).sizes:
+            raise ValueError("trained must be the state of this run's model, got another's")
+        return self._record(self.state.theta)
 
     def _check_groups(self, matching: Matching) -> None:
         batches = [(group, self._count(group)) for group in matching.groups]

@@ -134,7 +134,7 @@ def test_standardisation_is_that_of_all_training_people_together(tmp_path: Path)
     played = play(files(tmp_path, 12, 2), 1, holdout=0.0)
     data, groups = people(12, 2)
     rows = np.concatenate(groups)
-    agreed = played.strategy.members.agreed
+    agreed = played.strategy.members.setup.agreed
     assert agreed is not None
     for x, (mean, deviation) in ((data.hospital_train, agreed.hospital), (data.device_train, agreed.device)):
         assert np.array(mean) == pytest.approx(x[rows].astype(float).mean(axis=0), abs=1e-12)
