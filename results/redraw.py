@@ -152,13 +152,13 @@ def summary(
         if only and not label.startswith(tuple(only)):
             continue
         runs = list(seeds.values())
-        failed = found.asked(label) - len(runs)
+        failed = found.started(label) - len(runs)
         cells = [label, f"{len(runs)}, {failed} failed" if failed else str(len(runs))]
         cells += [_last(runs, y) for y in ys]
         cells += [_spread([run.costs(x)[-1] for run in runs]) for x in xs]
         for x, y, value in aims:
             reached = [cost for run in runs if (cost := to_target(run, x, y, value)) is not None]
-            if len(reached) == found.asked(label):
+            if len(reached) == found.started(label):
                 cells.append(_spread(reached))
             else:
                 cells.append(f"reached by {len(reached)}" if reached else "not reached")
@@ -248,9 +248,9 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         return Finding(f"no run of {', '.join(missing)} finished", "not decidable")
     # What is left is no sample of all.
     if failed := [
-        f"{found.asked(label) - len(runs)} of {found.asked(label)} runs of {name}"
+        f"{found.started(label) - len(runs)} of {found.started(label)} runs of {name}"
         for name, runs in zip(names, (left, right), strict=True)
-        if len(runs) < found.asked(label := next(iter(runs.values())).label)
+        if len(runs) < found.started(label := next(iter(runs.values())).label)
     ]:
         return Finding(f"{' and '.join(dict.fromkeys(failed))} failed", "not decidable")
     if "target" in test:

@@ -27,6 +27,6 @@ def needed(module: str, extra: str, what: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"{what}: this needs the package {module.partition('.')[0]}, which is not here: "
+            f"{what} needs the package {module.partition('.')[0]}, which is not installed: "
             f"pip install 'hedgerow[{extra}]'"
         ) from error

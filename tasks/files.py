@@ -136,9 +136,9 @@ class FileColumns:
         due = [*([self.label] if self.labelled else []), *([] if self.id is None else [self.id]), *names]
         if lacking := [name for name in due if name not in header]:
             raise ValueError(
-                f"no column {', '.join(map(repr, lacking))}; there are "
-                f"{', '.join(map(repr, header[:20]))}{' …' if len(header) > 20 else ''}. Keys label, "
-                "features and id of the node config name columns"
+                f"no column {', '.join(map(repr, lacking))}; the columns are "
+                f"{', '.join(map(repr, header[:20]))}{' …' if len(header) > 20 else ''}. The node config's "
+                "keys label, features and id name columns"
             )
         if not names or len(set(names)) < len(names) or set(names) & set(others):
             raise ValueError(
@@ -173,7 +173,7 @@ def read_file(path: Path, columns: FileColumns) -> FileData:
             found = _read_saved(path, columns) if saved else _read_images(path, columns)
         elif reader := readers.get(path.suffix.lower()):
             if not path.is_file():
-                raise ValueError("there is no such file")
+                raise ValueError("the file does not exist")
             found = reader(path, columns)
         else:
             raise ValueError(f"it must be {_FORMS}")
@@ -409,8 +409,8 @@ def _read_saved(path: Path, columns: FileColumns) -> FileData:
         )
     if len(names) > 1:
         raise ValueError(
-            f"the columns {', '.join(map(repr, names))} must all be numbers, or one of arrays or images, "
-            "which key features of the node config names"
+            f"the columns {', '.join(map(repr, names))} must all be numbers; a single column of arrays or "
+            "images must be named by the node config's key features"
         )
     (name,) = names
     parts = [_sample(name, i, row[name]) for i, row in enumerate(saved.select_columns([name]))]

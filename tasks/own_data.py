@@ -119,10 +119,10 @@ def parse_classes(text: str) -> Classes:
         return Classes()
     if len(names) == 1:
         if not names[0].isdecimal() or len(names[0]) > 7 or not 2 <= int(names[0]) <= _MAX_CLASSES:
-            raise ValueError(f"one name, {names[0]!r}, is no class less than two")
+            raise ValueError(f"there must be at least two names, got {names[0]!r}")
         return Classes(int(names[0]))
     if "" in names or len(set(names)) < len(names):
-        raise ValueError("a name is empty or stands twice")
+        raise ValueError("names must be distinct and not empty")
     return Classes(len(names), names)
 
 
@@ -338,7 +338,7 @@ def parse_standardise(text: str) -> Standardisation | None:
     try:
         mean, std = (float(part) for part in parts)
     except ValueError:
-        raise ValueError("there are not two numbers") from None
+        raise ValueError("it must be two numbers") from None
     if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
-        raise ValueError("the mean is up to 1e30, the deviation from 1e-30 to 1e30")
+        raise ValueError("the mean must be in [-1e30, 1e30] and the deviation in [1e-30, 1e30]")
     return Standardisation((mean,), (std,))

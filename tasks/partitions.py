@@ -282,8 +282,8 @@ def _deal_shards(
 ) -> list[Indices]:
     if k * num_partitions > labels.size:
         raise ValueError(
-            f"partition = 'shards({k})': {k} * {num_partitions} partitions are more shards than the "
-            f"{labels.size} samples"
+            f"partition = 'shards({k})' must give at most {labels.size} shards, one per sample, got {k} * "
+            f"{num_partitions}"
         )
     # Shuffled first, so that which samples of a label fall into which shard depends on the seed.
     shuffled = rng.permutation(labels.size)

@@ -129,7 +129,7 @@ def read_sepsis2019(folder: Path) -> Table:
     rng = np.random.default_rng(_MATCHING_SEED)
     samples = [one for part in _PARTS for one in _cases_and_controls(stays, part, rng)]
     if not samples:
-        raise ValueError(f"{folder}: no patient turns septic after {SEPSIS_LEAST_HOURS} hours or more")
+        raise ValueError(f"{folder}: no patient becomes septic after {SEPSIS_LEAST_HOURS} hours or more")
     series = np.full((len(samples), SEPSIS_HOURS, _MEASURED), np.nan, np.float32)
     for window, (stay, _, hour) in zip(series, samples, strict=True):
         start = stays.first[stay]

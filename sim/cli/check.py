@@ -52,7 +52,7 @@ def check(
         told = parse_overrides(node_config or [], {})
         judges = [hooks.check for hooks in all_hooks(spec.folder) if hooks.check is not None]
         if plan.num_nodes < NODES:
-            raise ValueError(f"the app says {plan.num_nodes} node; a check needs {NODES}: --nodes {NODES}")
+            raise ValueError(f"--nodes must be at least {NODES} for a check, got {plan.num_nodes}")
     with _silence():
         try:
             app = load_app(spec.folder)

@@ -59,19 +59,19 @@ def _download(entry: CatalogueEntry, data_dir: str | None) -> None:
     name, fetch = entry.name, entry.fetch
     if fetch is None:
         if entry.found_at is None:
-            raise ValueError(f"no package fetches {name}: {entry.how_to_get}")
-        typer.echo(f"{name} is here: found in {entry.found_at}")
+            raise ValueError(f"{name} cannot be downloaded automatically: {entry.how_to_get}")
+        typer.echo(f"{name} was found in {entry.found_at}")
         return
     folder = resolve_data_dir(data_dir)
     if folder is None:
-        raise ValueError("--download needs --data-dir FOLDER, or the variable HEDGEROW_DATA_DIR")
+        raise ValueError("--download requires --data-dir FOLDER or the variable HEDGEROW_DATA_DIR")
     try:
         fetch(folder)
-    # Its binary may not go with the torch that is here, which is a RuntimeError or worse.
+    # A torchvision that does not match the installed torch raises RuntimeError or worse.
     except Exception as error:
         raise ValueError(
-            f"{fetch.package} could not fetch {name} ({type(error).__name__}: {shown(error, 120)}). Where "
-            f'there are that package and internet, run: python -c "{fetch.line(folder)}", and copy that '
-            "folder here"
+            f"{fetch.package} could not fetch {name} ({type(error).__name__}: {shown(error, 120)}). On a "
+            f'machine with this package and internet access, run: python -c "{fetch.line(folder)}", then '
+            "copy that folder here"
         ) from error
     typer.echo(f"{name} is in {folder}. Runs find it there: -c \"dataset={name} data-dir='{folder}'\"")

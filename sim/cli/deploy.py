@@ -92,7 +92,9 @@ def deploy_local(
     if level is Level.E3 or sites:
         if sites and (level or edges):
             with bad_options():
-                raise ValueError("--sites does not go with --level or --edges: sites have no edge servers")
+                raise ValueError(
+                    "--sites must not be used with --level or --edges: sites have no edge servers"
+                )
         _deploy_edges(
             app_path, nodes, edges, sites, run_config or [], node_config, own_data, out, tls, keep_logs
         )
@@ -103,12 +105,9 @@ def deploy_local(
         overrides += [f"num-servers={edges}"] if edges else []
         said, own = read_own_data(spec, own_data, nodes)
         plan = plan_run(spec, [*said, *overrides], num_nodes=nodes)
-        if plan.faults is not None:
-            raise ValueError("fault-*: a deployment injects no faults; use 'run' with --engine inprocess")
+        plan.check_no_faults()
         if own_data and plan.run_config.get("data-dir"):
-            raise ValueError(
-                "data-dir: no node of --own-data reads it, and the server has no data; leave it out"
-            )
+            raise ValueError("data-dir must be left out with --own-data, whose nodes do not read it")
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         configs = with_holdout(configs, plan.run_config)
         if own_data is None:
@@ -153,22 +152,23 @@ def _deploy_edges(
     with bad_options():
         spec = find_app(app_path)
         if own_data is not None and sites:
-            raise ValueError("--own-data does not go with --sites: sites would standardise each its own")
+            raise ValueError("--own-data must not be used with --sites: each site would standardise alone")
         if own_data is not None:
-            raise ValueError("--own-data does not go with --level E3: servers would standardise each its own")
+            raise ValueError(
+                "--own-data must not be used with --level E3: each server would standardise alone"
+            )
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:
-            raise ValueError(f"--sites is {sites}; valid with an app that has the key 'site'")
+            raise ValueError("--sites must be used with an app that has the key 'site'")
         if sites is None and edges is None and not isinstance(said.get("num-servers"), int):
-            raise ValueError("--edges: how many edge servers there are must be said")
+            raise ValueError("--edges must be given: the number of edge servers")
         number = sites or edges or int(said["num-servers"])
         # Check the settings before anything starts.
         placeholders = [f"127.0.0.1:{d + 1}" for d in range(number)]
         overrides = site_overrides if sites else edge_overrides
         for d in range(number):
             plan = plan_run(spec, [*run_config, *overrides(d, placeholders)], num_nodes=nodes)
-        if plan.faults is not None:
-            raise ValueError("fault-*: a deployment injects no faults; use 'run' with --engine inprocess")
+        plan.check_no_faults()
         configs = for_own_nodes(read_node_configs(spec, node_config, plan.num_nodes), plan.run_config)
         # Nodes are assigned to sites like clients to edge servers.
         servers = contiguous_clusters(plan.num_nodes, number)
@@ -230,7 +230,7 @@ def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int
         check_sizes(nodes=nodes, edges=edges, days=days)
         if len(hosts) not in (0, edges):
             raise ValueError(
-                f"--host is given {len(hosts)} times; valid with --edges {edges} is one for each"
+                f"--host must be given once for each of the {edges} edge servers, got {len(hosts)}"
             )
         servers = contiguous_clusters(nodes, edges) if nodes else ()
         own = [[i for i, server in enumerate(servers) if server == d] for d in range(edges)]
@@ -279,11 +279,11 @@ def deploy_split(
 
     with bad_options():
         if (nodes is None) == (groups is None):
-            raise ValueError("--nodes or --groups, one of them, must say how many there are")
+            raise ValueError("exactly one of --nodes and --groups must be given")
         others = {"--scaling": scaling} if groups else {"--layout": layout, "--people": people}
         for option, value in others.items():
             if value is not None:
-                raise ValueError(f"{option} does not go with --{'groups' if groups else 'nodes'}")
+                raise ValueError(f"{option} must not be used with --{'groups' if groups else 'nodes'}")
         if nodes:
             manifest = write_split(dataset, folder, nodes, partition, seed, data_dir, scaling or "standard")
         else:

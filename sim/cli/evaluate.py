@@ -21,7 +21,7 @@ def evaluate(paths: Paths) -> None:
         given = [one for path in paths for one in parts_beneath(path) or [path]]
         runs, _ = parts_of_runs(given)
         if not runs:
-            raise ValueError("no run of several edge servers there; valid are their run folders")
+            raise ValueError("PATHS must hold the run folders of edge servers that ran together")
         for parts in runs:
             records = evaluate_together(parts)
             told = " ".join(

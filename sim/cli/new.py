@@ -67,10 +67,10 @@ def new(
         home = folder.expanduser().absolute()
         if not _NAME.fullmatch(home.name):
             raise ValueError(
-                f"FOLDER {home.name!r}; Flower takes a letter, then up to 31 letters, digits and hyphens"
+                f"FOLDER must be a letter, then up to 31 letters, digits and hyphens, got {home.name!r}"
             )
         if home.exists() and (not home.is_dir() or any(home.iterdir())):
-            raise ValueError(f"FOLDER must be new or empty, got {home}, in which there is something")
+            raise ValueError(f"FOLDER must be new or empty, got {home}")
         package = _write(method, apps[method], home)
     typer.echo(f"{folder}/{package}/task.py is where your model and your data go. It runs as it is:\n")
     typer.echo(f"    hedgerow run {folder}")

@@ -34,7 +34,7 @@ def node(
     if not arguments:
         with bad_options():
             raise ValueError(
-                "no arguments; a node needs its SuperLink: hedgerow node --superlink HOST:PORT "
+                "a node needs the address of its SuperLink: hedgerow node --superlink HOST:PORT "
                 "--root-certificates ca.crt"
             )
     with bad_options():

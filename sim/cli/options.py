@@ -181,7 +181,7 @@ def read_node_configs(
 
     configs = node_configs(texts or [], num_nodes)
     if own and len(own) != num_nodes:
-        raise ValueError(f"num-clients: {num_nodes} nodes were asked for; --own-data has files of {len(own)}")
+        raise ValueError(f"num-clients must be {len(own)}, the nodes of --own-data, got {num_nodes}")
     if own:
         configs = [{**mine, **more} for mine, more in zip(own, configs, strict=True)]
     if own_settings(spec) is not None:
@@ -239,12 +239,12 @@ def read_own_data(
     lacking = sorted(split.run_config.keys() - spec.config.keys())
     if lacking:
         raise ValueError(
-            f"--own-data {folder}: its files want the run-config key {', '.join(lacking)}, which app "
-            f"{spec.name!r} lacks; name a folder that was split for it: `hedgerow deploy split --nodes` "
-            "for apps that learn from samples, --groups for hospitals and devices"
+            f"--own-data {folder}: its files need the run-config key {', '.join(lacking)}, which app "
+            f"{spec.name!r} does not have. Split the data for this app: `hedgerow deploy split --nodes` for "
+            "apps that learn from samples, --groups for hospitals and devices"
         )
     if nodes not in (None, len(split.node_configs)):
-        raise ValueError(f"--nodes {nodes}: {folder} has files of {len(split.node_configs)} nodes")
+        raise ValueError(f"--nodes must be {len(split.node_configs)}, the nodes of {folder}, got {nodes}")
     return [f"{key}={toml_value(value)}" for key, value in split.run_config.items()], split.node_configs
 
 

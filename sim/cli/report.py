@@ -30,7 +30,7 @@ def report(
         typer.Option(metavar="Y=VALUE", help="Also compare the cost of reaching this. Repeatable."),
     ] = None,
 ) -> None:
-    """Write one page of runs: curves, tables, what crossed each link, lost replies, settings."""
+    """Write one page of runs: curves, tables, traffic by link, lost replies, settings."""
     from hedgerow.wire.extras import needed
 
     needed("matplotlib", "plots")

@@ -198,13 +198,12 @@ def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
     """Raise ValueError for an option that only Hedgerow's engine has."""
     for option, given in ours.items():
         if given and engine is Engine.FLOWER:
-            raise ValueError(f"{option}: Flower's engine has no such thing; use --engine inprocess")
+            raise ValueError(f"{option} must be used with --engine inprocess")
 
 
 def _check_plan(name: str, plan: Plan) -> None:
     """Raise ValueError for a plan that Flower's engine cannot run."""
-    if plan.faults is not None:
-        raise ValueError("fault-*: Flower's engine injects no faults; use --engine inprocess")
+    plan.check_no_faults()
     for key, value in {"seed": plan.seed, "output-dir": plan.output_dir}.items():
         if value is not None:
             raise ValueError(f"--{key}: app {name!r} has no key {key!r}; use --engine inprocess")

@@ -83,10 +83,10 @@ def _seeds(text: str) -> tuple[int, ...]:
     from hedgerow.sim.runs.kinds import MAX_INT64
 
     parts = [part.strip() for part in text.split(",")]
-    # No seed has more digits, and Python reads none of 4,300.
+    # A seed has at most 19 digits; Python refuses to read 4,300.
     seeds = [int(part) for part in parts if part.isdecimal() and len(part) < 20]
     if len(seeds) < len(parts) or len(set(seeds)) < len(seeds) or max(seeds) > MAX_INT64:
-        raise ValueError(f"--seeds {text[:100]!r}; valid are different integers >= 0, below 2^63: 0,1,2")
+        raise ValueError(f"--seeds must be distinct integers in [0, 2^63), like 0,1,2, got {text[:100]!r}")
     return tuple(seeds)
 
 

@@ -45,9 +45,7 @@ def watch(
         try:
             server = FollowServer(FollowedRun(folder, x or (), y or (), drawn_network), host, port)
         except OSError as error:
-            raise ValueError(
-                f"--host {host!r} --port {port}: cannot listen there: {error.strerror}"
-            ) from error
+            raise ValueError(f"cannot listen on --host {host!r} --port {port}: {error.strerror}") from error
     with interruptible(lambda: "Watched no longer; the run is not touched"):
         try:
             alone = ipaddress.ip_address(host).is_loopback

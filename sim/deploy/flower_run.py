@@ -59,8 +59,7 @@ def flower_run(
     if not client_gpus >= 0:
         raise ValueError(f"client_gpus must be a number >= 0, got {client_gpus}")
     plan = plan or plan_run(spec)
-    if plan.faults is not None:
-        raise ValueError("fault-*: Flower's engine injects no faults; use the engine inprocess")
+    plan.check_no_faults()
     if find_spec("ray") is None:
         raise MissingExtraError("Flower's own engine needs ray: pip install 'hedgerow[sim]'")
     federation = (

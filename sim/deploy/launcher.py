@@ -333,13 +333,9 @@ class Deployment:
         )
 
     def plan(self, *overrides: str) -> Plan:
-        """Return a plan for this federation's size; overrides and errors as in ``plan_run``.
-
-        ValueError for a plan with faults, which only the in-process engine can inject.
-        """
+        """Return a plan for this federation's size, without faults; overrides as in ``plan_run``."""
         plan = plan_run(self.spec, overrides, num_nodes=self.num_nodes)
-        if plan.faults is not None:
-            raise ValueError("fault-*: a deployment injects no faults; use the engine inprocess")
+        plan.check_no_faults()
         return plan
 
     def submit(self, plan: Plan | None = None, *, echo: bool = True, prefix: str = "") -> FlowerRun:

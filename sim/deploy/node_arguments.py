@@ -25,7 +25,7 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
         for name in _values(arguments, option):
             file = Path(name).expanduser()
             if not file.is_file():
-                raise ValueError(f"{option} {name}: there is no such file")
+                raise ValueError(f"{option} must be an existing file, got {name}")
             if option == "--root-certificates":
                 try:
                     x509.load_pem_x509_certificates(file.read_bytes())

@@ -98,7 +98,7 @@ def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
         )
         last = num_nodes - 1 if last < 0 else last
         if not first <= last < num_nodes:
-            raise ValueError(f"node config {text!r}: valid partitions are 0 to {num_nodes - 1}")
+            raise ValueError(f"partitions must be from 0 to {num_nodes - 1}, got node config {text!r}")
         for partition_id, config in enumerate(configs[first : last + 1], first):
             own = pairs.replace("{partition-id}", str(partition_id))
             config.update(parse_overrides([own], {}))

@@ -72,7 +72,9 @@ class NodeUsers:
             if uid not in taken:
                 self.ids.append(uid)
         if len(self.ids) < count:
-            raise NoUsersError(f"{len(self.ids)} user ids from {_FIRST} to {_LAST} are free, of {count}")
+            raise NoUsersError(
+                f"{count} user ids are needed; from {_FIRST} to {_LAST} only {len(self.ids)} are free"
+            )
 
     def _probe(self, uid: int) -> None:
         command = [sys.executable, "-c", "import flwr.app, hedgerow.wire"]

@@ -29,8 +29,8 @@ from flwr.serverapp import ServerApp
 def _check(lacks: str) -> None:
     if lacks:
         raise ImportError(
-            f"flwr {version('flwr')} lacks what hedgerow.sim needs of its private parts: {lacks}. "
-            f"Tested are flwr 1.41 and 1.42: pip install 'flwr[simulation]>=1.41,<1.43'"
+            f"flwr {version('flwr')} lacks private names that hedgerow.sim uses: {lacks}. "
+            f"Tested versions are 1.41 and 1.42: pip install 'flwr[simulation]>=1.41,<1.43'"
         )
 
 
@@ -263,7 +263,7 @@ def app_pyproject(folder: Path) -> tuple[dict[str, Any], UserConfig]:
     try:
         pyproject = get_project_config(folder)
     except ValueError as error:
-        raise ValueError(f"{folder / 'pyproject.toml'} is not a Flower App's: {error}") from error
+        raise ValueError(f"{folder / 'pyproject.toml'} is not valid for a Flower App: {error}") from error
     return pyproject, flatten_dict(pyproject["tool"]["flwr"]["app"].get("config", {}))
 
 

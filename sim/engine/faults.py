@@ -54,12 +54,12 @@ class Delay:
 
     def __post_init__(self) -> None:
         if self.name not in DISTRIBUTIONS:
-            raise ValueError(f"delay: {quoted(self.name)} is not one of {', '.join(DISTRIBUTIONS)}")
+            raise ValueError(f"delay must be one of {', '.join(DISTRIBUTIONS)}, got {quoted(self.name)}")
         names = DISTRIBUTIONS[self.name]
         if len(self.values) != len(names) or not all(0 <= v <= _MOST for v in self.values):
             raise ValueError(
-                f"delay: {self.name} takes {', '.join(names)}, each >= 0 and up to {_MOST:g}, "
-                f"not {quoted(self.values)}"
+                f"delay = {self.name} must have {', '.join(names)}, each in [0, {_MOST:g}], "
+                f"got {quoted(self.values)}"
             )
         if self.name == "lognormal" and self.values[1] > _MOST_SIGMA:
             raise ValueError(f"delay: lognormal takes sigma up to {_MOST_SIGMA:g}, not {self.values[1]!r}")
@@ -135,11 +135,12 @@ class FaultModel:
             in_range(name, getattr(self, name), 0.0, 1.0)
         in_range("slowdown", self.slowdown, 1.0, _MOST)
         if self.corrupt is not None and self.corrupt not in CORRUPTIONS:
-            raise ValueError(f"corrupt: {quoted(self.corrupt)} is not one of {', '.join(CORRUPTIONS)}")
+            raise ValueError(f"corrupt must be one of {', '.join(CORRUPTIONS)}, got {quoted(self.corrupt)}")
         for partition_id, number in self.crash_at.items():
             if partition_id < 0 or number < 1:
                 raise ValueError(
-                    f"crash_at: {partition_id}:{number} is not a partition id >= 0 and a message number >= 1"
+                    "crash_at must be a partition id >= 0 and a message number >= 1, got "
+                    f"{partition_id}:{number}"
                 )
 
     @classmethod
@@ -238,29 +239,29 @@ def _items(value: object) -> list[str]:
 def _pair(text: str) -> tuple[int, int]:
     partition_id, colon, number = text.partition(":")
     if not colon:
-        raise ValueError(f"{quoted(text)} is not PARTITION:MESSAGE, as in 3:5")
+        raise ValueError(f"it must be PARTITION:MESSAGE, like 3:5, got {quoted(text)}")
     return _whole(partition_id), _whole(number)
 
 
 def _whole(text: str) -> int:
     # Longer numbers are never valid, and Python refuses to read 4,300 digits.
     if not text.strip().isdecimal() or len(text) > 18:
-        raise ValueError(f"{quoted(text)} is not an integer >= 0 of at most 18 digits")
+        raise ValueError(f"it must be an integer >= 0 of at most 18 digits, got {quoted(text)}")
     return int(text)
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("not a number")
+        raise ValueError(f"it must be a number, got {quoted(value)}")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"{quoted(value)} is not a number") from None
+        raise ValueError(f"it must be a number, got {quoted(value)}") from None
 
 
 def _corruption(value: object) -> str | None:
     if not isinstance(value, str):
-        raise ValueError(f"not one of {', '.join(CORRUPTIONS)}")
+        raise ValueError(f"it must be one of {', '.join(CORRUPTIONS)}")
     return value or None
 
 

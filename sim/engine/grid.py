@@ -158,7 +158,9 @@ class InProcessGrid(Grid):
         cluster = Cluster(ray) if isinstance(ray, str) and ray else ray or None
         check_workers(workers, real_time=real_time, ray=cluster.address if cluster else "")
         if node_configs is not None and len(node_configs) != num_nodes:
-            raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
+            raise ValueError(
+                f"node_configs must have one config for each of {num_nodes} nodes, got {len(node_configs)}"
+            )
         if max_in_flight is not None:
             at_least(1, max_in_flight=max_in_flight)
         self._run = empty_run(run_id=1 + seed)
@@ -369,8 +371,8 @@ class InProcessGrid(Grid):
         """
         if isinstance(messages, Iterator):
             raise TypeError(
-                f"messages: a list is needed, not a {type(messages).__name__}; "
-                "Flower's grid for deployments reads the messages twice"
+                f"messages must be a list, got a {type(messages).__name__}: Flower's grid for deployments "
+                "reads the messages twice"
             )
         messages = list(messages)
         for message in messages:
@@ -517,9 +519,9 @@ class InProcessGrid(Grid):
         """Restore the nodes of a checkpoint; ValueError if it has another number of nodes."""
         written = int(state.get("num-nodes", len(state["nodes"])))
         if written != self._num_nodes:
-            raise ValueError(f"state of {written} nodes; valid here is {self._num_nodes}")
+            raise ValueError(f"the state must be of {self._num_nodes} nodes, got {written}")
         if unknown := [at for at in state["nodes"] if not 0 <= int(at) < self._num_nodes]:
-            raise ValueError(f"state of partition {unknown[0]}; valid here is 0 to {self._num_nodes - 1}")
+            raise ValueError(f"partitions must be from 0 to {self._num_nodes - 1}, got {unknown[0]}")
         self._clock = float(state["clock"])
         self._dealt.bytes = int(state.get("dealt", 0))
         made = {node.partition_id: node for node in self._made.values()}
@@ -696,11 +698,11 @@ class InProcessGrid(Grid):
 def _check_instruction(message: Message) -> None:
     metadata = message.metadata
     if metadata.reply_to_message_id:
-        raise ValueError(f"message to node {metadata.dst_node_id}: a reply cannot be pushed by the server")
+        raise ValueError(f"the message to node {metadata.dst_node_id} must not be a reply")
     if not metadata.ttl > 0:
-        raise ValueError(f"ttl: {metadata.ttl} is not > 0 (message to node {metadata.dst_node_id})")
+        raise ValueError(f"ttl of the message to node {metadata.dst_node_id} must be > 0, got {metadata.ttl}")
     if not message.has_content():
-        raise ValueError(f"message to node {metadata.dst_node_id}: it has no content")
+        raise ValueError(f"the message to node {metadata.dst_node_id} must have content")
 
 
 def _array_bytes(content: RecordDict) -> int:

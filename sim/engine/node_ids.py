@@ -37,8 +37,8 @@ def wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[in
             return node_ids
         if time.monotonic() >= end:
             raise ValueError(
-                f"num_nodes: {len(node_ids)} nodes are there after {timeout:g} s, "
-                f"{num_nodes if num_nodes is not None else 'at least 1'} are needed; "
-                'flwr run sets their number: --federation-config "num-supernodes=N"'
+                f"{num_nodes if num_nodes is not None else 'at least 1'} nodes must be online after "
+                f"{timeout:g} s, got {len(node_ids)}; flwr run sets their number: "
+                '--federation-config "num-supernodes=N"'
             )
         time.sleep(0.1)

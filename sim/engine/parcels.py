@@ -198,7 +198,7 @@ class Received:
         if place >= 0:
             return self._whole[place : place + count]
         if self._common is None:
-            raise ValueError("a parcel came without its common one")
+            raise ValueError("the parcel's common parcel is missing")
         return self._common[-1 - place : -1 - place + count]
 
 

@@ -87,7 +87,7 @@ def check_address(address: str) -> None:
             f"that is one of its nodes, got {address!r}"
         )
     if importlib.util.find_spec("ray") is None:
-        raise ValueError(f"ray: {address!r}, and Ray is not installed: pip install 'flwr[simulation]'")
+        raise ValueError(f"ray = {address!r} needs Ray: pip install 'flwr[simulation]'")
 
 
 def open_cluster(
@@ -332,7 +332,7 @@ def _room(ray: Any, asked: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         if count:
             return count, options
         if time.monotonic() > end:
-            raise ClusterError("all its CPUs, or GPUs, are taken")
+            raise ClusterError("no CPU or GPU is free")
         time.sleep(0.2)
 
 
@@ -346,7 +346,7 @@ def _dealt(
         return count, {"num_cpus": 0, "num_gpus": min(1.0, gpus / max(1, count))}
     cpus = int(total.get("CPU", 0))
     if min(workers, most) > cpus:
-        raise ClusterError(f"workers: {workers}; the cluster has {cpus} CPUs")
+        raise ClusterError(f"workers must be at most the cluster's {cpus} CPUs, got {workers}")
     return min(workers or int(free.get("CPU", 0)), most), {"num_cpus": 1}
 
 

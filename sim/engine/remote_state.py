@@ -53,12 +53,12 @@ class RemoteState:
         here = self._states()
         if missing := sorted(state.keys() - here.keys(), key=int):
             raise CheckpointError(
-                f"partition {', '.join(missing)} kept state in the checkpoint and is not there after "
+                f"the checkpoint has state of partition {', '.join(missing)}, which is not online after "
                 f"{self._timeout:g} s"
             )
         contents = {here[partition][0]: unpack_records(records) for partition, records in state.items()}
         if refused := contents.keys() - self._ask(contents, RESTORE).keys():
-            raise CheckpointError(f"{len(refused)} nodes did not take their state back")
+            raise CheckpointError(f"{len(refused)} nodes did not restore their state")
 
     def _states(self) -> dict[str, tuple[int, RecordDict]]:
         """Return each partition's node id and state; replies without a partition id are ignored."""

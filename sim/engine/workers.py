@@ -83,8 +83,8 @@ def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
     """Raise ValueError if a number of workers, or the address of a Ray cluster, is invalid."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS:
         raise ValueError(
-            f"workers: {workers!r} is not an integer from 0 to {MOST_WORKERS} (0: as many as the machine has "
-            "cores where the work is worth it; 1: this process alone)"
+            f"workers must be an integer in [0, {MOST_WORKERS}] (0: one per core if the work is large "
+            f"enough; 1: no extra process), got {workers!r}"
         )
     if ray:
         check_address(ray)

@@ -124,8 +124,8 @@ def find_app(path_or_module: str | Path) -> AppSpec:
     num_supernodes, more_nodes = ours.get("num-supernodes"), ours.get("more-nodes", {})
     if num_supernodes is not None and (type(num_supernodes) is not int or num_supernodes < 1):
         raise ValueError(
-            f"{folder / 'pyproject.toml'}: [tool.hedgerow] num-supernodes = {num_supernodes!r} "
-            "is not an integer >= 1"
+            f"{folder / 'pyproject.toml'}: [tool.hedgerow] num-supernodes must be an integer >= 1, got "
+            f"{num_supernodes!r}"
         )
     for key, conditions in more_nodes.items():
         unknown = [name for name in (key, *conditions) if name not in config]
@@ -170,7 +170,7 @@ def settings_module(spec: AppSpec) -> ModuleType:
     package = spec.components["serverapp"].partition(":")[0].rpartition(".")[0]
     if not package:  # The app is one module.
         raise ValueError(
-            f"app {spec.name!r} has no package with settings; its keys are in its pyproject.toml"
+            f"app {spec.name!r} has no package with a settings module; its keys are in its pyproject.toml"
         )
     name = f"{package}.settings"
     try:
@@ -216,8 +216,8 @@ def _folder_of_module(module: str) -> Path:
             return apps[name]
         meant = did_you_mean(module, apps)
         raise ValueError(
-            f"app: {quoted(module)} is neither a folder with a pyproject.toml nor an importable module, nor "
-            f"one of {', '.join(apps)}{f' ({meant})' if meant else ''}"
+            f"app must be {', '.join(apps)}, a folder with a pyproject.toml or an importable module, got "
+            f"{quoted(module)}{f' ({meant})' if meant else ''}"
         )
     for folder in Path(found.origin).resolve().parents:
         if (folder / "pyproject.toml").is_file():

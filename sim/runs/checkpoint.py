@@ -105,7 +105,7 @@ def pack_checkpoint(state: Mapping[str, Any], about: Mapping[str, Any] | None = 
     try:
         return save(arrays, told)
     except (KeyError, ValueError, SafetensorError) as error:
-        raise TypeError(f"the state holds an array that no checkpoint holds: {error}") from error
+        raise TypeError(f"the state has an array that cannot be written to a checkpoint: {error}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if form != FORMAT:
         raise CheckpointError(f"{path} has format {form}; this version of hedgerow reads {FORMAT}")
     if digest != _digest(told, arrays):
-        raise DamagedCheckpointError(f"{path} is not what was written (SHA-256)")
+        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 does not match")
     return Checkpoint(_unpacked(json.loads(told["tree"]), arrays), json.loads(told["about"]))
 
 

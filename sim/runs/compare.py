@@ -1,8 +1,8 @@
-"""Variants compared: what each reached at a budget, what it paid for a target, and paired differences.
+"""Compare variants: metrics at a budget, cost of reaching a target, and paired differences.
 
-Variants of a sweep share their random numbers seed by seed (data, initial model, mini-batches), so the
-difference of two variants varies less over seeds than either does. Differences are therefore paired by
-seed, with a Student t interval of their mean. The intervals are not corrected for several variants.
+The variants of a sweep share their random numbers for each seed (data, initial model, mini-batches), so that
+the difference of two variants varies less over seeds than either variant. Differences are therefore paired
+by seed, with a Student t interval of their mean. The intervals are not corrected for several variants.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 CONFIDENCE = 0.95
 _MISSING = "n/a"
-# Everything else (losses, errors, distances) is better when it is lower.
+# All other metrics (losses, errors, distances) are better when lower.
 _SHARES = ("accuracy", "auc", "auprc", "auroc", "f1", "precision", "recall")
 _HIGHER = (*_SHARES, "utility")
 
@@ -51,23 +51,23 @@ NOTE = (
 
 
 def higher_is_better(y: str) -> bool:
-    """Tell whether a metric is a score: its name ends with accuracy, auc, auprc, f1, utility and the like."""
+    """Return whether a metric is a score: its name ends with accuracy, auc, auprc, f1, utility, …"""
     return y.lower().endswith(_HIGHER)
 
 
 def is_share(y: str) -> bool:
-    """Tell whether a metric lies between 0 and 1, as accuracy, auc, f1 and the like do."""
+    """Return whether a metric lies in [0, 1]: its name ends with accuracy, auc, f1, …"""
     return y.lower().endswith(_SHARES)
 
 
 def at_budget(run: RecordedRun, x: str, budget: float, y: str) -> Point | None:
-    """Return the last evaluated point that cost at most ``budget``; None if the run ended before it."""
+    """Return the last evaluated point within ``budget``; None if the run spent less or has no such point."""
     within = [point for point in run.series(x, y) if _at_most(point.x, budget)]
     return within[-1] if within and _at_most(budget, run.costs(x)[-1]) else None
 
 
 def to_target(run: RecordedRun, x: str, y: str, target: float) -> float | None:
-    """Return the cost of the first evaluated point that reaches ``target``; None if none does."""
+    """Return the cost of the first evaluated point that reaches ``target``; None if there is none."""
     sign = 1 if higher_is_better(y) else -1
     return next((point.x for point in run.series(x, y) if sign * point.y >= sign * target), None)
 
@@ -78,7 +78,7 @@ def common_budget(results: Results, x: str) -> float:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % Student t interval of a mean; the whole line for fewer than two values."""
+    """Return the 95 % Student t interval of a mean; infinite for fewer than two values."""
     if len(values) < 2:
         return -inf, inf
     student = needed("scipy.stats", "plots").t
@@ -107,24 +107,24 @@ class Paired:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero; never so for a single seed."""
+        """Whether the interval excludes zero; False for a single seed."""
         return self.seeds > 1 and (self.low > 0 or self.high < 0)
 
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """A comparison, for whoever shows it.
+    """A table of a comparison, in no particular format.
 
     Parameters
     ----------
     title : str
-        What is compared, and at what.
+        Title of the table.
     columns : sequence of str
-        Their heads; the first is the variant's.
+        Column heads; the first column names the variant.
     numeric : sequence of bool
-        Which columns hold numbers.
+        Whether each column is numeric.
     rows : sequence of sequence of str
-        A row for each variant, a cell for each column.
+        Cells of each variant.
     """
 
     title: str
@@ -150,14 +150,12 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
 def difference_curve(
     runs: Mapping[int, RecordedRun], reference: Mapping[int, RecordedRun], x: str, y: str
 ) -> list[tuple[float, Paired]]:
-    """Return the paired difference of ``y`` from a reference along ``x``, as far as both spent it.
-
-    Compared is where ``paired_values`` says.
+    """Return the paired difference of ``y`` from a reference along ``x``, at the points of ``paired_values``.
 
     Raises
     ------
     ValueError
-        If ``x`` is no cost or a run lacks ``y``.
+        If ``x`` is not a cost or a run lacks ``y``.
     """
     return [
         (cost, paired_difference(ours, theirs)) for cost, ours, theirs in paired_values(runs, reference, x, y)
@@ -167,16 +165,16 @@ def difference_curve(
 def paired_values(
     runs: Mapping[int, RecordedRun], reference: Mapping[int, RecordedRun], x: str, y: str
 ) -> list[tuple[float, dict[int, float], dict[int, float]]]:
-    """Return ``y`` of runs and of a reference along ``x``, by seed, where neither is much older.
+    """Return ``y`` of runs and of a reference along ``x``, by seed: a list of (cost, values, reference).
 
-    That is, in each seed, at the costs at which that one of the two was evaluated which, as far as both
-    went, was evaluated less often; the other's value is that of its last evaluation within the cost, which
-    is thus at most one of the shorter steps older. The cost returned is the mean over seeds.
+    The points are, for each seed, the costs at which the less often evaluated of the two was evaluated, up to
+    the end of the shorter one. The other's value is from its last evaluation within that cost, which is
+    thus at most one of its own evaluation intervals old. The returned cost is the mean over seeds.
 
     Raises
     ------
     ValueError
-        If ``x`` is no cost or a run lacks ``y``.
+        If ``x`` is not a cost or a run lacks ``y``.
     """
     common = [seed for seed in runs if seed in reference]
     if not common:
@@ -201,7 +199,7 @@ def paired_values(
 
 
 def _last_within(points: Sequence[Point], cost: float) -> float | None:
-    """Return the last value that cost at most so much; None before the first point and beyond the last."""
+    """Return the last value within a cost; None before the first point and beyond the last."""
     place = bisect_right(points, cost * (1 + 1e-9), key=lambda point: point.x)
     return points[place - 1].y if place and _at_most(cost, points[-1].x) else None
 
@@ -216,7 +214,7 @@ def budget_table(
 def budget_comparison(
     results: Results, x: str, y: str, budget: float, columns: Sequence[str] | None = None
 ) -> ComparisonTable:
-    """Return each variant's ``y`` at a budget of ``x``, and its difference from the first.
+    """Return each variant's ``y`` at a budget of ``x``, and its difference from the first variant.
 
     Parameters
     ----------
@@ -225,15 +223,15 @@ def budget_comparison(
     x, y : str
         A cost and a metric.
     budget : float
-        How much of the cost.
+        The budget, in units of ``x``.
     columns : sequence of str or None (default: None)
-        What else is shown, as it was where ``y`` was measured, the mean over seeds: as in
-        ``RecordedRun.value_at``. None for what the sweep says.
+        Additional columns as in ``RecordedRun.value_at``, at the points at which ``y`` was evaluated, mean
+        over seeds. None for those of the sweep.
 
     Raises
     ------
     ValueError
-        If ``x`` is no cost, a run lacks ``y``, or no run has one of the columns.
+        If ``x`` is not a cost, a run lacks ``y``, or no run has one of the columns.
     """
     shown = list(results.columns if columns is None else columns)
     points = {
@@ -263,7 +261,7 @@ def budget_comparison(
     for label, value in values.items():
         at = _number(fmean(evaluated[label].values())) if evaluated[label] else "n/a"
         difference = _difference(value, values[reference], label == reference)
-        counted = f"{len(value)} of {results.asked(label)}"
+        counted = f"{len(value)} of {results.started(label)}"
         rows.append((label, _mean(value), at, *extra[label], *difference, counted))
     numeric = (False, True, True, *(True for _ in shown), True, False, True)
     return ComparisonTable(f"{y} at {x} = {_number(budget)}", heads, numeric, rows)
@@ -275,20 +273,20 @@ def target_table(results: Results, x: str, y: str, target: float) -> str:
 
 
 def target_comparison(results: Results, x: str, y: str, target: float) -> ComparisonTable:
-    """Return what each variant paid in ``x`` until ``y`` reached a target.
+    """Return each variant's cost ``x`` at which ``y`` first reached a target.
 
-    A mean is given only where every seed reached the target: a mean over the lucky ones would flatter.
+    A mean is given only if every seed reached the target: a mean over the others would be biased.
 
     Raises
     ------
     ValueError
-        If ``x`` is no cost or a run lacks ``y``.
+        If ``x`` is not a cost or a run lacks ``y``.
     """
     reached = {
         label: _known({seed: to_target(run, x, y, target) for seed, run in seeds.items()})
         for label, seeds in results.variants().items()
     }
-    counts = {label: results.asked(label) for label in reached}
+    counts = {label: results.started(label) for label in reached}
     reference = next(iter(reached))
     relation = ">=" if higher_is_better(y) else "<="
     columns = (
@@ -312,10 +310,10 @@ def target_comparison(results: Results, x: str, y: str, target: float) -> Compar
 
 
 def _beside(results: Results, label: str, points: Mapping[int, Point | None], name: str) -> str:
-    """Return the cell of a column: the mean over the seeds that have it, of the points that were found."""
+    """Return the cell of an additional column: the mean over the seeds that have a value."""
     runs = results.variants()[label]
-    told = [runs[seed].value_at(name, point.round) for seed, point in points.items() if point is not None]
-    values = [value for value in told if value is not None]
+    found = [runs[seed].value_at(name, point.round) for seed, point in points.items() if point is not None]
+    values = [value for value in found if value is not None]
     return _number(fmean(values)) if values else _MISSING
 
 

@@ -186,7 +186,7 @@ def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawi
         f"{network.num_nodes} × {network.kind}, {graph.number_of_edges()} links{hanging}; "
         f"each link carried {each}{ways_told}.{legs}"
     )
-    return Drawing(figure, "The network and what crossed each link", said)
+    return Drawing(figure, "The network and the traffic on each link", said)
 
 
 def _empty(height: float) -> tuple[Figure, Axes]:

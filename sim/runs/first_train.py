@@ -92,7 +92,7 @@ def first_train(app: LoadedApp, plan: Plan, node_config: UserConfig | None = Non
                 return FirstTrain(reached.message, dict(watch.started), reached.replies)
             except _Waiting:
                 raise NoTrainError(
-                    f"the ServerApp waits for more than {plan.num_nodes} nodes; --nodes gives it more"
+                    f"the ServerApp waits for more than {plan.num_nodes} nodes; start more with --nodes"
                 ) from None
     raise NoTrainError("the ServerApp ended without a train message")
 

@@ -73,7 +73,7 @@ def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
             except FileExistsError:
                 continue
             return folder
-    raise FileExistsError(f"{base / f'{name}-{stamp}'} and 998 more")
+    raise FileExistsError(f"{base / f'{name}-{stamp}'} and 998 numbered folders exist")
 
 
 @contextmanager
@@ -113,7 +113,7 @@ class Lock:
                 self._lock.acquire()
             except Timeout:
                 raise RunFolderError(
-                    f"{folder} is in use: another process writes this run; wait for its end, or stop it"
+                    f"{folder} is in use: another process writes this run; wait until it ends, or stop it"
                 ) from None
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             config = _parsed(file.read_bytes(), str(file))
     except RunFolderError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json") from error
+            raise RunFolderError(f"{folder} is not a run folder: it has no config.json") from error
         raise
     said = config.get("format", 1)
     if type(said) is not int or not 1 <= said <= FORMAT:
@@ -158,7 +158,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             + ("; a newer Hedgerow wrote it, and reads it" if newer else "")
         )
     if not isinstance(config.get("run", {}), dict):
-        raise RunFolderError(f"{file} is damaged: its 'run' holds no settings")
+        raise RunFolderError(f"{file} is damaged: 'run' is not a mapping of settings")
     return config
 
 
@@ -172,7 +172,7 @@ def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     config = read_config(folder)
     if "run" not in config:
-        raise RunFolderError(f"{Path(folder) / CONFIG} is damaged: it has no settings ('run')")
+        raise RunFolderError(f"{Path(folder) / CONFIG} is damaged: it has no 'run'")
     settings: dict[str, Any] = config["run"]
     return settings
 
@@ -210,7 +210,7 @@ def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:
             raise RunFolderError(f"{place} is damaged: it has no round")
         if rounds and record["round"] <= rounds[-1]["round"]:
             raise RunFolderError(
-                f"{place} is damaged: round {record['round']} stands after round {rounds[-1]['round']}"
+                f"{place} is damaged: round {record['round']} follows round {rounds[-1]['round']}"
             )
         rounds.append(record)
     return rounds
@@ -245,7 +245,7 @@ def _parsed(data: bytes, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{place} is damaged: {error}") from error
     if not isinstance(value, dict):
-        raise RunFolderError(f"{place} is damaged: it holds a {type(value).__name__}")
+        raise RunFolderError(f"{place} is damaged: it must hold a mapping, got a {type(value).__name__}")
     return value
 
 

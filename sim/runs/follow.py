@@ -1,8 +1,8 @@
-"""A run followed in the browser: the page of ``report.py``, rendered again while the run is written.
+"""Follow a run in the browser: the page of ``report.py``, rendered again while the run is written.
 
-A small server reads the run's folder and writes nothing. It serves this page and no file. What it shows is
-public to whoever may connect, on loopback by default. A page of another site learns nothing of it: requests
-that name another host (DNS rebinding) are refused, and nothing allows other origins.
+A small server reads the run's folder and writes nothing. It serves this page and no file, to everybody who
+can connect: on loopback by default. Pages of other sites cannot read it: requests that name another host
+(DNS rebinding) are refused, and no other origin is allowed.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from hedgerow.wire.printable import shown
 
 __all__ = ["FollowServer", "FollowedRun", "check_followed", "newest_run"]
 
-# A page is rendered again no sooner than so many real seconds after the last one, and no sooner than so many
-# times the seconds that the last one took: the processor is the run's.
+# Shortest time between two renderings: in seconds, and as a multiple of the time that the last one took. The
+# processor belongs to the run.
 _EVERY, _SHARE = 1.0, 10.0
-# The rounds whose real seconds say how fast the run is now.
+# Number of recent rounds from which the time left is estimated.
 _PACE = 20
 _STATES = {
     "waiting": "Waiting for the first round.",
     "running": "The run is being written.",
-    "stopped": "Nobody writes this run, and it did not end by itself: it was stopped, and may go on.",
+    "stopped": "The run was stopped before its end. It can be resumed.",
     "finished": "The run is finished.",
 }
-# What a record comes to that holds other things than numbers.
+# Errors that damaged records can cause.
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -64,39 +64,37 @@ _HEADERS = {
 
 
 def check_followed(folder: str | Path) -> Path:
-    """Return a folder that is a run's or may become one, absolute.
+    """Return the absolute path of a run's folder, or of an empty folder that may become one.
 
     Raises
     ------
     RunFolderError
-        If it is not there, or holds something else.
+        If the folder does not exist, or holds something else.
     """
     path = Path(folder).expanduser().resolve()
     if not path.is_dir():
-        raise RunFolderError(f"{path} is not there; name the folder of a run, which it prints as it starts")
+        raise RunFolderError(f"{path} does not exist; a run prints its folder when it starts")
     if (path / CONFIG).exists():
         read_config(path)
     elif others := sorted({entry.name for entry in path.iterdir()} - {LOCK, CONFIG + ".partial"}):
-        raise RunFolderError(
-            f"{path} is not the folder of a run: it has no {CONFIG}, and has {shown(others[0])}"
-        )
+        raise RunFolderError(f"{path} is not a run folder: it has {shown(others[0])} and no {CONFIG}")
     return path
 
 
 def newest_run(places: Sequence[str | Path]) -> Path:
-    """Return the run folder that was written to last, among these and the runs inside the others.
+    """Return the run folder written to last, of the given ones and of the runs inside them.
 
     Raises
     ------
     RunFolderError
-        If there is none; as ``check_followed`` for a single folder that holds none.
+        If there is none; for a single folder without runs as in ``check_followed``.
     """
     paths = [Path(place).expanduser().resolve() for place in places]
     found = [config.parent for path in paths for config in _configs(path)]
     if not found and len(paths) == 1:
         return check_followed(paths[0])
     if not found:
-        raise RunFolderError(f"{', '.join(map(shown, paths))}: no run is there")
+        raise RunFolderError(f"{', '.join(map(shown, paths))}: no run found")
     return check_followed(max(found, key=_written))
 
 
@@ -112,34 +110,32 @@ def _configs(path: Path) -> list[Path]:
 
 
 class FollowedRun:
-    """The page of a run, as it is now.
+    """The current page of a run.
 
     Parameters
     ----------
     folder : Path
-        The run's. It may still be empty, lose rounds when the run is resumed, and start over.
-    xs, ys : sequence of str
-        As ``report_html`` takes them.
-    network : Callable[[RecordedRun], DrawnNetwork or None]
-        As ``report_html`` takes it.
+        The run's folder. It may be empty at first, and lose rounds when the run is resumed or started over.
+    xs, ys, network
+        As in ``report_html``.
     """
 
     def __init__(
         self, folder: Path, xs: Sequence[str] = (), ys: Sequence[str] = (), network: Network = lambda _: None
     ) -> None:
         self.folder = folder
-        self._asked: dict[str, Any] = {"xs": xs, "ys": ys, "network": network}
+        self._options: dict[str, Any] = {"xs": xs, "ys": ys, "network": network}
         self._page, self._due = "", 0.0
         self._of: tuple[object, ...] = ()
-        # Matplotlib draws one picture at a time.
+        # Matplotlib is not thread-safe.
         self._lock = threading.Lock()
 
     def page(self) -> str:
-        """Return the page; the previous one if nothing was written since, or it is recent."""
+        """Return the page; the previous one if nothing was written since or it is recent."""
         with self._lock:
             state, begun = self._state(), time.monotonic()
             now = (state, *map(_stamp, (self.folder / name for name in (CONFIG, ROUNDS))))
-            # The end of a run is shown at once.
+            # A new state, such as the end of the run, is shown at once.
             if now != self._of and (begun >= self._due or self._of[:1] != (state,)):
                 self._page, self._of = self._made(state), now
                 self._due = time.monotonic() + max(_EVERY, _SHARE * (time.monotonic() - begun))
@@ -155,22 +151,22 @@ class FollowedRun:
     def _made(self, state: str) -> str:
         nonce = secrets.token_urlsafe()
         try:
-            # That it is not finished is no warning here.
+            # The warning that the run is not finished is redundant here.
             results = replace(load([self.folder]), title=self.folder.name, warnings=())
-            live = Live(" ".join([_STATES[state], *self._failure(state)]), _told(results.runs[0]), nonce)
-            return report_html(results, live=live, **self._asked)
+            live = Live(" ".join([_STATES[state], *self._failure(state)]), _figures(results.runs[0]), nonce)
+            return report_html(results, live=live, **self._options)
         except _DAMAGES as error:
-            words = _STATES[state] if state == "waiting" else f"Nothing can be shown: {shown(error)}"
+            words = _STATES[state] if state == "waiting" else f"The run cannot be shown: {shown(error)}"
             return waiting_html(self.folder.name, Live(" ".join([words, *self._failure(state)]), {}, nonce))
 
     def _failure(self, state: str) -> list[str]:
-        """Return why a run of a sweep failed, which its log says last."""
-        said = last_line(self.folder.with_name(f"{self.folder.name}.log"))
-        return [f"Its log ends: {said}"] if said and state in ("waiting", "stopped") else []
+        """Return the last line of a sweep's log of the run, which gives the reason of a failure."""
+        line = last_line(self.folder.with_name(f"{self.folder.name}.log"))
+        return [f"Its log ends: {line}"] if line and state in ("waiting", "stopped") else []
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """Return what differs when a file was written; empty without the file, or in an empty one."""
+    """Return values that change when a file is written; none if it is missing or empty."""
     try:
         about = os.stat(file)
     except OSError:
@@ -178,24 +174,24 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return (about.st_ino, about.st_size, about.st_mtime_ns) if about.st_size else ()
 
 
-def _told(run: RecordedRun) -> dict[str, str]:
-    """Return how far a run is, how long it may take, and who answered last."""
+def _figures(run: RecordedRun) -> dict[str, str]:
+    """Return a run's progress, the estimated time left, and the last round's duration and replies."""
     last, (unit, done, total) = run.rounds[-1], _progress(run.rounds[-1], run.settings)
-    told = {unit: f"{done:,} of {total:,}" if total else f"{done:,}"}
+    figures = {unit: f"{done:,} of {total:,}" if total else f"{done:,}"}
     recent = run.rounds[-_PACE:]
     seconds = sum(record.get("wall_seconds") or 0.0 for record in recent[1:])
     steps = done - _progress(recent[0], run.settings)[1]
     if total and steps > 0 and not run.finished:
-        told["time left"] = duration(seconds / steps * max(0, total - done))
+        figures["time left"] = duration(seconds / steps * max(0, total - done))
     if last.get("wall_seconds") is not None:
-        told["the last round took"] = f"{last['wall_seconds']:.3g} s"
+        figures["last round took"] = f"{last['wall_seconds']:.3g} s"
     if last.get("sent"):
-        told["answered, last round"] = f"{last.get('accepted', 0):,} of {last['sent']:,}"
-    return told
+        figures["replies, last round"] = f"{last.get('accepted', 0):,} of {last['sent']:,}"
+    return figures
 
 
 def _progress(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return what is counted, how many there were and how many there will be, 0 where nobody says."""
+    """Return the unit of progress, how many are done and how many there will be (0 if unknown)."""
     rounds = settings.get("num-rounds", settings.get("num-server-rounds"))
     iterations = record.get("total_iterations") or settings.get("iterations")
     if type(record.get("iterations")) is int and type(iterations) is int and type(rounds) is not int:
@@ -204,21 +200,21 @@ def _progress(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[s
 
 
 class FollowServer:
-    """Serves the page of a run, until it is interrupted.
+    """Serves the page of a run until interrupted.
 
     Parameters
     ----------
     run : FollowedRun
         The run.
     host : str (default: "127.0.0.1")
-        The address to listen at: loopback, unless others are to see the run.
+        Address to listen on; any other than loopback shows the run to others.
     port : int (default: 0)
-        The port; 0 for a free one.
+        Port; 0 for a free one.
 
     Raises
     ------
     OSError
-        If nothing can listen there.
+        If the address cannot be used.
     """
 
     def __init__(self, run: FollowedRun, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -230,7 +226,7 @@ class FollowServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's address."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}/"
 
@@ -240,7 +236,7 @@ class FollowServer:
 
     def _answer(self, request: Request) -> Response:
         if not self._is_meant(request.url.hostname or ""):
-            words = "This server has another name; open the address it printed.\n"
+            words = "This server has another name; open the address that it printed.\n"
             return PlainTextResponse(words, 421, _HEADERS)
         page = self.run.page()
         headers = {**_HEADERS, "ETag": f'"{sha256(page.encode()).hexdigest()}"'}
@@ -249,9 +245,9 @@ class FollowServer:
         return HTMLResponse(page, headers=headers)
 
     def _is_meant(self, name: str) -> bool:
-        """Tell whether a request names this server: by an address, or as it was told to listen.
+        """Return whether a request names this server: an IP address, localhost or the configured host.
 
-        A name that another site's owner may point here, DNS rebinding, is never one of these.
+        A host name under another site's control (DNS rebinding) is none of these.
         """
         if name.lower() in ("localhost", self.host.lower()):
             return True

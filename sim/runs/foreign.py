@@ -109,7 +109,7 @@ class Records:
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every: {self.checkpoint_every} is not an integer >= 1")
+            raise ValueError(f"checkpoint_every must be an integer >= 1, got {self.checkpoint_every}")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def earlier_run(folder: str | Path, keys: Collection[str], name: str = "") -> Ea
     if name and config.get("app") not in (None, name):
         raise ValueError(f"--resume: {folder} is a run of app {config['app']!r}, not of {name!r}")
     if not isinstance(config.get("nodes"), int):
-        raise ValueError(f"--resume: {folder} does not say how many nodes its run had")
+        raise ValueError(f"--resume: {folder} does not record the number of nodes")
     run_config = recorded_settings(folder)
     seed = None if "seed" in keys else run_config.pop("seed", None)
     return Earlier(run_config, config["nodes"], seed, config.get("time") == "real")
@@ -253,7 +253,7 @@ def _run(
         live.num_rounds = num_rounds or live.num_rounds
         if recorder is None:
             return
-        if watch.goes_on:
+        if watch.can_resume:
             recorder.keep_state(watch=watch, engine=grid)
         else:
             # A checkpoint would promise what no run can keep.
@@ -301,7 +301,7 @@ def _check_heard(rounds: Sequence[Mapping[str, Any]]) -> None:
     sent = sum(record.get("sent") or 0 for record in rounds)
     if sent and not any(record.get("accepted") for record in rounds):
         reasons = ", ".join(f"{count} x {shown(why)}" for why, count in sorted(lost_replies(rounds).items()))
-        raise AllLostError(f"none of {sent} replies was accepted ({reasons}); the nodes' log says why")
+        raise AllLostError(f"none of {sent} replies was accepted ({reasons}); see the nodes' log")
 
 
 def _record(recorder: RunRecorder, end: Any) -> None:

@@ -121,8 +121,8 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder
         for one in by_peers.values():
             if (twin := _twice(one)) is not None:
                 raise ValueError(
-                    f"{twin[0].folder} and {twin[1].folder} are both of {twin[0].who}, of runs with the same "
-                    "settings; name the folders of one of them"
+                    f"{twin[0].folder} and {twin[1].folder} are both of {twin[0].who}, from runs with the "
+                    "same settings; give the folders of only one run"
                 )
             runs.append(one)
     single += [group[0].folder for group in runs if len(group) == 1]

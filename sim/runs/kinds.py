@@ -155,7 +155,7 @@ def folder(valid: str, *, writable: bool = False) -> Kind:
 
     def check(value: str) -> None:
         if "\0" in value or not _encodable(value):
-            raise ValueError("no file system has such a name")
+            raise ValueError("it is not a valid file name")
         try:
             path = Path(value).expanduser()
             nearest = next(place for place in (path, *path.absolute().parents) if place.exists())

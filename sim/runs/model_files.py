@@ -70,7 +70,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except OSError:
         raise
     except Exception as error:  # A damaged archive fails in countless ways.
-        raise ValueError(f"{path} is no file of arrays: {error}") from error
+        raise ValueError(f"{path} is not a file of arrays: {error}") from error
 
 
 def keep_model(folder: Path, server_round: int, arrays: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
     if file.is_dir():
         found = next((file / name for name in (NPZ, SAFETENSORS) if (file / name).is_file()), None)
         if found is None:
-            raise RunFolderError(f"{file} holds no model: neither {NPZ} nor {SAFETENSORS}")
+            raise RunFolderError(f"{file} has neither {NPZ} nor {SAFETENSORS}")
         file = found
     try:
         with refused(file):

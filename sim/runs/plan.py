@@ -1,6 +1,6 @@
-"""What a user asks of a run: an app's run config with changes, the number of nodes, faults.
+"""Plan a run from the user's options: the app's run config with overrides, the number of nodes, faults.
 
-Changes are texts, as Flower's ``--run-config`` takes them: ``'key=value key2=value2'``, or a TOML file.
+Overrides have the form of Flower's ``--run-config``: ``'key=value key2=value2'``, or a TOML file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
     "toml_value",
 ]
 
-# What a run has whether its app has such a key or not.
+# Options of every run, whether its app has such a key or not.
 _OPTIONS = ("output-dir", "seed")
-# Keys whose value is a path of the server's.
+# Keys whose value is a path on the server.
 _PATHS = ("output-dir", "registry", "peer-ca", "peer-certificate", "peer-key")
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -47,25 +47,19 @@ _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run of an app was asked to be.
+    """A run to be made.
 
     Parameters
     ----------
     run_config : dict
-        The app's run config with the user's changes; ``num-clients``, where the app has that key, is the
-        number of nodes without those of ``AppSpec.no_clients``.
+        The app's run config with the user's changes. ``num-clients``, if the app has that key, is the number
+        of nodes without those of ``AppSpec.no_clients``.
     num_nodes : int
         Size of the federation.
     faults : FaultModel or None
-        What the keys ``fault-*`` say. They may be given whether the app declares them or not.
-    seed : int or None (default: None)
-        The seed of a run whose app has no key ``seed``; None where none was asked for.
-    output_dir : str or None (default: None)
-        Where the run's folder goes, of an app that has no key ``output-dir``; None where nobody said.
-    workers : int or None (default: None)
-        As in ``InProcessGrid``, of an app that has no key ``workers``; None where nobody said.
-    ray : str (default: "")
-        The address of a Ray cluster, of an app that has no key ``ray``.
+        From the keys ``fault-*``, which every app accepts.
+    seed, output_dir, workers, ray
+        The user's options for which the app has no key; None (``ray``: empty) if not given.
     """
 
     run_config: UserConfig
@@ -75,6 +69,11 @@ class Plan:
     output_dir: str | None = None
     workers: int | None = None
     ray: str = ""
+
+    def check_no_faults(self) -> None:
+        """Raise ValueError if the plan has faults, which only the in-process engine injects."""
+        if self.faults is not None:
+            raise ValueError("fault-* must be used with `hedgerow run --engine inprocess`")
 
 
 def plan_run(
@@ -88,52 +87,50 @@ def plan_run(
     workers: int | None = None,
     ray: str | None = None,
 ) -> Plan:
-    """Check all that the user asks of a run, before anything of the app is started.
+    """Check all options of a run before anything of the app starts.
 
     Parameters
     ----------
     spec : AppSpec
         The app.
     overrides : sequence of str
-        Each ``'key=value key2=value2'`` with TOML values (a text need not be quoted where the app's
+        Each ``'key=value key2=value2'`` with TOML values (the quotes of a text may be omitted if the app's
         default is a text), or the path of a ``.toml`` file. Later ones win.
     num_nodes : int or None (default: None)
-        Size of the federation, >= 1. None: ``spec.num_nodes``.
+        Size of the federation, >= 1; ``spec.num_nodes`` if None.
     device : str or None (default: None)
         ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``: the app's key ``device``.
     seed : int or None (default: None)
-        The app's key ``seed``; of an app without one, the plan's. From 0, below 2^63.
+        In [0, 2^63).
     output_dir : str or None (default: None)
-        The app's key ``output-dir``; of an app without one, the plan's.
+        Parent folder of the run folder.
     workers : int or None (default: None)
-        As in ``InProcessGrid``: the key ``workers`` of the suite's apps, of others the plan's.
+        As in ``InProcessGrid``.
     ray : str or None (default: None)
-        The address of a Ray cluster: the key ``ray`` of the suite's apps, of others the plan's.
+        The address of a Ray cluster.
 
     Raises
     ------
-    ValueError
-        With one line for every key that the app lacks, every value of the wrong type, and, where the app has
-        ``settings``, every value that is not valid; a SettingsError where it has them.
+    SettingsError
+        With one line for every unknown key, every value of the wrong type, and, for the suite's apps, every
+        value out of range.
     """
     changes, errors = _parsed(overrides, spec.config)
     if device is not None:
         if not _DEVICE.fullmatch(device):
-            raise ValueError(f"device: {quoted(device)} is not cpu, cuda, cuda:N or auto")
+            raise ValueError(f"device must be cpu, cuda, cuda:N or auto, got {quoted(device)}")
         changes["device"] = device
     if seed is not None and not 0 <= seed <= MAX_INT64:
-        raise ValueError(f"seed: {quoted(seed)} is not an integer >= 0, below 2^63")
-    asked = {
-        key: value for key, value in {"seed": seed, "output-dir": output_dir}.items() if value is not None
-    }
-    changes |= {key: value for key, value in asked.items() if key in spec.config}
-    dealt = _dealt(workers, ray)
+        raise ValueError(f"seed must be an integer in [0, 2^63), got {quoted(seed)}")
+    options = {"seed": seed, "output-dir": output_dir}
+    changes |= {key: value for key, value in options.items() if value is not None and key in spec.config}
+    engine = _engine_options(workers, ray)
     own = own_settings(spec)
-    # Another's app may mean something else by a key of this name.
+    # In another project's app a key of this name may have another meaning.
     has_workers = own is not None and "workers" in own.SETTINGS
-    changes |= dealt if has_workers else {}
+    changes |= engine if has_workers else {}
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
-        raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
+        raise ValueError(f"num_nodes must be an integer in [1, {MAX_NODES}], got {num_nodes}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
     lengths = own.Settings if own is not None and issubclass(own.Settings, IterationSettings) else None
     rounds = changes.pop("num-rounds", None) if lengths else None
@@ -156,7 +153,7 @@ def plan_run(
         known = {key: value for key, value in run_config.items() if key in own.SETTINGS}
         errors += own.Settings.key_problems(known, besides=said).values()
     if errors:
-        # Where a key is suggested for each, the list of all would hide the suggestions.
+        # If every unknown key has a suggestion, the list of all keys would hide them.
         if not all(meant_key(key, spec.config) for key in changes if key not in spec.config):
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")
         raise SettingsError("\n".join(errors))
@@ -171,35 +168,35 @@ def plan_run(
     )
 
 
-def _dealt(workers: int | None, ray: str | None) -> UserConfig:
-    """Return what was asked of whom the nodes are dealt to; ValueError where it cannot be."""
-    asked: UserConfig = {}
+def _engine_options(workers: int | None, ray: str | None) -> UserConfig:
+    """Return the given options of the engine; ValueError if one is not valid."""
+    options: UserConfig = {}
     if workers is not None:
         check_workers(workers, real_time=False)
-        asked["workers"] = workers
+        options["workers"] = workers
     if ray is not None:
         check_address(ray)
-        asked["ray"] = ray
-    return asked
+        options["ray"] = ray
+    return options
 
 
 def _size_errors(
     spec: AppSpec, run_config: UserConfig, changes: UserConfig, num_nodes: int | None
 ) -> list[str]:
-    """Return what is wrong with the numbers of clients and of other nodes."""
+    """Return the errors in the numbers of clients and of other nodes."""
     clients = changes.get("num-clients")
-    # An app whose own default is 0 leaves the number to the federation.
+    # An app with the default 0 leaves the number to the federation.
     if isinstance(clients, int) and clients < min(1, int(spec.config.get("num-clients", 1))):
-        return [f"num-clients={quoted(clients)}: an integer >= 1 is needed"]
+        return [f"num-clients must be an integer >= 1, got {quoted(clients)}"]
     if num_nodes is None:
         return []
     others = spec.no_clients(run_config)
     no_clients = sum(others.values())
     if num_nodes <= no_clients:
         named = " and ".join(f"{key}={count}" for key, count in others.items())
-        return [f"num_nodes: {num_nodes} is not above {named}, which are nodes too"]
+        return [f"num_nodes must be above {named}, which are nodes too, got {num_nodes}"]
     if clients not in (None, num_nodes - no_clients):
-        return [f"num-clients={quoted(clients)}: {num_nodes} nodes were asked for"]
+        return [f"num-clients must be {num_nodes - no_clients} with {num_nodes} nodes, got {quoted(clients)}"]
     return []
 
 
@@ -216,21 +213,21 @@ def _fault_errors(run_config: UserConfig) -> list[str]:
 
 
 def resumed_config(spec: AppSpec, folder: str) -> list[str]:
-    """Return the overrides that go on with an earlier run of an app: its settings, and where it lies.
+    """Return the overrides that resume an earlier run of an app: its settings and its folder.
 
     Raises
     ------
     RunFolderError
-        If the folder is not that of a run.
+        If the folder is not a run folder.
     ValueError
-        If the app has no key ``resume``.
+        If the app has no key ``resume``, or the run is of another app.
     """
     if "resume" not in spec.config:
         raise ValueError(f"--resume: app {spec.name!r} has no run-config key 'resume'")
     earlier = recorded_settings(folder)
     app = str(read_config(folder).get("app") or spec.name)
     unknown = [key for key in earlier if key not in spec.config and not _is_fault(key)]
-    # A copy of an app may bear another name; it has the app's keys.
+    # A renamed copy of an app has the same keys.
     if unknown and plain_name(app) != plain_name(spec.name):
         raise ValueError(f"--resume: {folder} is a run of app {app!r}, not of {spec.name!r}")
     known = {key: value for key, value in earlier.items() if key in spec.config or _is_fault(key)}
@@ -239,19 +236,18 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
 
 
 def absolute_output(run_config: UserConfig) -> UserConfig:
-    """Return the run config with absolute paths of the server's: Flower's programs may work elsewhere."""
-    told = {key: path for key in _PATHS if (path := run_config.get(key))}
-    paths = {key: path for key, path in told.items() if isinstance(path, str)}
+    """Return the run config with absolute paths: Flower's processes may have another working folder."""
+    paths = {key: path for key in _PATHS if isinstance(path := run_config.get(key), str) and path}
     return {**run_config, **{key: str(Path(path).expanduser().absolute()) for key, path in paths.items()}}
 
 
 def parse_overrides(overrides: Sequence[str], defaults: UserConfig) -> UserConfig:
-    """Return the changes that the texts of ``--run-config`` ask for, later ones winning.
+    """Return the values of ``--run-config`` options; later ones win.
 
     Raises
     ------
     ValueError
-        If a text is neither key=value pairs nor a readable TOML file: one error for all of them.
+        If an option is neither key=value pairs nor a readable TOML file: one error for all of them.
     """
     changes, errors = _parsed(overrides, defaults)
     if errors:
@@ -271,7 +267,9 @@ def _parsed(overrides: Sequence[str], defaults: UserConfig) -> tuple[UserConfig,
             continue
         pairs = _PAIR.findall(override)
         if not pairs or _PAIR.sub("", override).strip():
-            errors.append(f"run config {quoted(override)} is not 'key=value key=value ...' or a .toml file")
+            errors.append(
+                f"run config must be 'key=value key=value ...' or a .toml file, got {quoted(override)}"
+            )
         for key, text in pairs:
             try:
                 changes[key] = _value(key, text, defaults)
@@ -292,38 +290,41 @@ def _is_file(override: str) -> bool:
 def _value(key: str, text: str, defaults: UserConfig) -> UserConfigValue:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    # More than TOMLDecodeError: Python reads no integer of more than 4,300 digits.
+    # Not only TOMLDecodeError: Python refuses integers of more than 4,300 digits.
     except (ValueError, RecursionError):
         if not isinstance(defaults.get(key, ""), str):
-            default = defaults[key]
-            raise ValueError(
-                f"{shown(key)}={shown(text)}: {_KINDS[type(default)]} is needed, like {toml_value(default)}"
-            ) from None
+            raise ValueError(_wrong_type(key, defaults[key], shown(text))) from None
         return text
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{shown(key)}={shown(text)}: true, false, a number or a text is needed")
+        raise ValueError(f"{shown(key)} must be true, false, a number or a text, got {shown(text)}")
     return value
 
 
-def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]:
-    """Hold changes to Flower's rule: only keys that the app declares, each of the declared type.
+def _wrong_type(key: str, default: UserConfigValue, got: str) -> str:
+    return f"{shown(key)} must be {_KINDS[type(default)]}, like {toml_value(default)}, got {got}"
 
-    Returns the changes that keep it, and what is wrong with the others.
+
+def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]:
+    """Apply Flower's rule: only keys that the app declares, with values of the declared type.
+
+    Returns the changes that keep it, and the errors of the others.
     """
     out: UserConfig = {}
     errors = []
     for key, value in changes.items():
         default = spec.config.get(key)
-        named = f"{shown(key)}={quoted(value)}"
         if default is None:
             meant = f"use --{key}" if key in _OPTIONS else meant_key(key, spec.config)
-            errors.append(f"{named}: app {spec.name!r} has no such key{f' ({meant})' if meant else ''}")
+            errors.append(
+                f"{shown(key)}={quoted(value)}: app {spec.name!r} has no such key"
+                f"{f' ({meant})' if meant else ''}"
+            )
         elif type(value) is int and abs(value) > MAX_INT64:
-            errors.append(f"{named}: an integer from -2^63 to 2^63 - 1 is needed")
+            errors.append(f"{shown(key)} must be an integer in [-2^63, 2^63), got {quoted(value)}")
         elif isinstance(default, float) and type(value) is int:
             out[key] = float(value)
         elif type(value) is not type(default):
-            errors.append(f"{named}: {_KINDS[type(default)]} is needed, like {toml_value(default)}")
+            errors.append(_wrong_type(key, default, quoted(value)))
         else:
             out[key] = value
     return out, errors
@@ -336,5 +337,5 @@ def toml_text(values: UserConfig) -> str:
 
 def toml_value(value: UserConfigValue) -> str:
     """Return a value as TOML, on one line."""
-    # The library writes whole documents.
+    # tomli_w writes only whole documents.
     return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")

@@ -1,8 +1,8 @@
-"""A run's folder: what determined it, and one line a round, readable with nothing but ``json``.
+"""A run's folder: its configuration and one line per round, readable with ``json`` alone.
 
-``config.json`` is written before the first round; ``rounds.jsonl`` grows by one flushed line a round, so
-that a killed run leaves all it had done; ``checkpoint/`` lets it go on. Nothing half-written is ever read
-as a result: every other file is written aside and renamed. While a run is written its folder is locked.
+``config.json`` is written before the first round. ``rounds.jsonl`` grows by one flushed line per round, so
+that a killed run keeps all finished rounds; ``checkpoint/`` is for resuming. All other files are written
+under a temporary name and renamed, so that no partial file is ever read. The folder is locked during a run.
 """
 
 import json
@@ -56,7 +56,7 @@ _logger = logging.getLogger("flwr")
 
 
 class RoundLike(Protocol):
-    """What a strategy passes to a callback at the end of a round: a dataclass with at least these fields."""
+    """A strategy's record of a round: a dataclass with at least these fields."""
 
     round: int
     central: dict[str, Any]
@@ -66,7 +66,7 @@ class RoundLike(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be saved and restored; the state is never changed after it was given out."""
+    """An object whose state can be saved and restored; a returned state never changes."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state: JSON values and ndarrays, nested."""
@@ -76,28 +76,28 @@ class Stateful(Protocol):
 
 
 class RunRecorder:
-    """Writes a run's folder; give ``on_round_end`` to the strategy and run it under ``guard``.
+    """Writes a run's folder: pass ``on_round_end`` to the strategy and run it under ``guard``.
 
-    No other recorder, of any process, writes the folder until this one ends: with ``finish``, an error under
-    ``guard``, ``close``, or the process.
+    The folder is locked against other recorders, in any process, until ``finish``, ``close``, an error under
+    ``guard``, or the end of the process.
 
     Parameters
     ----------
     folder : Path
-        An existing folder: empty for a new run, that of an earlier run to go on with it.
+        An existing folder: empty for a new run, an earlier run's to resume it.
     config : Mapping[str, Any]
-        Everything that determined the run, JSON values only; ``environment`` is added where it is missing.
+        Everything that determines the run, JSON values only; ``environment`` is added if missing.
     checkpoint_every : int (default: 10)
-        Rounds between two checkpoints, >= 1. One more is written when the run is interrupted.
+        Rounds between two checkpoints, >= 1. Another one is written when the run is interrupted.
     defaults : Mapping[str, Any] (default: none)
-        The app's default of each setting: what one stood at in an earlier run whose app did not have it yet.
+        The app's default settings, which stand for those that an earlier run's app did not have.
 
     Raises
     ------
     RunFolderError
-        If the folder holds a run with another config (the keys that differ are named), or files but
-        no run; if it is in use; and, here and in all methods, if the disk takes no more: what was written
-        before is then still a run that can go on.
+        If the folder holds a run with another config (the error names the differing keys), or files but no
+        run; if it is in use; and, here and in all methods, if the disk is full: the run as written before
+        can then still be resumed.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class RunRecorder:
         self.rounds: list[dict[str, Any]] = []
         self._parts: dict[str, Stateful] = {}
         self._on_demand = False
-        # What a checkpoint of the last whole round would hold, until it is written.
+        # State of the last complete round that is not yet in a checkpoint.
         self._state: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         self._lines: Lines | None = None
         with refused(folder):
-            # A folder of other files gets no lock.
+            # Refuses a folder of other files before it gets a lock file.
             _is_begun(folder)
             self._lock = Lock(folder)
             try:
@@ -128,29 +128,27 @@ class RunRecorder:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the newest checkpoint lies."""
+        """Path of the newest checkpoint."""
         return self.folder / "checkpoint" / LATEST
 
     def keep_state(self, **parts: object) -> None:
-        """Put the state of these parts (``strategy=…, engine=grid``) into checkpoints.
+        """Include the state of these parts (``strategy=…, engine=grid``) in checkpoints.
 
-        Parts without ``state_dict``, Flower's own grids for example, are left out: they keep nothing
-        that could be saved. With a part whose ``on_demand`` is true all are asked only when a checkpoint
-        is due, and an interrupted run falls back to the last one.
+        Parts without ``state_dict`` (Flower's own grids) are left out. If a part's ``on_demand`` is true, all
+        states are read only when a checkpoint is due, and an interrupted run falls back to the last one.
         """
         self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
         self._on_demand = any(getattr(part, "on_demand", False) for part in self._parts.values())
 
     def resume(self) -> None:
-        """Load the newest whole checkpoint into the parts; the rounds after it are struck from the record.
+        """Load the newest intact checkpoint into the parts and remove later rounds from the record.
 
         Raises
         ------
         CheckpointError
-            If the folder has no checkpoint, or one that holds the state of another engine or is not this
-            run's.
+            If the folder has no checkpoint, or one of another run or engine.
         RunFolderError
-            If ``rounds.jsonl`` is not what it was when the checkpoint was written.
+            If ``rounds.jsonl`` has changed since the checkpoint was written.
         """
         with refused(self.folder):
             place, found = load_newest(self.checkpoint.parent)
@@ -187,9 +185,9 @@ class RunRecorder:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Write a checkpoint of the last whole round if the run is interrupted or fails.
+        """Write a checkpoint of the last complete round if the run is interrupted or fails.
 
-        SIGTERM then ends the run as Ctrl-C does, where the run owns the process's main thread.
+        In the main thread SIGTERM ends the run as Ctrl-C does.
         """
         try:
             with sigterm_raises():
@@ -206,20 +204,20 @@ class RunRecorder:
             self._close_lines()
 
     def finish(self, summary: Mapping[str, Any], model: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the final model, then ``summary.json``, whose presence says that the run ended by itself."""
+        """Write the final model, then ``summary.json``, which marks the run as completed."""
         try:
             self._save_state()
             with refused(self.folder):
                 if self._lines is not None:
                     self._lines.sync()
-                if model is not None:  # Of no arrays where models stay on the nodes.
+                if model is not None:  # Empty if models stay on the nodes.
                     save_model(self.folder, model)
                 write_json(self.folder / SUMMARY, dict(summary))
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let others write the folder; more than once is once."""
+        """Unlock the folder; idempotent."""
         self._close_lines()
         self._lock.release()
 
@@ -246,7 +244,7 @@ class RunRecorder:
         if self._state is None:
             return
         with refused(self.folder):
-            # A checkpoint never knows of rounds that a power cut takes from the record.
+            # After a power cut the record must have every round of the checkpoint.
             if self._lines is not None:
                 self._lines.sync()
             save_newest(self.checkpoint.parent, *self._state)
@@ -262,8 +260,8 @@ class RunRecorder:
             engine = read_config(self.folder).get("environment", {}).get("engine", "not recorded")
             engine = "--engine flower" if engine == "flower-simulation" else engine
             raise CheckpointError(
-                f"{place} holds the state of {', '.join(unknown)}, which this run does not have: "
-                f"resume it on the engine of the run: {engine}"
+                f"{place} has the state of {', '.join(unknown)}, which this run does not have: resume it on "
+                f"the engine that the run used, {engine}"
             )
         for name, state in parts.items():
             try:
@@ -272,12 +270,10 @@ class RunRecorder:
                 raise
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 because = f"{type(error).__name__}: {error}"
-                raise CheckpointError(
-                    f"{place} holds a state that {name} does not take: {because}"
-                ) from error
+                raise CheckpointError(f"{place} has a state that {name} cannot restore: {because}") from error
 
     def _rounds_until(self, place: Path, found: Checkpoint) -> bytes:
-        """Return what ``rounds.jsonl`` held when the checkpoint was written."""
+        """Return the contents of ``rounds.jsonl`` at the time of the checkpoint."""
         file, last = self.folder / ROUNDS, found.state["round"]
         data = file.read_bytes()
         parse_rounds(data, file)
@@ -285,26 +281,26 @@ class RunRecorder:
         kept = data[: then["bytes"]]
         if sha256(kept).hexdigest() != then["sha256"]:
             raise RunFolderError(
-                f"{file} is damaged: its rounds up to {last} are not those of {place}; "
-                "the run cannot go on without them"
+                f"{file} is damaged: its rounds up to {last} differ from those of {place}, so the run cannot "
+                "be resumed"
             )
         return kept
 
 
 def _is_begun(folder: Path) -> bool:
-    """Return whether a folder holds a run, or nothing but what one that begins leaves."""
+    """Return whether a folder holds a run; RunFolderError if it holds other files."""
     beginning = {LOCK, CONFIG + ".partial"}
     others = {path.name for path in folder.iterdir()} - beginning if folder.is_dir() else {""}
-    # Asked after the listing, which another process may have outrun.
+    # Checked after the listing: another process may have started a run meanwhile.
     if (folder / CONFIG).exists():
         return True
     if others:
-        raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json")
+        raise RunFolderError(f"{folder} is not a run folder: it has no config.json")
     return False
 
 
 def _parts(place: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states that a checkpoint holds by part; no clock among them may be out of joint."""
+    """Return a checkpoint's states by part; CheckpointError if a clock among them is not finite."""
     parts = state.get("parts")
     if not isinstance(state.get("round"), int) or not isinstance(parts, dict):
         raise CheckpointError(f"{place} is not the checkpoint of a run: it has no round and parts")
@@ -312,7 +308,7 @@ def _parts(place: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         clock = part.get("clock", 0.0) if isinstance(part, dict) else 0.0
         seconds = clock.get("seconds", 0.0) if isinstance(clock, dict) else clock
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            raise CheckpointError(f"{place} holds a clock of {name} that shows {seconds!r} seconds")
+            raise CheckpointError(f"{place}: the clock of {name} must be finite, got {seconds!r} seconds")
     return parts
 
 
@@ -326,9 +322,9 @@ def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any], defaults:
             problems.append(f"{key} was {then[key]!r} and is {now.get(key)!r}")
         elif key not in then and (key not in usual or now[key] != usual[key]):
             valid = f"its default, {usual[key]!r}" if key in usual else "left out"
-            problems.append(f"{key}, which the run did not know, must be {valid}, got {now[key]!r}")
+            problems.append(f"{key}, which the run did not have, must be {valid}, got {now[key]!r}")
     if problems:
-        raise RunFolderError(f"The run to go on with had other settings: {'; '.join(problems)}")
+        raise RunFolderError(f"The run to resume had other settings: {'; '.join(problems)}")
 
 
 def _determining(config: Mapping[str, Any]) -> dict[str, Any]:

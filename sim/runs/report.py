@@ -1,11 +1,10 @@
-"""Runs as one page: what was run, curves, tables, what crossed each link, what was lost, settings.
+"""Report runs on one HTML page: what was run, curves, tables, traffic, lost replies, settings.
 
-The page is one HTML file that needs nothing else: no script, no font, no network; its own policy forbids
-what is not in it. It reads in light, in dark and on paper. The same runs give the same bytes. Its form is
-``report.html.j2``; what stands in it is collected here. `hedgerow watch` serves it too (``follow.py``).
+The page is self-contained: no script, font or network access, which its Content-Security-Policy enforces.
+It has a light, a dark and a print style. The same runs give the same bytes. ``report.html.j2`` holds the
+layout; this module collects the content. `hedgerow watch` serves the same page (``follow.py``).
 
-Whatever comes from a run's files (labels, settings, names of apps, links and reasons) was written by others:
-it is text on the page, whatever it holds.
+Labels, settings and names come from run files and are not trusted: they are escaped as text.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 
 __all__ = ["Live", "Network", "report_html", "waiting_html", "write_report"]
 
-# Returns the graph of a run, where it has one that is known.
+# Returns the graph of a run, if it has a known one.
 Network = Callable[[RecordedRun], DrawnNetwork | None]
 
-# The most variants whose links are drawn; the table has all.
+# Number of variants whose links are drawn; the table has all.
 _MOST_DRAWINGS = 6
-# The most metrics that are drawn where nobody says which.
+# Metrics that are drawn by default.
 _METRICS = ("loss", "accuracy")
-# A colour that no figure has, and the page's own in the place of a picture's.
+# A placeholder colour that no figure uses, and the page's colours that replace those of a picture.
 _INK = "#010203"
 _OWN_COLOURS = {
     _INK: "currentColor",
@@ -75,32 +74,32 @@ _STYLE = {
     "ytick.color": _INK, "font.family": "sans-serif",
 }  # fmt: skip
 _SVG = "{http://www.w3.org/2000/svg}"
-# The longest label in a picture.
+# Longest label in a picture, in characters.
 _LONGEST = 48
 _COUNTS = ("messages", "nominal_bits", "payload_bytes")
 
 
 @dataclass(frozen=True)
 class Live:
-    """What the page says of a run that is followed.
+    """The live part of the page of a run that is being followed.
 
     Parameters
     ----------
     state : str
-        Whether it is being written, and what is wrong.
-    told : Mapping[str, str]
-        How far it is.
+        Whether the run is being written, and errors.
+    progress : Mapping[str, str]
+        Progress figures by name.
     nonce : str
-        Of the page's script, and of no other.
+        Nonce that permits the page's script, and only it.
     """
 
     state: str
-    told: Mapping[str, str]
+    progress: Mapping[str, str]
     nonce: str
 
     @property
     def policy(self) -> str:
-        """What such a page may do beside: run its script, and ask for itself."""
+        """Additions to the page's policy: its script, and requests to its own server."""
         return f"; script-src 'nonce-{self.nonce}'; connect-src 'self'"
 
 
@@ -136,19 +135,19 @@ def report_html(
     ----------
     results : Results
         The runs.
-    xs, ys : sequence of str (default: what the sweep says, else rounds and loss and accuracy)
-        Costs and metrics to draw and to compare.
+    xs, ys : sequence of str (default: those of the sweep, else rounds, loss and accuracy)
+        Costs and metrics to draw and compare.
     targets : Mapping[str, float] (default: none)
-        For a metric, what to reach; each gets a table of what that cost.
+        Target values of metrics; each gets a table of the cost of reaching it.
     network : Callable[[RecordedRun], DrawnNetwork or None]
-        Returns the graph of a run, where it has one that is known.
+        Returns the graph of a run, if it has a known one.
     live : Live or None (default: None)
-        What else is said of a run that is followed.
+        The live part, for a run that is being followed.
 
     Raises
     ------
     ValueError
-        If a cost that was asked for is unknown, or a run lacks a metric that was asked for.
+        If ``xs`` has an unknown cost, or ``ys`` a metric that a run lacks.
     """
     asked, results = bool(xs or ys), _readable(results)
     xs, ys = list(xs or results.xs), list(ys or _metrics(results))
@@ -173,13 +172,14 @@ def report_html(
 
 
 def waiting_html(title: str, live: Live) -> str:
-    """Return the page of a run of which there is nothing to show yet."""
+    """Return the page of a run that has no round yet."""
     return _page(title, live)
 
 
-def _page(title: str, live: Live | None, **told: Any) -> str:
+def _page(title: str, live: Live | None, **content: Any) -> str:
+    template = _environment().get_template("report.html.j2")
     policy = Markup(_POLICY + (live.policy if live else ""))
-    return _environment().get_template("report.html.j2").render(title=title, live=live, policy=policy, **told)
+    return template.render(title=title, live=live, policy=policy, **content)
 
 
 @cache
@@ -194,7 +194,7 @@ def _environment() -> Environment:
 
 
 def _readable(results: Results) -> Results:
-    """Return the results with texts that any reader of XML takes."""
+    """Return the results with texts that are valid in XML."""
     runs = [replace(run, label=_printable(run.label)) for run in results.runs]
     return replace(results, runs=runs, title=_printable(results.title), realism=_printable(results.realism))
 
@@ -204,11 +204,11 @@ def _printable(text: object) -> str:
 
 
 def _metrics(results: Results) -> list[str]:
-    """Return what to compare: what the sweep says or else is usual, of what every run measured."""
+    """Return the metrics to compare: the sweep's or the usual ones, of those that every run has."""
     common = set.intersection(*(run.metrics for run in results.runs))
-    said = [name for name in results.ys if name in common]
-    usual = [name for name in _METRICS if name in common and (not said or said == ["loss"])]
-    return list(dict.fromkeys([*said, *usual])) or sorted(common)[:2]
+    named = [name for name in results.ys if name in common]
+    usual = [name for name in _METRICS if name in common and (not named or named == ["loss"])]
+    return list(dict.fromkeys([*named, *usual])) or sorted(common)[:2]
 
 
 # Sections
@@ -219,17 +219,12 @@ def _machines(results: Results) -> ComparisonTable:
     for run in results.runs:
         rows.setdefault((_app(run), *_machine(run)), []).append(run)
     return ComparisonTable(
-        "Which app, code and machine the runs are of",
+        "App, code and machine of the runs",
         ("app", "code", "machine", "engine", "variants", "runs", "seeds"),
         (False, False, False, False, True, True, False),
         [
-            (
-                *told,
-                str(len({run.label for run in runs})),
-                str(len(runs)),
-                _seeds([run.seed for run in runs]),
-            )
-            for told, runs in rows.items()
+            (*key, str(len({run.label for run in runs})), str(len(runs)), _seeds([run.seed for run in runs]))
+            for key, runs in rows.items()
         ],
     )
 
@@ -251,14 +246,14 @@ def _ends(results: Results, ys: Sequence[str]) -> ComparisonTable:
 
 
 def _last(runs: Sequence[RecordedRun], y: str) -> str:
-    """Return the mean of a metric's, or a cost's, last values."""
+    """Return the mean of the last values of a metric or cost."""
     values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
     known = [value for value in values if value is not None and isfinite(value)]
     return f"{fmean(known):.4g}" if len(known) == len(runs) else "n/a"
 
 
 def _spent(results: Results) -> list[str]:
-    """Return the costs beside rounds that all runs recorded, and of which one spent anything."""
+    """Return the costs except rounds that all runs recorded and that are not zero in all."""
     out = []
     for name in COSTS:
         try:
@@ -298,14 +293,14 @@ def _curve_svg(results: Results, x: str, y: str, name: str) -> Markup:
             ends.append(f"{label} ends at {curve.mean[-1]:.4g}")
 
     figure = draw(_briefly(results), [x], [y], by=results.by, differences=results.differences)
-    # The page says these.
+    # The page itself has the title and the caption.
     figure.suptitle("")
     figure.supxlabel("")
     return _svg(figure, name, f"{y} over {cost_named(x).label}", "; ".join(ends))
 
 
 def _briefly(results: Results) -> Results:
-    """Return the results with labels that leave a picture its place; no two become one."""
+    """Return the results with shortened labels, still distinct."""
     brief = {
         label: label if len(label) <= _LONGEST else f"{label[: _LONGEST - 5]}… {number}"
         for number, label in enumerate(results.variants(), start=1)
@@ -313,8 +308,8 @@ def _briefly(results: Results) -> Results:
     return replace(results, runs=[replace(run, label=brief[run.label]) for run in results.runs])
 
 
-def _svg(figure: Figure, name: str, title: str, said: str) -> Markup:
-    """Return a picture as a part of a page: its ids its own, its black the page's ink."""
+def _svg(figure: Figure, name: str, title: str, description: str) -> Markup:
+    """Return a picture as inline SVG, with ids that are unique on the page and the page's colours."""
     svg = BytesIO()
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
@@ -332,7 +327,7 @@ def _svg(figure: Figure, name: str, title: str, said: str) -> Markup:
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.attrib |= {"class": "plot", "role": "img", "aria-labelledby": f"{name}-t {name}-d"}
-    for number, (tag, words) in enumerate((("title", title), ("desc", said))):
+    for number, (tag, words) in enumerate((("title", title), ("desc", description))):
         head = ElementTree.Element(tag, {"id": f"{name}-{tag[0]}"})
         head.text = _printable(words)
         root.insert(number, head)
@@ -340,7 +335,7 @@ def _svg(figure: Figure, name: str, title: str, said: str) -> Markup:
 
 
 def _own(key: str, value: str, name: str) -> str:
-    """Return an attribute's value with ids that no other picture has, and the page's colours."""
+    """Return an attribute's value with unique ids and the page's colours."""
     if key == "id":
         return f"{name}-{value}"
     if key == "href":
@@ -382,15 +377,15 @@ def _links(results: Results, network: Network) -> dict[str, Any]:
     drawings: list[tuple[Markup, str]] = []
     for number, (label, graph) in enumerate([*shapes.values()][:_MOST_DRAWINGS], start=1):
         drawn = {
-            f"{label}: what each kind of node told the other.": draw_links(crossed[label]),
-            f"{label}: the network, each link's share.": graph and draw_network(graph, crossed[label]),
+            f"{label}: traffic between kinds of nodes.": draw_links(crossed[label]),
+            f"{label}: the network, and each link's share.": graph and draw_network(graph, crossed[label]),
         }
         for words, made in drawn.items():
             if made:
                 name = f"links-{number}-{len(drawings)}"
                 drawings.append((_svg(made.figure, name, made.title, made.said), words))
     table = ComparisonTable(
-        "Traffic of the whole run, mean over seeds; nominal is what the paper counts, payload what was sent",
+        "Traffic of the whole run, mean over seeds: nominal as the paper counts it, payload as it was sent",
         ("variant", "link", "messages", "nominal", "payload"),
         (False, False, True, True, True),
         rows,
@@ -400,18 +395,18 @@ def _links(results: Results, network: Network) -> dict[str, Any]:
 
 
 def _crossed(runs: Sequence[RecordedRun]) -> dict[str, Crossed]:
-    """Return what crossed each link at the end, mean over the runs; what is no number is left out."""
-    told: dict[str, list[Crossed]] = {}
+    """Return each link's total traffic, mean over the runs; skip entries that are not numbers."""
+    found: dict[str, list[Crossed]] = {}
     for run in runs:
         links = run.rounds[-1].get("by_link")
         for link, traffic in (links if isinstance(links, dict) else {}).items():
             if isinstance(traffic, dict):
                 counts = [traffic.get(key, 0) for key in _COUNTS]
                 if all(isinstance(count, int | float) and isfinite(count) for count in counts):
-                    told.setdefault(_printable(link), []).append(Crossed(*map(float, counts)))
+                    found.setdefault(_printable(link), []).append(Crossed(*map(float, counts)))
     return {
         link: Crossed(*(sum(getattr(one, key) for one in ones) / len(runs) for key in _COUNTS))
-        for link, ones in told.items()
+        for link, ones in found.items()
     }
 
 
@@ -423,8 +418,8 @@ def _lost(results: Results) -> ComparisonTable:
         of = f"{sum(reasons.values()) / sent:.2%} of {sent:,}" if sent else "n/a"
         rows += [(label, reason, f"{count:,}", of) for reason, count in sorted(reasons.items())]
     return ComparisonTable(
-        "Replies that were asked for and not taken, by reason, over all rounds and seeds",
-        ("variant", "reason", "replies", "of all that were asked for, lost for any reason"),
+        "Lost replies by reason, over all rounds and seeds",
+        ("variant", "reason", "replies", "lost for any reason, of all requested"),
         (False, False, True, True),
         rows,
     )
@@ -432,10 +427,12 @@ def _lost(results: Results) -> ComparisonTable:
 
 def _settings(results: Results) -> tuple[dict[str, str], ComparisonTable]:
     """Return the settings that all runs share, and a table of those that differ."""
-    told = [shown_settings(run.config) for run in results.runs]
-    keys = sorted({str(key) for one in told for key in one})
+    first, *others = [shown_settings(run.config) for run in results.runs]
+    keys = sorted({str(key) for one in (first, *others) for key in one})
     shared = {
-        key: told[0][key] for key in keys if all(key in one and one[key] == told[0][key] for one in told)
+        key: first[key]
+        for key in keys
+        if key in first and all(key in one and one[key] == first[key] for one in others)
     }
     differing = [key for key in keys if key not in shared and key not in ("seed", "output-dir")]
     rows = [
@@ -459,25 +456,26 @@ def _app(run: RecordedRun) -> str:
 
 
 def _machine(run: RecordedRun) -> tuple[str, str, str]:
-    """Return which code, on what, by whose engine."""
-    told = run.config.get("environment")
-    told = told if isinstance(told, dict) else {}
-    packages = told.get("packages")
-    packages = packages if isinstance(packages, dict) else {}
+    """Return code version, machine and engine of a run."""
+    environment = _dict(run.config.get("environment"))
+    packages, git = _dict(environment.get("packages")), _dict(environment.get("git"))
     code = [
         f"{name} {packages[name]}" for name in ("hedgerow", "flwr", "torch", "numpy") if packages.get(name)
     ]
-    git = told.get("git")
-    if isinstance(git, dict) and git.get("commit"):
+    if git.get("commit"):
         code.insert(0, str(git["commit"])[:12] + (" with changes" if git.get("modified") else ""))
-    where = [str(told[key]) for key in ("cpu", "gpu", "platform") if told.get(key)]
-    if told.get("python"):
-        where.append(f"Python {told['python']}")
+    where = [str(environment[key]) for key in ("cpu", "gpu", "platform") if environment.get(key)]
+    if environment.get("python"):
+        where.append(f"Python {environment['python']}")
     return (
         ", ".join(code) or "not recorded",
         ", ".join(where) or "not recorded",
-        str(told.get("engine") or "n/a"),
+        str(environment.get("engine") or "n/a"),
     )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _seeds(seeds: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
-"""Runs and sweeps as labelled series.
+"""Read runs and sweeps as labelled series.
 
-A run is a folder of ``recorder.RunRecorder``; a sweep is a folder with a ``sweep.json``. A series is what
-a run measured (loss, accuracy, ...) over what that had cost so far (rounds, iterations, simulated seconds,
-bits, ...). Only rounds that were evaluated are points of it: nothing is interpolated.
+A run is a folder of ``recorder.RunRecorder``; a sweep is a folder with a ``sweep.json``. A series is a
+metric (loss, accuracy, ...) over a cumulative cost (rounds, iterations, simulated seconds, bits, ...). Only
+evaluated rounds are points: nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ __all__ = [
 ]
 
 _UNOBSERVED = {
-    SERVERS + "loss": "{}: u of these edge servers was not measured ('hedgerow evaluate' does it); "
-    f"'{SERVERS}loss' is the mean of what servers say of their own models",
-    SITES + "disagreement": "{}: nobody saw the models of all sites, so no loss was measured; "
-    f"'{SITES}disagreement' is the mean of what sites say of their own nodes",
+    SERVERS + "loss": "{}: the global model u was not evaluated ('hedgerow evaluate' does it); "
+    f"'{SERVERS}loss' is the mean of the edge servers' losses of their own models",
+    SITES + "disagreement": "{}: no site saw all models, so no loss was measured; "
+    f"'{SITES}disagreement' is the mean over the sites, each of its own nodes",
 }
-# The most characters shown of why a run failed.
+# Longest reason shown for a failed run, in characters.
 _LONGEST = 300
-# Where a metric is looked for, in this order.
+# Sources of metrics, in order of precedence.
 SOURCES = ("central", "evaluate", "train")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run spends: an axis to draw a metric over.
+    """A cost of a run: an x axis for metrics.
 
     Parameters
     ----------
     key : str
-        The field of a record of ``rounds.jsonl``; "train.gradients" is a field of its field ``train``.
+        A field of a record of ``rounds.jsonl``; "train.gradients" is a field of its ``train``.
     label, unit : str
-        What it is, for people; an empty unit for a count.
+        Name and unit for display; the unit of a count is empty.
     cumulative : bool (default: True)
-        Whether the record holds the sum since the start, or the round's own share.
+        Whether a record holds the sum since the start, or only its round's share.
     """
 
     key: str
@@ -87,22 +87,16 @@ COSTS: Mapping[str, Cost] = {
     "sim-seconds": Cost("sim_seconds", "simulated time", "s"),
     "bits": Cost("bits", "nominal traffic", "bit"),
     "payload-bytes": Cost("payload_bytes", "serialised traffic", "B"),
-    "gradients": Cost("train.gradients", "gradients a node", ""),
-    "communications": Cost("train.communications", "communications a node", ""),
+    "gradients": Cost("train.gradients", "gradients per node", ""),
+    "communications": Cost("train.communications", "communications per node", ""),
     "wall-seconds": Cost("wall_seconds", "real time", "s", cumulative=False),
 }
-# Of one link, by the cost that is their sum.
+# Fields of a link's traffic, by the cost that sums them over the links.
 OF_LINKS = {"bits": "nominal_bits", "payload-bytes": "payload_bytes"}
 
 
 def cost_named(name: str) -> Cost:
-    """Return a cost of ``COSTS``, or ``bits`` or ``payload-bytes`` of one link, as "bits client->server".
-
-    Raises
-    ------
-    ValueError
-        If it is no such name.
-    """
+    """Return a cost of ``COSTS``, or of one link as in "bits client->server"; ValueError for another name."""
     total, _, link = name.partition(" ")
     if name in COSTS:
         return COSTS[name]
@@ -116,17 +110,17 @@ def cost_named(name: str) -> Cost:
 
 
 def spent(record: Mapping[str, Any], cost: Cost) -> float | None:
-    """Return what a record says of a cost; None where it says nothing."""
+    """Return a record's value of a cost; None if it was not recorded."""
     source, _, name = cost.key.rpartition(".")
     value = (record.get(source, {}) if source else record).get(name)
     if isinstance(value, int | float):
         return value
-    # Before the first round nothing was reported.
+    # Nodes report nothing before the first round.
     return 0.0 if source and record.get("round") == 0 else None
 
 
 class Point(NamedTuple):
-    """One evaluated round of a run: its cost so far and the metric's value."""
+    """One evaluated round of a run: cumulative cost ``x`` and metric ``y``."""
 
     round: int
     x: float
@@ -140,17 +134,17 @@ class RecordedRun:
     Parameters
     ----------
     folder : Path
-        Where it lies.
+        The run's folder.
     label : str
-        What distinguishes it from the other runs, except the seed; runs with one label are repetitions.
+        The settings that distinguish it, except the seed; runs with the same label are repetitions.
     seed : int
-        The run config's ``seed``, 0 where there is none.
+        The run config's ``seed``; 0 if it has none.
     config : dict
         ``config.json``.
     rounds : sequence of dict
         The records of ``rounds.jsonl``.
     finished : bool
-        Whether the run ended by itself.
+        Whether the run completed.
     """
 
     folder: Path
@@ -168,11 +162,11 @@ class RecordedRun:
 
     @property
     def metrics(self) -> set[str]:
-        """What was measured in any of its rounds."""
+        """Names of the metrics that any of its rounds has."""
         return {name for record in self.rounds for source in SOURCES for name, _ in numbers(record, source)}
 
     def costs(self, x: str) -> list[float]:
-        """Return the cost at the end of each record, cumulative; ``x`` as in ``cost_named``.
+        """Return the cumulative cost at the end of each record; ``x`` as in ``cost_named``.
 
         Raises
         ------
@@ -184,19 +178,17 @@ class RecordedRun:
             return self._link_costs(x, x.partition(" ")[2], cost.key)
         try:
             values = [float(spent(record, cost)) for record in self.rounds]  # type: ignore[arg-type]
-        except (KeyError, TypeError):  # None if the nodes did not report it.
+        except (KeyError, TypeError):  # float(None): the nodes did not report it.
             raise ValueError(f"x = {x!r}: {self.folder} does not record {cost.key!r}") from None
         return values if cost.cumulative else list(accumulate(values))
 
     def series(self, x: str, y: str) -> list[Point]:
-        """Return metric ``y`` over cost ``x``, a point for each record that has the metric.
-
-        ``y`` may be a cost too, which every record has.
+        """Return metric or cost ``y`` over cost ``x``: one point for each record that has ``y``.
 
         Raises
         ------
         ValueError
-            If ``x`` is no cost or no record has ``y``.
+            If ``x`` is not a cost or no record has ``y``.
         """
         values: list[float | None] = [_metric(record, y) for record in self.rounds]
         if y.partition(" ")[0] in COSTS and all(value is None for value in values):
@@ -211,27 +203,21 @@ class RecordedRun:
         return points
 
     def records(self, y: str) -> bool:
-        """Return whether ``series`` has points of a metric, or a cost, to give."""
+        """Return whether ``series`` has points of a metric or cost."""
         try:
             return bool(self.series("rounds", y))
         except ValueError:
             return False
 
     def value_at(self, name: str, round: int) -> float | None:
-        """Return what a run had spent at the end of a round, or its last value of a metric until then.
+        """Return a cost at the end of a round, or a metric's last value up to it; None if not recorded.
 
         Parameters
         ----------
         name : str
-            A cost of ``COSTS``; ``bits`` or ``payload-bytes`` of one link, as "bits client->server"; or a
-            metric.
+            A cost as in ``cost_named``, or a metric.
         round : int
             One of the recorded rounds.
-
-        Returns
-        -------
-        float or None
-            None where nothing of the kind is recorded.
         """
         cost, _, link = name.partition(" ")
         if name in COSTS:
@@ -245,20 +231,20 @@ class RecordedRun:
         return next((value for value in reversed(values) if value is not None), None)
 
     def _known(self, y: str) -> str:
-        """Return what a metric may be, in the place of one that is not recorded."""
+        """Return the recorded metrics, for the error about one that is not."""
         if listed := sorted(name for name in self.metrics if name.startswith(f"{y}[")):
             return f"one number of this list, as {listed[0]!r}"
         named = sorted({re.sub(r"\[\d+\]$", "[…]", name) for name in self.metrics})
         return f"a metric of {self.folder} ({', '.join(named) or 'it has none'})"
 
     def _link_costs(self, x: str, link: str, key: str) -> list[float]:
-        # A link that nothing crossed yet is not in a record; one whose traffic is not known has no entry.
-        told = [record.get("by_link", {link: {}}).get(link, {key: 0.0}).get(key) for record in self.rounds]
+        # A record omits a link without traffic so far, and the entry of a link with unknown traffic.
+        found = [record.get("by_link", {link: {}}).get(link, {key: 0.0}).get(key) for record in self.rounds]
         known = {name for record in self.rounds for name in record.get("by_link", {})}
         if known and link not in known:
             raise ValueError(f"x must be of a link of {self.folder} ({', '.join(sorted(known))}), got {x!r}")
-        values = [float(value) for value in told if value is not None]
-        if len(values) < len(told):
+        values = [float(value) for value in found if value is not None]
+        if len(values) < len(found):
             raise ValueError(
                 f"x = {x!r}: {self.folder} does not record it round by round (`hedgerow export` keeps the "
                 "links that the sweep file has in x, y or columns)"
@@ -268,31 +254,31 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Results:
-    """What was read: runs, and what is to be said of them.
+    """Runs, and how to present them by default.
 
     Parameters
     ----------
     runs : sequence of RecordedRun
-        By variant in the order asked for, then by seed.
+        By variant in the sweep's order, then by seed.
     title, realism : str
-        What the sweep says of itself; the realism says what was emulated and what was real.
+        The sweep's title, and its statement of what was emulated and what was real.
     xs, ys : sequence of str
-        What to draw where the user does not say.
+        Default costs and metrics of plots.
     name : str
         A short name for files.
     folder : Path or None
-        The sweep's folder, or the run's; None for several.
+        The sweep's or the run's folder; None for several.
     warnings : sequence of str
-        What a reader should know before believing a comparison.
+        Caveats for readers of a comparison.
     by : str
-        The setting whose values get panels of their own where the user does not say; empty for none.
+        Default setting to split plots by, one panel for each value; empty for none.
     columns : sequence of str
-        What tables show beside ``ys`` where the user does not say, as in ``RecordedRun.value_at``.
+        Default columns of tables beside ``ys``, as in ``RecordedRun.value_at``.
     differences : bool
-        Whether pictures have panels of paired differences where the user does not say.
+        Whether plots have panels of paired differences by default.
     failed : mapping of str to mapping of int to str
-        Why runs of a sweep failed, by label and seed. They are not among ``runs``: means over the others are
-        of those that survived.
+        Reasons of a sweep's failed runs, by label and seed. They are not among ``runs``: means are over the
+        runs that finished.
     """
 
     runs: Sequence[RecordedRun]
@@ -309,17 +295,17 @@ class Results:
     failed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def variants(self) -> dict[str, dict[int, RecordedRun]]:
-        """Return the runs by label, then by seed, in their order."""
+        """Return the runs by label, then by seed."""
         out: dict[str, dict[int, RecordedRun]] = {}
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
 
     def frame(self) -> DataFrame:
-        """Return every measured value as a row of a pandas DataFrame, as ``export --csv`` writes them.
+        """Return one row per measured value as a pandas DataFrame, as ``export --csv`` writes it.
 
-        ``label`` and ``seed`` of the run; what it had spent by then, a column for each of ``COSTS``, missing
-        where it does not record it; ``source``, ``metric`` and ``value``; ``run``, its folder.
+        Columns: ``label`` and ``seed`` of the run; each of ``COSTS`` by then, missing if not recorded;
+        ``source``, ``metric`` and ``value``; ``run``, the folder.
         """
         rows = [
             {
@@ -340,7 +326,7 @@ class Results:
         return needed("pandas", "plots").DataFrame(rows)
 
     def measuring(self, ys: Sequence[str]) -> Results:
-        """Return the runs that recorded these metrics, with a warning of the others; all if none did."""
+        """Return the runs that recorded these metrics, with a warning about the others; all if none did."""
         missing = [(run, [y for y in ys if not run.records(y)]) for run in self.runs]
         kept = [run for run, lacks in missing if not lacks]
         if not kept:
@@ -348,24 +334,24 @@ class Results:
         out = [f"{run.label}, seed {run.seed}: no {', '.join(no)}, left out" for run, no in missing if no]
         return replace(self, runs=kept, warnings=[*self.warnings, *out])
 
-    def asked(self, label: str) -> int:
-        """Return how many runs of a variant were to be compared: those there are and those that failed."""
+    def started(self, label: str) -> int:
+        """Return how many runs of a variant were started: those to be compared and those that failed."""
         return len(self.variants().get(label, {})) + len(self.failed.get(label, {}))
 
 
 def load(paths: Sequence[str | Path]) -> Results:
     """Read run folders, sweep folders and files of ``hedgerow export --json`` into one comparison.
 
-    Runs of a sweep carry its labels (with the sweep's name before them if there are sweeps of other names:
-    ``results/fig1.json`` and ``runs/fig1`` are parts of one).
-    Single runs are labelled by the settings in which they differ from the others of their app; runs of the
-    same settings and seed by when they began, too. Folders that several sites, or several edge servers and
-    who observed them, wrote in one run are that one run. A folder that holds runs and sweeps is all of them.
+    Runs of a sweep keep its labels, prefixed with the sweep's name if there are sweeps of other names
+    (``results/fig1.json`` and ``runs/fig1`` are parts of one sweep). Single runs are labelled by the
+    settings that differ within their app; runs with equal settings and seed also by their start time. The
+    folders that the sites or edge servers of one run wrote are joined into that run. A folder of runs and
+    sweeps stands for all of them.
 
     Raises
     ------
     ValueError
-        If a path is neither, nothing was run yet, or two runs of sweeps have the same label and seed.
+        If a path is none of these, nothing was run yet, or two runs of sweeps have the same label and seed.
     """
     named = [Path(path).expanduser().resolve() for path in paths]
     folders = list(dict.fromkeys(one for place in named for one in _expanded(place)))
@@ -376,7 +362,7 @@ def load(paths: Sequence[str | Path]) -> Results:
         raise ValueError(
             f"{names}: neither a run's folder (rounds.jsonl), nor a sweep's (sweep.json), nor a file of both"
         )
-    # It builds on this module.
+    # collected.py imports this module.
     from hedgerow.sim.runs.collected import read_collected  # noqa: PLC0415
 
     several = len({place.stem if place.is_file() else place.name for place in folders}) > 1
@@ -390,7 +376,7 @@ def load(paths: Sequence[str | Path]) -> Results:
     everything = [run for part in parts for run in part.runs] + singles
     runs = [run for run in everything if run.rounds]
     if not runs:
-        raise ValueError(f"{', '.join(map(str, folders))}: no run is there yet")
+        raise ValueError(f"{', '.join(map(str, folders))}: no run yet")
     _check_distinct(runs)
     return Results(
         runs=runs,
@@ -420,7 +406,7 @@ def load(paths: Sequence[str | Path]) -> Results:
 
 
 def numbers(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
-    """Yield a source's metrics that are numbers, and those of a list as ``name[0]``, ``name[1]``, ..."""
+    """Yield a source's numeric metrics; the entries of a list as ``name[0]``, ``name[1]``, ..."""
     for name, value in record.get(source, {}).items():
         listed = {f"{name}[{at}]": one for at, one in enumerate(value)} if isinstance(value, list) else {}
         for key, one in (listed or {name: value}).items():
@@ -437,7 +423,7 @@ def _metric(record: Mapping[str, Any], y: str) -> float | None:
 
 
 def _expanded(folder: Path) -> list[Path]:
-    """Return a folder; if it is no run's and no sweep's, those in it, and those that edge servers wrote."""
+    """Return a run's or sweep's folder itself; of another folder, the runs and sweeps in it."""
     if folder.is_file() or _is_read(folder):
         return [folder]
     held = [place for place in sorted(folder.iterdir()) if _is_read(place)] if folder.is_dir() else []
@@ -449,14 +435,14 @@ def _is_read(folder: Path) -> bool:
 
 
 def _joined(parts: Sequence[OrchestratorFolder]) -> RecordedRun:
-    # The monitor's folder, which is the last, or a server's.
+    # The last is the monitor's folder, if there was one.
     folder = parts[-1].folder
     finished = all((part.folder / "summary.json").is_file() for part in parts)
     return _run(folder, joined_config(parts), joined_rounds(parts), finished)
 
 
 def _loss_of(runs: Sequence[RecordedRun]) -> str:
-    """Return what runs call the loss, where nobody says what to compare."""
+    """Return the runs' metric to compare by default: the loss, or its substitute in joined runs."""
     names = set[str]().union(*(run.metrics for run in runs))
     return next((one for one in ("loss", SERVERS + "loss", SITES + "disagreement") if one in names), "loss")
 
@@ -469,9 +455,9 @@ def _read_run(folder: Path, label: str = "") -> RecordedRun:
 def _run(
     folder: Path, config: Mapping[str, Any], rounds: list[dict[str, Any]], finished: bool, label: str = ""
 ) -> RecordedRun:
-    said = config.get("run", {}).get("seed", 0)
-    # Of another project's app it may be anything.
-    seed = said if isinstance(said, int) else 0
+    seed = config.get("run", {}).get("seed", 0)
+    if not isinstance(seed, int):  # Another project's app may use the key for anything.
+        seed = 0
     return RecordedRun(folder, label, seed, config, rounds, finished)
 
 
@@ -509,7 +495,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a run's output, which says why it failed; "" without any."""
+    """Return the last line of a failed run's output, which gives the reason; "" if there is none."""
     with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((shown(line, _LONGEST) for line in reversed(lines) if line.strip()), "")
@@ -517,7 +503,7 @@ def last_line(log: Path) -> str:
 
 
 def _failed(parts: Sequence[Results], runs: Sequence[RecordedRun]) -> dict[str, dict[int, str]]:
-    """Return what failed in all parts of a comparison, and was not run again in another."""
+    """Return the failed runs of all parts that did not finish in another part."""
     ended = {(run.label, run.seed) for run in runs}
     out: dict[str, dict[int, str]] = {}
     for part in parts:
@@ -531,7 +517,7 @@ def _app(run: RecordedRun) -> str:
 
 
 def _labelled(runs: list[RecordedRun]) -> list[RecordedRun]:
-    """Label runs by the settings in which they differ from others of their app, and twins by their time."""
+    """Label runs by the settings that differ within their app, and equal runs also by their start."""
     apps: dict[str, list[RecordedRun]] = {}
     for run in runs:
         apps.setdefault(_app(run), []).append(run)
@@ -550,13 +536,13 @@ def _labelled(runs: list[RecordedRun]) -> list[RecordedRun]:
     begun = {run.folder: _begun(run) for run in runs if twins[labels[run.folder], run.seed] > 1}
     times = Counter((labels[folder], time) for folder, time in begun.items())
     for folder, time in begun.items():
-        told = time if time and times[labels[folder], time] == 1 else folder.name
-        labels[folder] = f"{labels[folder]} ({told})"
+        unique = time if time and times[labels[folder], time] == 1 else folder.name
+        labels[folder] = f"{labels[folder]} ({unique})"
     return [replace(run, label=labels[run.folder]) for run in runs]
 
 
 def _begun(run: RecordedRun) -> str:
-    """Return when a run began, to the second; empty where its record does not say."""
+    """Return a run's start time to the second; empty if not recorded."""
     return str((run.config.get("environment") or {}).get("time") or "")[:19].replace("T", " ")
 
 
@@ -566,8 +552,8 @@ def _check_distinct(runs: Sequence[RecordedRun]) -> None:
         twin = seen.setdefault((run.label, run.seed), run)
         if twin is not run:
             raise ValueError(
-                f"{twin.folder} and {run.folder}: the same settings ({run.label}) and seed {run.seed}; "
-                "name one of them"
+                f"{twin.folder} and {run.folder} have the same settings ({run.label}) and seed {run.seed}; "
+                "give only one of them"
             )
 
 
@@ -582,7 +568,7 @@ def _doubts(runs: Sequence[RecordedRun]) -> list[str]:
             out.append(f"{run.folder}: no round yet, left out")
         elif not run.finished:
             last = run.rounds[-1]["round"]
-            out.append(f"{run.label}, seed {run.seed}: not finished, read as far as it got (round {last})")
+            out.append(f"{run.label}, seed {run.seed}: not finished, read up to round {last}")
     codes = {json.dumps(_code(run), sort_keys=True) for run in runs}
     if len(codes) > 1:
         out.append(f"the runs come from {len(codes)} versions of the code (config.json: packages, git)")

@@ -1,4 +1,4 @@
-"""The frame of the suite's ServerApps: settings, a run folder, its engine, progress, checkpoints, a table."""
+"""Common structure of the suite's ServerApps: settings, engine, run folder, checkpoints, progress, table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -44,9 +44,9 @@ __all__ = [
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
-# Under which key the record says what the nodes' own data look like.
+# Key of a run's record for the description of the nodes' own data.
 _OWN_DATA = "own-data"
-# The apps of ``server_app``: how each reads its settings, and what it runs.
+# Apps made by ``server_app``: the function that reads their settings and the one that makes the experiment.
 _OWN: WeakKeyDictionary[ServerApp, tuple[Callable[..., Any], Callable[..., Any]]] = WeakKeyDictionary()
 
 
@@ -58,7 +58,7 @@ class _Strategy(Stateful, Protocol):
 
     @property
     def out_of_budget(self) -> bool:
-        """Whether ``budget`` is spent."""
+        """Whether the run has reached ``budget``."""
 
     @property
     def start(self) -> Callable[..., Result]:
@@ -66,41 +66,40 @@ class _Strategy(Stateful, Protocol):
 
 
 class _OwnNodes(Protocol):
-    """What the frame asks of ``hedgerow.strategies.OwnNodes``."""
+    """The interface of ``hedgerow.strategies.OwnNodes`` that is used here."""
 
     def strategy(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes the strategy of these nodes."""
+        """Return a factory of the strategy for these nodes."""
 
     def about(self) -> Mapping[str, Any]:
-        """Return what the record says of their data."""
+        """Return a description of their data for the run's record."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an app adds to the frame, made from its settings.
+    """An app's part of a run, made from its settings.
 
     Parameters
     ----------
     title, realism : str
-        The title of the table at the end, and what is emulated and what is real.
+        The title of the final table, and a statement of what is emulated and what is real.
     strategy : Callable[..., Strategy]
         Makes the strategy, given ``on_round_end``: callbacks after each round.
     initial_arrays : ArrayRecord
         The initial model.
     num_rounds : int
-        How many rounds, >= 1.
+        Number of rounds, >= 1.
     measure : Callable[[dict[str, Tensor]], Mapping[str, float or list]]
         Maps the global model's state dict to its metrics.
     train_config : Mapping[str, Any] (default: none)
-        What every train message says.
+        The config of every train message.
     num_nodes : int or None (default: None)
-        The nodes of the federation, where they are more than ``num-clients``.
+        Size of the federation, if not ``num-clients``.
     together : Callable[[NDArray, Sequence[float]], (NDArray, Mapping)] or None (default: None)
-        Of a run that is one of several servers' without a centre: maps their models (D, M) and the sizes of
-        their clusters to the model that stands for them all (M,), and what is told of them. The run then
-        keeps the models that it measures, see ``together.py``.
+        For runs of several edge servers without a cloud: maps their models (D, M) and cluster sizes to the
+        global model (M,) and its metrics. The run then keeps the models that it evaluates (``together.py``).
     about : Mapping[str, Any] (default: nothing)
-        What else the record of the run says of it, by key.
+        Additional entries of the run's ``config.json``.
     """
 
     title: str
@@ -117,22 +116,22 @@ class Experiment:
 
 @dataclass(frozen=True)
 class LearntExperiment:
-    """An experiment that only the nodes can complete, since the server has no data.
+    """An experiment on the nodes' own data, which is made after the nodes have described their data.
 
     Parameters
     ----------
     values : RunSettings
-        The app's settings, ``standardise`` among them.
+        The app's settings, with ``standardise``.
     gather : Callable[..., OwnNodes]
-        ``OwnNodes.gather``, which asks the nodes.
+        ``OwnNodes.gather``, which queries the nodes.
     features : Callable[[tuple[int, ...]], int]
-        Returns how many features samples of a shape have that are standardised by themselves.
+        Maps a sample's shape to its number of separately standardised features.
     make : Callable[[OwnNodes], Experiment]
-        Makes the experiment from what the nodes reported.
+        Makes the experiment from the nodes' reports.
     num_nodes : int or None (default: None)
-        The nodes of the federation, where they are more than ``num-clients``.
+        Size of the federation, if not ``num-clients``.
     quorum : int or None (default: None)
-        How many of them are enough, where they are more than ``min-available-nodes``.
+        Number of nodes required to start, if not ``min-available-nodes``.
     """
 
     values: RunSettings
@@ -143,7 +142,7 @@ class LearntExperiment:
     quorum: int | None = None
 
     def learn(self, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
-        """Ask the nodes, given the config that an earlier run recorded which goes on, or nothing."""
+        """Query the nodes and make the experiment; ``earlier`` is the config of a resumed run, or empty."""
         values = self.values
         nodes = self.gather(
             grid,
@@ -165,19 +164,19 @@ def server_app(
 ) -> ServerApp:
     """Return the ServerApp that runs an experiment with the settings of the run config.
 
-    It writes a run folder, or goes on with one, and prints a table at the end. With ``engine = "inprocess"``
-    the nodes run in its own process.
+    It writes or resumes a run folder and prints a table at the end. With ``engine = "inprocess"`` the nodes
+    run in its own process.
 
     Parameters
     ----------
     name : str
         The app's name, for the run folder.
     read : Callable[[run config], values]
-        The app's check of its settings, a ``RunSettings``.
+        Checks the run config and returns the app's ``RunSettings``.
     client_app : ClientApp
-        The app's own, for the engine.
+        The app's ClientApp, for the in-process engine.
     experiment : Callable[[values], Experiment or LearntExperiment]
-        What is run.
+        Makes the experiment.
     """
     app = ServerApp()
     _OWN[app] = read, experiment
@@ -187,7 +186,7 @@ def server_app(
         try:
             complete(grid, context)
         except RunFailedError as error:
-            # Flower prints the traceback of what a ServerApp raises.
+            # Flower prints the traceback of every error; here the message is enough.
             raise error.with_traceback(None) from None
 
     def complete(grid: Grid, context: Context) -> None:
@@ -227,14 +226,14 @@ def server_app(
 
 
 def records_itself(app: ServerApp) -> bool:
-    """Tell whether a ServerApp is one of ``server_app``, which writes its own run folder."""
+    """Return whether a ServerApp was made by ``server_app`` and thus writes its own run folder."""
     return app in _OWN
 
 
 def experiment_of(app: ServerApp, config: Mapping[str, UserConfigValue]) -> Experiment | LearntExperiment:
-    """Return what an app of ``server_app`` runs with a run config; ValueError for another app."""
+    """Return the experiment of an app made by ``server_app``; ValueError for another app."""
     if app not in _OWN:
-        raise ValueError("the app is none of this suite's frame")
+        raise ValueError("the app must be made by server_app")
     read, experiment = _OWN[app]
     return experiment(read(config))  # type: ignore[no-any-return]
 
@@ -289,8 +288,8 @@ def central_evaluation(
 ) -> EvaluateFn:
     """Return the central evaluation: before the first round, every ``every`` rounds and after the last.
 
-    ``measure`` maps a model's state dict to its metrics. With a ``folder`` each model that is measured is
-    kept there.
+    ``measure`` maps a model's state dict to its metrics. With a ``folder`` each evaluated model is saved
+    there.
     """
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -304,24 +303,24 @@ def central_evaluation(
 
 
 def _engine(grid: Grid) -> str:
-    """Return who runs the nodes, whatever the run config says."""
+    """Return the name of the engine that runs the nodes, from the grid."""
     if isinstance(grid, InProcessGrid):
         return "inprocess"
     return "flower-simulation" if is_simulation(grid) else "flower-deployment"
 
 
 def _keepers_of_node_state(grid: Grid, values: RunSettings) -> dict[str, object]:
-    """Return who knows what nodes keep: our engine, or the nodes themselves where they may be asked."""
+    """Return the part that saves the nodes' state: our engine, or queries to the nodes if allowed."""
     if isinstance(grid, InProcessGrid):
         return {"engine": grid}
-    asked = values.checkpoint_nodes
-    if asked == "always" or (asked == "auto" and is_simulation(grid)):
+    setting = values.checkpoint_nodes
+    if setting == "always" or (setting == "auto" and is_simulation(grid)):
         return {"nodes": RemoteState(grid, values.round_timeout)}
     return {}
 
 
 def run_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the run came to: its last round, traffic by link, and the replies lost, by reason."""
+    """Return a run's summary: its last round, traffic by link, and lost replies by reason."""
     return {
         "status": "completed",
         "last": rounds[-1] if rounds else {},

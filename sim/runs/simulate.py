@@ -124,7 +124,7 @@ def simulate(
     config = dict(run_config or {})
     own = isinstance(server_app, ServerApp) and records_itself(server_app)
     if own and resume is not None:
-        raise ValueError("resume: this app goes on with a run by its run-config key 'resume'")
+        raise ValueError("resume must be None: this app resumes a run by its run-config key 'resume'")
     if own and output_dir is not None:
         config["output-dir"] = str(records.output_dir)
     if own and quiet:
@@ -172,12 +172,12 @@ def _main(
     """Return what is to be called with the grid, and what it is."""
     if isinstance(server, ServerApp):
         if start:
-            raise TypeError(f"{', '.join(start)}: only with a strategy; a ServerApp starts its own")
+            raise TypeError(f"{', '.join(start)} must be used with a strategy; a ServerApp starts its own")
         app = server
         return lambda grid: app(grid, context), About("simulation", folder=code_folder(main_function(app)))
     strategy = server if isinstance(server, Strategy) else server()
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"server_app: {type(strategy).__name__} is neither a ServerApp nor a Strategy")
+        raise TypeError(f"server_app must be a ServerApp or a Strategy, got a {type(strategy).__name__}")
     name = type(strategy).__name__
     return lambda grid: strategy.start(grid=grid, **start), About(name, folder=code_folder(type(strategy)))
 

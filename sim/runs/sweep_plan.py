@@ -122,11 +122,11 @@ def _first(names: Sequence[str]) -> str:
 def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
     reserved = [key for key in changes if key in RESERVED]
     if reserved:
-        raise ValueError(f"-c {', '.join(reserved)}: set by the sweep itself")
+        raise ValueError(f"-c must not set {', '.join(reserved)}: the sweep sets it")
     varied = {key for variant in sweep.variants for key in variant.settings}
     clash = sorted(varied & set(changes))
     if clash:
-        raise ValueError(f"-c {', '.join(clash)}: this sweep's variants set it; change the sweep file")
+        raise ValueError(f"-c must not set {', '.join(clash)}: variants of the sweep file set it")
 
 
 def _plan(spec: AppSpec, asked: UserConfig, nodes: int | None, seed: int) -> Plan:
@@ -148,11 +148,13 @@ def _is_kept(folder: Path, plan: Plan, defaults: UserConfig) -> bool:
     if not folder.exists():
         return False
     if not (folder / "summary.json").is_file() or not (folder / SETTINGS_FILE).is_file():
-        raise ValueError(f"{folder} is there and is no finished run of a sweep; remove it or choose --out")
+        raise ValueError(
+            f"{folder} exists and is not a finished run of a sweep; remove it or choose another --out"
+        )
     changed = changed_settings(folder / SETTINGS_FILE, plan.run_config, defaults)
     nodes = read_config(folder).get("nodes", plan.num_nodes)
     if nodes != plan.num_nodes:
-        changed.append(f"{nodes} nodes, asked are {plan.num_nodes}")
+        changed.append(f"{nodes} nodes, now {plan.num_nodes}")
     if changed and can_go_on(folder, folder / SETTINGS_FILE, plan.run_config, defaults):
         return False
     if changed:
@@ -161,10 +163,9 @@ def _is_kept(folder: Path, plan: Plan, defaults: UserConfig) -> bool:
 
 
 def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> bool:
-    """Tell whether a run, made with the settings in ``file``, can go on to become the one asked for now.
+    """Return whether a run made with the settings in ``file`` can be resumed with the present settings.
 
-    It has a checkpoint, its app has the key ``resume``, and nothing has changed but that there are more
-    ``iterations``, which do not determine the rounds already run (``Role.RESUME``).
+    It must have a checkpoint, and its app the key ``resume``; only ``iterations`` may differ, and only grow.
     """
     before = {**(defaults or {}), **read_toml(file)}
     if "resume" not in settings or not (run / "checkpoint").is_dir():
@@ -176,14 +177,12 @@ def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig 
 
 
 def changed_settings(file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> list[str]:
-    """Return where the settings that a run was made with differ from those asked for now.
+    """Return the settings of an earlier run that differ from the present ones.
 
-    A key that came to the app after the run was made counts as its default in ``defaults``.
+    A key that the app did not have then counts with its value in ``defaults``.
     """
     before = {**(defaults or {}), **read_toml(file)}
-    return [
-        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}" for key in _changed(before, settings)
-    ]
+    return [f"{key} = {before.get(key)!r}, now {settings.get(key)!r}" for key in _changed(before, settings)]
 
 
 def _changed(before: UserConfig, settings: UserConfig) -> list[str]:

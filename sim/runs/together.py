@@ -38,12 +38,12 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
     settings = {**spec.config, **config["run"], "peers": said.get("peers", "")}
     made = experiment_of(load_app(spec.folder).server_app, settings)
     if not isinstance(made, Experiment) or made.together is None:
-        raise ValueError(f"app {spec.name!r} puts no models of several servers together")
+        raise ValueError(f"app {spec.name!r} does not combine the models of several servers")
     layout = Layout.of(made.initial_arrays)
     floats = [dtype for dtype in layout.dtypes if np.dtype(dtype).kind == "f"]
     kept = {int(file.stem) for part in parts for file in (part.folder / MODELS).glob("*.npz")}
     if not kept:
-        raise ValueError(f"{parts[0].folder} and the others hold no {MODELS}: nothing to measure")
+        raise ValueError(f"{parts[0].folder} and the others must have {MODELS}")
     records = []
     for number in sorted(kept):
         name = f"{number:06d}.npz"

@@ -1,8 +1,8 @@
 """Experiment trackers beside the run folder: MLflow, TensorBoard, Weights & Biases.
 
-A tracker is told the settings, the numbers of each round and how the run ended. It is an observer: what it
-raises costs one warning and is counted, never the run. ``trackers.json`` in the run's folder keeps which
-run of a tracker this one is, so that a run that goes on goes on there too.
+A tracker gets the settings, each round's numbers and the final status. Its errors are counted, and logged
+once; they never end the run. ``trackers.json`` in the run's folder keeps the tracker's id of the run, so that
+a resumed run continues there too.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ __all__ = [
 ]
 
 FILE = "trackers.json"
-# A tracker whose server is gone would hold up every round.
+# Consecutive failures after which a tracker is skipped: an unreachable server would delay every round.
 _PATIENCE = 3
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker gets about a run before its first round.
+    """What a tracker knows about a run before its first round.
 
     Parameters
     ----------
     name : str
-        The app's, which is the experiment's or project's too.
+        The app's name, also used for the tracker's experiment or project.
     settings : dict
-        What determined the run, flat: its run config, versions, commit.
+        Run config, versions and commit in one flat mapping.
     folder : Path or None
         The run's folder.
     known : dict or None
-        What ``Tracker.identity`` said when the run was begun; None for a run that begins now.
+        ``Tracker.identity`` of a run that is resumed; None for a new run.
     done : int
-        The last round that is recorded already; -1 for none.
+        The last recorded round; -1 for none.
     """
 
     name: str
@@ -72,25 +72,25 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """One run in an experiment tracker. ``Tracking`` reports its errors."""
+    """One run in an experiment tracker; ``Tracking`` catches its errors."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What finds this run again, JSON values."""
+        """JSON values with which a resumed run opens this run again."""
 
     def on_round_end(self, server_round: int, scalars: Mapping[str, float]) -> None:
-        """Take the numbers of a round; the round is their step."""
+        """Log a round's numbers; the round is their step."""
 
     def end(self, status: str) -> None:
         """Close the run: ``completed``, ``failed`` or ``interrupted``."""
 
 
 def scalars_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record of ``rounds.jsonl``, by the tags that every tracker gives them.
+    """Return the numbers of a record of ``rounds.jsonl`` by tag, the same for every tracker.
 
-    ``<source>/<metric>`` of the metrics, named as the app names them (``central/loss``); ``cost/<what>``,
-    traffic and simulated seconds since the start and the round's real ones; ``replies/<what>``; and
-    ``lost/<reason>`` for each reason.
+    ``<source>/<metric>`` for metrics, with the app's names (``central/loss``); ``cost/<name>`` for traffic
+    and simulated seconds since the start, and the round's real seconds; ``replies/<name>``; and
+    ``lost/<reason>``.
     """
     out = {f"{source}/{metric}": value for source in SOURCES for metric, value in numbers(record, source)}
     for name in ("bits", "payload_bytes", "sim_seconds", "wall_seconds"):
@@ -111,9 +111,9 @@ class TensorBoardLog:
     Parameters
     ----------
     folder : Path
-        Where the log goes.
+        Folder of the log.
     purge_from : int or None (default: None)
-        The first step that is written again: an earlier log's entries from this step on are hidden.
+        Hide an earlier log's entries from this step on.
     """
 
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
@@ -124,7 +124,7 @@ class TensorBoardLog:
 
     @classmethod
     def of(cls, run: Tracked) -> TensorBoardLog:
-        """Return the log of a run, in its folder where it has one."""
+        """Open a run's log, in the run's folder if it has one."""
         place = Path("tensorboard") / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         if run.folder is not None:
             place = run.folder / "tensorboard"
@@ -135,19 +135,19 @@ class TensorBoardLog:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Where it lies."""
+        """The log's folder."""
         return {"log": self._folder.name}
 
     def on_round_end(
         self, server_round: int, scalars: Mapping[str, float], walltime: float | None = None
     ) -> None:
-        """Write a round's numbers, at a time in seconds (now, if None)."""
+        """Log a round's numbers; ``walltime`` in seconds, now if None."""
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, server_round, walltime=walltime)
         self._writer.flush()
 
     def end(self, status: str) -> None:
-        """Write how the run ended, and close the log."""
+        """Log the final status and close the log."""
         self._writer.add_text("status", status)
         self._writer.close()
 
@@ -157,20 +157,20 @@ class TensorBoardLog:
 
 
 class _MLflow:
-    """A run of MLflow, by its client: what the app itself does with MLflow's active run is left alone.
+    """A run in MLflow, through its client, so that an app's own active run is not disturbed.
 
-    Without ``MLFLOW_TRACKING_URI`` it goes to the files of ``./mlruns``.
+    Without ``MLFLOW_TRACKING_URI`` it is written to files under ``./mlruns``.
     """
 
     _STATUS: Mapping[str, str] = MappingProxyType(
         {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
     )
-    # MLflow's own bounds of one call, and of one value.
+    # MLflow's limits for one call, and for the length of a value.
     _PARAMS, _METRICS, _LENGTH = 100, 1000, 6000
 
     def __init__(self, run: Tracked) -> None:
-        # Set before the import, which reads them. It tells its makers of its use unless told not to, and
-        # tries for minutes to reach a server that is gone.
+        # The import reads these. By default MLflow sends usage data to its developers, and tries for minutes
+        # to reach a server that does not answer.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -178,8 +178,8 @@ class _MLflow:
         if not uri:
             uri = Path("mlruns").resolve().as_uri()
         if uri.startswith("file:"):
-            # MLflow now prefers a data base, whose making takes seconds and which a sweep's runs would race
-            # for; its files are "in maintenance mode", and have to be asked for so.
+            # MLflow's default is now a database, which takes seconds to create and for which the runs of a
+            # sweep would compete. Its file store is "in maintenance mode" and needs this permission.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         import mlflow  # noqa: PLC0415
         from mlflow.entities import Metric, Param  # noqa: PLC0415
@@ -204,7 +204,7 @@ class _MLflow:
         if found is None:
             try:
                 return str(self._client.create_experiment(name))
-            except Exception:  # Another run of a sweep may have been quicker.
+            except Exception:  # Another run of a sweep may have created it meanwhile.
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
                     raise
@@ -225,12 +225,12 @@ class _MLflow:
 
 
 class _Wandb:
-    """A run of Weights & Biases: in files under ``./wandb`` unless ``WANDB_MODE`` says otherwise."""
+    """A run in Weights & Biases: offline, in files under ``./wandb``, unless ``WANDB_MODE`` is set."""
 
     def __init__(self, run: Tracked) -> None:
         mode = os.environ.setdefault("WANDB_MODE", "offline")
         if mode == "offline":
-            # What is to stay here stays here.
+            # Offline means that nothing is sent.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # noqa: PLC0415
 
@@ -242,7 +242,7 @@ class _Wandb:
             name=run.folder.name if run.folder is not None else None,
             id=known.get("id") or uuid4().hex[:8],
             resume="allow",
-            # The app may have a run of its own.
+            # The app may have its own run.
             reinit="create_new",
             config=dict(run.settings),
             settings=wandb.Settings(console="off", disable_code=True, silent=True),
@@ -261,7 +261,7 @@ class _Wandb:
 
 
 class _Kind(NamedTuple):
-    """A tracker: the modules that it needs, the extra that brings them, how a run is opened."""
+    """A tracker: the modules that it needs, the extra that installs them, and how to open a run."""
 
     modules: tuple[str, ...]
     extra: str
@@ -278,13 +278,7 @@ TRACKERS: Mapping[str, _Kind] = MappingProxyType(
 
 
 def check_trackers(names: Sequence[str], key: str = "--track") -> tuple[str, ...]:
-    """Return the trackers asked for, each once.
-
-    Raises
-    ------
-    ValueError
-        If there is no such tracker, or its package is not installed.
-    """
+    """Return the named trackers, each once; ValueError if one is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
             meant = did_you_mean(name, TRACKERS)
@@ -303,32 +297,26 @@ def check_trackers(names: Sequence[str], key: str = "--track") -> tuple[str, ...
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # A module that says nothing of where it is from.
+    except ValueError:  # A loaded module without __spec__.
         return False
 
 
-# For the suite's apps, which record themselves: not a setting.
-_asked: ContextVar[tuple[str, ...]] = ContextVar("trackers", default=())
+# Not a setting: the suite's apps record themselves and read this.
+_names: ContextVar[tuple[str, ...]] = ContextVar("trackers", default=())
 
 
 @contextmanager
 def track_with(names: Sequence[str], key: str = "--track") -> Iterator[None]:
-    """Let runs that are begun in this block be tracked.
-
-    Raises
-    ------
-    ValueError
-        As ``check_trackers``.
-    """
-    token = _asked.set(check_trackers(names, key))
+    """Track the runs that start in this block; ValueError as in ``check_trackers``."""
+    token = _names.set(check_trackers(names, key))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _names.reset(token)
 
 
 class Tracking:
-    """All trackers of a run, none of which can stop it; give ``on_round_end`` the run's records in its block.
+    """All trackers of a run: a context manager that passes them the run's records and catches their errors.
 
     Parameters
     ----------
@@ -337,12 +325,12 @@ class Tracking:
     folder : Path or None (default: None)
         The run's folder.
     done : int (default: -1)
-        The last round that is recorded already; -1 for none.
+        The last recorded round; -1 for none.
 
     Attributes
     ----------
     failures : Counter[str]
-        Calls that a tracker did not take, by its name.
+        Failed calls by tracker.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path | None = None, done: int = -1) -> None:
@@ -353,20 +341,15 @@ class Tracking:
         self._in_a_row: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        names = _asked.get()
+        names = _names.get()
         if not names:
             return self
         known = self._known()
         self._identities = dict(known)
-        settings = _settings(self._config)
+        app, settings = str(self._config.get("app", "run")), _settings(self._config)
         for name in names:
-            run = Tracked(
-                str(self._config.get("app", "run")),
-                settings,
-                self._folder,
-                known.get(name) if self._done >= 0 else None,
-                self._done,
-            )
+            identity = known.get(name) if self._done >= 0 else None
+            run = Tracked(app, settings, self._folder, identity, self._done)
             with self._guarded(name):
                 self._open[name] = TRACKERS[name].open(run)
                 self._identities[name] = dict(self._open[name].identity)
@@ -374,7 +357,7 @@ class Tracking:
         return self
 
     def on_round_end(self, record: Mapping[str, Any]) -> None:
-        """Tell of a round, by its record in ``rounds.jsonl``."""
+        """Log a round from its record in ``rounds.jsonl``."""
         scalars = scalars_of(record) if self._open else {}
         for name, tracker in self._open.items():
             if self._in_a_row[name] >= _PATIENCE:
@@ -406,7 +389,7 @@ class Tracking:
             self._in_a_row[name] += 1
             if self.failures[name] == 1:
                 reason = shown(f"{type(error).__name__}: {error}", 300)
-                log(WARNING, "%s does not have all of the run (%s). The run continues.", name, reason)
+                log(WARNING, "%s failed to log part of the run (%s). The run continues.", name, reason)
 
     def _known(self) -> dict[str, dict[str, Any]]:
         if self._folder is None:
@@ -417,36 +400,36 @@ class Tracking:
             return {}
         if not isinstance(known, dict):
             return {}
-        return {str(name): said for name, said in known.items() if isinstance(said, dict)}
+        return {str(name): identity for name, identity in known.items() if isinstance(identity, dict)}
 
     def _write(self) -> None:
         if self._folder is None:
             return
-        said = {
+        trackers = {
             name: {**self._identities.get(name, {}), "failed-calls": self.failures[name]}
             for name in self._identities.keys() | self.failures.keys()
         }
         with suppress(OSError, TypeError, ValueError):
-            write_json(self._folder / FILE, said)
+            write_json(self._folder / FILE, trackers)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what determined a run, flat: its run config, and as ``hedgerow.*`` what else is known of it."""
+    """Return the run config, with the other facts about the run as ``hedgerow.*``, in one flat mapping."""
     environment = config.get("environment") or {}
-    said = {
+    facts = {
         **{key: config.get(key) for key in ("app", "version", "nodes", "realism", "resumes")},
         **{key: environment.get(key) for key in ("engine", "python", "platform", "cpu")},
         **{f"package.{name}": found for name, found in (environment.get("packages") or {}).items()},
         **{f"{key}.commit": (environment.get(key) or {}).get("commit") for key in ("git", "app-git")},
     }
-    known = {f"hedgerow.{key}": value for key, value in said.items() if value is not None}
+    known = {f"hedgerow.{key}": value for key, value in facts.items() if value is not None}
     return {**config.get("run", {}), **known}
 
 
 def _plain_name(name: str) -> str:
-    """Return a name as MLflow takes it: a path of plain words, at most one level deep, that climbs nowhere.
+    """Return a name that MLflow accepts: plain words, at most one slash, no ``..``.
 
-    Names of metrics come from nodes, which may be anybody.
+    Metric names come from nodes, which are not trusted.
     """
     head, slash, rest = name.partition("/")
     words = [re.sub(r"[^\w .-]", "_", word)[:200].strip(". ") or "_" for word in (head, rest)]

@@ -1,9 +1,9 @@
-"""A run observed from outside: the traffic on the grid and the results of a strategy, round by round.
+"""Observe a run of any ServerApp: the traffic on its grid and the results of its strategy, by round.
 
-Any ServerApp can be observed without a change: its grid counts messages, and a ``Strategy`` that is
-started on that grid is followed through its configure and aggregate methods. So is one of Flower's legacy
-API (``flwr.server.strategy``), in its own loop or in a workflow. An app with a loop of its own may mark its
-rounds (``record_round``).
+The app needs no change. Its grid counts messages; the configure and aggregate methods of a ``Strategy``
+that starts on this grid are wrapped. The same holds for strategies of Flower's legacy API
+(``flwr.server.strategy``), in Flower's loop or in a workflow. An app with its own loop can mark its rounds
+with ``record_round``.
 """
 
 from __future__ import annotations
@@ -40,34 +40,33 @@ _FOLLOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggreg
 
 @dataclass(frozen=True)
 class RoundSeen:
-    """What was observed in a round.
+    """What was observed in one round.
 
     Parameters
     ----------
     round : int
-        The round, from 1; 0 is the state before training.
+        Round number from 1; 0 is the state before training.
     kind : str
-        ``"round"`` of a strategy, or ``"exchange"`` of messages without one.
+        ``"round"`` of a strategy, or ``"exchange"`` of messages without a strategy.
     train, evaluate, central : dict
-        The strategy's aggregates of the nodes' metrics in training and in federated evaluation, and the
-        result of ``evaluate_fn``; empty if there is none.
+        Aggregated metrics of the nodes' training and evaluation, and the result of ``evaluate_fn``; empty
+        if there are none.
     bits, payload_bytes : int
-        The size of the records of all messages since the start, in both directions: serialised bytes, and
-        eight times as many bits.
+        Serialised size of all messages' records since the start, both directions, in bits and in bytes.
     by_link : dict[str, Traffic]
-        The same by leg, instructions on ``hub->node`` and replies on ``node->hub``.
+        The same by leg: instructions on ``hub->node``, replies on ``node->hub``.
     by_type : dict[str, dict[str, Traffic]]
         The same by message type and leg.
     sim_seconds : float
-        The grid's virtual seconds since the start; 0 where it has no such clock.
+        Simulated seconds since the start; 0 if the grid has no clock.
     wall_seconds : float
-        Real seconds this round took.
+        Real seconds that this round took.
     sent, accepted : int
-        Instructions of this round, of every type, and replies without an error.
+        This round's instructions of every type, and its replies without an error.
     rejected : dict[str, int]
-        Replies lost in this round: ``error <code>`` or ``no reply``.
+        Replies lost in this round, by reason: ``error <code>`` or ``no reply``.
     resumed : bool
-        Whether the run was resumed from a checkpoint before this round, without the strategy's own state.
+        Whether the run resumed from a checkpoint before this round without the strategy's own state.
     """
 
     round: int
@@ -89,7 +88,7 @@ class RoundSeen:
 
 @dataclass
 class _Meter:
-    """Messages and payload bytes by message type and leg since the start; replies lost in a round."""
+    """Messages and payload bytes since the start, by message type and leg; replies lost in a round."""
 
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -98,7 +97,7 @@ class _Meter:
     rejected: Counter[str] = field(default_factory=Counter)
 
     def count_sent(self, messages: Sequence[Message]) -> None:
-        # One broadcast is one record in many messages.
+        # The messages of a broadcast share one record, which is measured once.
         sizes: dict[int, int] = {}
         for message in messages:
             self._count(message, HUB_TO_NODE, sizes)
@@ -149,7 +148,7 @@ def _size(content: RecordDict, sizes: dict[int, int]) -> int:
 
 
 class _WatchedGrid(Grid):
-    """Counts the traffic of another grid, and delegates everything else to it."""
+    """Count the traffic on a grid and forward every call to it."""
 
     def __init__(self, grid: Grid, watch: Watch) -> None:
         self._grid, self.watch = grid, watch
@@ -189,7 +188,7 @@ class _WatchedGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         sent = list(messages)
-        # Strategies of Flower's legacy API send each node's message from a thread of its own.
+        # Strategies of Flower's legacy API send each node's message from its own thread.
         with self._one_at_a_time:
             self.watch._exchange_begins()
             meter = self.watch._meter
@@ -208,12 +207,12 @@ class RoundMetrics:
     Parameters
     ----------
     number : int
-        The round, from 1; 0 is the state before training.
+        Round number from 1; 0 is the state before training.
     train, evaluate, central : dict
-        Metrics of the nodes' training, of the nodes' evaluation, and of the server's evaluation: numbers, or
-        lists of numbers, by name.
+        Metrics of the nodes' training, the nodes' evaluation and the server's evaluation, by name: numbers
+        or lists of numbers.
     arrays : ArrayRecord or None
-        The global model after the round, where there is a new one.
+        The new global model, if the round made one.
     """
 
     number: int
@@ -224,33 +223,34 @@ class RoundMetrics:
 
 
 class Watch:
-    """Follows one run of a ServerApp; give it ``grid`` inside ``with watch:``.
+    """Observe one run of a ServerApp: inside ``with watch:``, pass ``watch.grid`` to the app.
 
-    A round lasts from one ``configure_train`` with a new round number to the next. A strategy that reports
-    its rounds itself (``on_round_end``, as Hedgerow's do) is listened to instead. Without a strategy each
+    A round lasts from one ``configure_train`` with a new round number to the next. If a strategy reports its
+    rounds itself (``on_round_end``, as Hedgerow's do), its reports are used instead. Without a strategy each
     exchange is a round: a ``send_and_receive``, or a ``push_messages`` and everything until the next one. An
-    exchange just before a strategy starts, or before the first ``record_round``, belongs to its first round.
-    Rounds of a second strategy continue the numbers of the first.
+    exchange just before a strategy starts, or before the first ``record_round``, belongs to the first round.
+    A second strategy's rounds continue the first one's numbers.
 
     Parameters
     ----------
     grid : Grid
         The grid of the ServerApp.
     on_start : Callable[[int or None], None]
-        Called before the first round of a strategy with its number of rounds, if known.
+        Called before a strategy's first round with its number of rounds, if known.
     on_round_end : Sequence[Callable[[RoundSeen], None]]
         Called after every round, with the strategy's own record if it has one.
     count : bool (default: True)
-        Count the traffic on the grid. False: ``grid`` is the given one, for an app that depends on its class.
+        Whether to count the traffic. If False, ``grid`` is the given object, for apps that depend on its
+        class.
 
     Attributes
     ----------
     grid : Grid
         The grid to pass to the ServerApp.
     result : Result or None
-        What the last ``Strategy.start`` returned.
+        The result of the last ``Strategy.start``.
     arrays : ArrayRecord or None
-        The newest global model; None before a strategy has one.
+        The newest global model; None before the first.
     started : Mapping[str, Any]
         The arguments of the last ``Strategy.start``, with the strategy as ``self``; empty before the first.
     """
@@ -274,8 +274,8 @@ class Watch:
         self._last, self._base = -1, 0
         self._strategy: Any = None
         self._round: RoundMetrics | None = None
-        # Whether a strategy of the legacy API, or the app's own loop, reports the rounds.
-        self._told_otherwise = False
+        # Whether a strategy of the legacy API, or the app's own loop, marks the rounds.
+        self._own_rounds = False
         self._exchanging = self._resumed = False
         self._restored: dict[str, Any] | None = None
         self._since = time.monotonic()
@@ -297,15 +297,15 @@ class Watch:
             self._end_exchange()
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the current strategy is the first, and it or Flower's own loop could resume it."""
-        own = _goes_on_itself(self._strategy)
+    def can_resume(self) -> bool:
+        """Whether the run can resume: in its first strategy, by the strategy itself or by Flower's loop."""
+        own = _resumes_itself(self._strategy)
         first = self._strategy is not None and self._starts == 1
         return first and (own or type(self._strategy).start is Strategy.start)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later run needs to resume: the rounds done, the global model, the traffic so far."""
-        own = _goes_on_itself(self._strategy)
+        """Return the rounds done, the global model and the traffic so far."""
+        own = _resumes_itself(self._strategy)
         model = None if own or self.arrays is None else pack_records(RecordDict({"arrays": self.arrays}))
         return {
             "starts": self._starts,
@@ -317,7 +317,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the first strategy that is started from a state.
+        """Resume the app's first strategy from a state when it starts.
 
         Raises
         ------
@@ -326,8 +326,7 @@ class Watch:
         """
         if state["starts"] != 1:
             raise CheckpointError(
-                f"the run was in strategy {state['starts']} of those that its app starts; only the first "
-                "can go on"
+                f"the run stopped in strategy {state['starts']} of its app; only the first can be resumed"
             )
         self._restored = dict(state)
         self._last = int(state["round"])
@@ -336,45 +335,45 @@ class Watch:
     # Exchanges without a strategy
 
     def _exchange_begins(self) -> None:
-        if self._strategy is None and not self._told_otherwise:
+        if self._strategy is None and not self._own_rounds:
             self._end_exchange()
             self._exchanging = True
 
     def _end_exchange(self) -> None:
-        # A resumed app repeats the exchanges before its strategy starts, which are recorded already.
+        # A resumed app repeats the exchanges before its strategy starts; they are recorded already.
         if self._exchanging and self._restored is None:
-            self._tell("exchange", RoundMetrics(max(0, self._last) + 1))
+            self._report("exchange", RoundMetrics(max(0, self._last) + 1))
         self._exchanging = False
 
-    # A loop of the app's own
+    # The app's own loop
 
-    def _rounds_are_told(self) -> None:
-        """From now on, count no exchange as a round."""
-        if not self._told_otherwise:
-            self._told_otherwise, self._exchanging = True, False
+    def _rounds_begin(self) -> None:
+        """Stop counting exchanges as rounds."""
+        if not self._own_rounds:
+            self._own_rounds, self._exchanging = True, False
             self._on_start(None)
 
     @contextmanager
     def _own_round(self, metrics: RoundMetrics) -> Iterator[None]:
         if metrics.number <= self._last:
             raise ValueError(
-                f"number must be above {self._last}, the last round recorded, got {metrics.number}"
+                f"number must be above {self._last}, the last recorded round, got {metrics.number}"
             )
-        self._rounds_are_told()
+        self._rounds_begin()
         yield
         if metrics.arrays is not None:
             self.arrays = metrics.arrays
-        self._tell("round", metrics)
+        self._report("round", metrics)
 
     # A strategy of the legacy API
 
     def _legacy_call(
         self, name: str, method: _Method, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Call a method of a legacy strategy, whose first argument is the round, and note its result."""
+        """Call a method of a legacy strategy and record its result; its first argument is the round."""
         if name == "initialize_parameters":
             self._end_round()
-            self._rounds_are_told()
+            self._rounds_begin()
             self._base = max(0, self._last)
             return method(*arguments, **options)
         number = int(arguments[1] if len(arguments) > 1 else options["server_round"])
@@ -392,7 +391,7 @@ class Watch:
             if self._round is not None:
                 setattr(self._round, "central" if name == "evaluate" else "evaluate", measured)
             elif self._last < 0:
-                self._tell("round", RoundMetrics(0, central=measured))
+                self._report("round", RoundMetrics(0, central=measured))
         return out
 
     # A strategy
@@ -400,11 +399,11 @@ class Watch:
     def _start(self, start: _Start, strategy: Any, bound: inspect.BoundArguments) -> Result:
         """Run a strategy's ``start`` and observe it."""
         self._end_round()
-        self._exchanging = self._told_otherwise = False
+        self._exchanging = self._own_rounds = False
         self._starts += 1
         self._strategy = strategy
         self.started = bound.arguments
-        done = self._go_on(strategy, bound.arguments)
+        done = self._resume(strategy, bound.arguments)
         rounds = bound.arguments.get("num_rounds")
         self._on_start(None if rounds is None else self._base + done + rounds)
         evaluate_fn = bound.arguments.get("evaluate_fn")
@@ -412,7 +411,7 @@ class Watch:
             bound.arguments["evaluate_fn"] = self._evaluate_fn(evaluate_fn, done)
         self.arrays = bound.arguments.get("initial_arrays")
         try:
-            with self._listening(strategy) if _tells(strategy) else self._following(strategy, done):
+            with self._listening(strategy) if _reports_rounds(strategy) else self._following(strategy, done):
                 result = start(*bound.args, **bound.kwargs)
             self._end_round()
         finally:
@@ -424,27 +423,27 @@ class Watch:
         self.arrays, self.result = result.arrays, result
         return result
 
-    def _go_on(self, strategy: Any, arguments: dict[str, Any]) -> int:
+    def _resume(self, strategy: Any, arguments: dict[str, Any]) -> int:
         """Restore a strategy from its checkpoint; return how many earlier rounds it does not know."""
         if self._restored is None:
             self._base = max(0, self._last)
             return 0
         state, self._restored = self._restored, None
         self._base = int(state["before"])
-        if _goes_on_itself(strategy):
+        if _resumes_itself(strategy):
             strategy.load_state_dict(state["strategy"])
             return 0
         name = type(strategy).__name__
         if state["model"] is None or type(strategy).start is not Strategy.start:
-            raise CheckpointError(f"{name} has a loop of its own, and no state_dict: it cannot go on")
+            raise CheckpointError(f"{name} cannot be resumed: it has its own loop and no state_dict")
         self._resumed = True
         done = int(state["round"]) - self._base
         arguments["initial_arrays"] = unpack_records(state["model"])["arrays"]
         arguments["num_rounds"] = max(0, arguments["num_rounds"] - done)
         log(
             WARNING,
-            "Going on after round %d, which Flower's log will count as 0. Restored are the global model and "
-            "what nodes keep; what %s keeps itself (momentum, draws of nodes) begins anew.",
+            "Resuming after round %d, which Flower's log counts as 0. The global model and the nodes' state "
+            "are restored; the state of %s itself (momentum, node sampling) starts afresh.",
             done,
             name,
         )
@@ -452,21 +451,21 @@ class Watch:
 
     @contextmanager
     def _listening(self, strategy: Any) -> Iterator[None]:
-        """Listen to the rounds that a strategy reports itself."""
+        """Use the rounds that a strategy reports itself."""
         before = strategy.on_round_end
-        strategy.on_round_end = (*before, self._told)
+        strategy.on_round_end = (*before, self._relay)
         try:
             yield
         finally:
             strategy.on_round_end = before
 
-    def _told(self, end: Any) -> None:
+    def _relay(self, end: Any) -> None:
         if end.round or self._last < 0:
             self._publish(replace(end, round=self._base + end.round))
 
     @contextmanager
     def _following(self, strategy: Any, done: int) -> Iterator[None]:
-        """Follow a strategy through its methods, which get round numbers increased by ``done``."""
+        """Wrap a strategy's methods, and add ``done`` to the round numbers that they get."""
 
         def follow(name: str, seen: Callable[[int, Any], None], *, before: bool = False) -> None:
             method = getattr(strategy, name)
@@ -521,8 +520,8 @@ class Watch:
             metrics = evaluate_fn(done + server_round, arrays)
             if self._round is not None:
                 self._round.central = dict(metrics or {})
-            elif server_round == 0 and self._last < 0 and not _tells(self._strategy):
-                self._tell("round", RoundMetrics(0, central=dict(metrics or {})))
+            elif server_round == 0 and self._last < 0 and not _reports_rounds(self._strategy):
+                self._report("round", RoundMetrics(0, central=dict(metrics or {})))
             return metrics
 
         return evaluate
@@ -530,11 +529,11 @@ class Watch:
     def _end_round(self) -> None:
         if self._round is not None:
             seen, self._round = self._round, None
-            self._tell("round", replace(seen, number=self._base + seen.number))
+            self._report("round", replace(seen, number=self._base + seen.number))
 
     # Reporting
 
-    def _tell(self, kind: str, seen: RoundMetrics) -> None:
+    def _report(self, kind: str, seen: RoundMetrics) -> None:
         now, meter = time.monotonic(), self._meter
         by_type = meter.by_type()
         links = {
@@ -571,17 +570,17 @@ class Watch:
             callback(end)
 
 
-def _tells(strategy: Any) -> bool:
+def _reports_rounds(strategy: Any) -> bool:
     return isinstance(getattr(strategy, "on_round_end", None), Sequence)
 
 
-def _goes_on_itself(strategy: Any) -> bool:
-    """Return whether a strategy's ``start`` continues after the rounds of a state that it loaded."""
+def _resumes_itself(strategy: Any) -> bool:
+    """Return whether a strategy's ``start`` continues from a loaded state."""
     return all(hasattr(strategy, name) for name in ("state_dict", "load_state_dict", "completed_rounds"))
 
 
 def _legacy_arrays(parameters: Any) -> ArrayRecord | None:
-    """Return the arrays of a legacy strategy's parameters; None if they are other bytes, as XGBoost's."""
+    """Return the arrays of a legacy strategy's parameters; None if they are other bytes (XGBoost)."""
     try:
         return ArrayRecord(parameters_to_ndarrays(parameters))
     except (OSError, ValueError):
@@ -599,27 +598,27 @@ def _shift_rounds(result: Result, done: int) -> None:
 
 @contextmanager
 def record_round(grid: Grid, number: int) -> Iterator[RoundMetrics]:
-    """Record a ``with`` block as one round, in an app with a loop of its own.
+    """Record a ``with`` block as one round of an app with its own loop.
 
-    Has no effect if the run is not recorded: in Flower's own simulation and on devices. A block that raises
-    an error is not a round.
+    Has no effect in runs that are not recorded (Flower's own simulation, devices). A block that raises an
+    error is not recorded.
 
     Parameters
     ----------
     grid : Grid
         The grid of the ServerApp.
     number : int
-        The round, larger than that of the previous block; 0 is the state before training.
+        Round number, larger than the previous block's; 0 is the state before training.
 
     Yields
     ------
     RoundMetrics
-        Fill it with the round's metrics and model.
+        To be filled with the round's metrics and model.
 
     Raises
     ------
     ValueError
-        If the round is not larger than the last.
+        If the round is not larger than the previous one.
 
     Examples
     --------
@@ -636,8 +635,8 @@ def record_round(grid: Grid, number: int) -> Iterator[RoundMetrics]:
         yield metrics
 
 
-# While a run is observed, strategies' methods look up its Watch: by their grid or, in the legacy API, whose
-# methods have no grid, by the thread that runs the app.
+# While a run is observed, a strategy's methods look up its Watch by their grid. Methods of the legacy API get
+# no grid: they look it up by the thread that runs the app.
 
 _watching: dict[Grid, Watch] = {}
 _in_thread: dict[int, list[Watch]] = {}
@@ -651,9 +650,9 @@ def _hook() -> None:
     global _watches  # noqa: PLW0603
     with _lock:
         _watches += 1
-        _wrap(Strategy, "start", _asking)
+        _wrap(Strategy, "start", _observed)
         for name in _LEGACY:
-            _wrap(LegacyStrategy, name, functools.partial(_asking_legacy, name))
+            _wrap(LegacyStrategy, name, functools.partial(_observed_legacy, name))
 
 
 def _wrap(base: type, name: str, wrapped: Callable[[_Method], _Method]) -> None:
@@ -679,26 +678,26 @@ def _family(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _family(child)
 
 
-def _asking_legacy(name: str, method: _Method) -> _Method:
+def _observed_legacy(name: str, method: _Method) -> _Method:
     @functools.wraps(method)
-    def asked(*args: Any, **kwargs: Any) -> Any:
+    def observed(*args: Any, **kwargs: Any) -> Any:
         watches = _in_thread.get(threading.get_ident())
         if not watches or watches[-1]._strategy is not None:
             return method(*args, **kwargs)
         return watches[-1]._legacy_call(name, method, args, kwargs)
 
-    return asked
+    return observed
 
 
-def _asking(start: _Start) -> _Start:
+def _observed(start: _Start) -> _Start:
     @functools.wraps(start)
-    def asked(strategy: Any, *args: Any, **kwargs: Any) -> Result:
+    def observed(strategy: Any, *args: Any, **kwargs: Any) -> Result:
         bound = inspect.signature(start).bind(strategy, *args, **kwargs)
         bound.apply_defaults()
         watch = _watching.get(bound.arguments["grid"]) if "grid" in bound.arguments else None
-        # A start that calls its parent's, or a strategy inside another one's round, is observed already.
+        # Already observed: a start called by a subclass's start, and a strategy inside another one's round.
         if watch is None or watch._strategy is not None:
             return start(strategy, *args, **kwargs)
         return watch._start(start, strategy, bound)
 
-    return asked
+    return observed

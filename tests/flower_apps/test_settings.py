@@ -140,8 +140,8 @@ def test_a_batch_is_a_batch_size(case: AppCase) -> None:
 @pytest.mark.parametrize(
     ("overrides", "nodes", "words"),
     [
-        ("num-clients=9", 9, "num-clients=9: 9 nodes were asked for"),
-        ("", 4, "num_nodes: 4 is not above num-servers=4, which are nodes too"),
+        ("num-clients=9", 9, "num-clients must be 5 with 9 nodes, got 9"),
+        ("", 4, "num_nodes must be above num-servers=4, which are nodes too, got 4"),
     ],
 )
 def test_a_federation_too_small_for_its_edge_servers_is_refused(

@@ -79,8 +79,8 @@ def test_images_are_known_by_their_names_and_have_labels_in_class_folders_alone(
     [
         ("", "there must be a header, got no columns"),
         ("id,pulse,label\n", "there must be at least one row"),
-        ("person,pulse,label\np-1,61,sick\n", "no column 'id'; there are 'person', 'pulse', 'label'"),
-        ("id,pulse\np-1,61\n", "no column 'label'; there are 'id', 'pulse'"),
+        ("person,pulse,label\np-1,61,sick\n", "no column 'id'; the columns are 'person', 'pulse', 'label'"),
+        ("id,pulse\np-1,61\n", "no column 'label'; the columns are 'id', 'pulse'"),
         ("id,label\np-1,sick\n", "features must be one column or more"),
         ("id,pulse,pulse,label\np-1,61,62,sick\n", "a name of its own, got 'pulse' twice"),
         ("id,pulse,label\np-1,61\n", "row 2 must have 3 cells, as the header has, got 2"),

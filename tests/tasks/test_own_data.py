@@ -216,7 +216,7 @@ def test_bad_arrays_are_refused(tmp_path: Path, arrays: dict[str, Any], words: s
     [
         ("", "there must be a header, got no columns"),
         ("a,label\n", "there must be at least one row"),
-        ("a,b\n1,2\n", "no column 'label'; there are 'a', 'b'"),
+        ("a,b\n1,2\n", "no column 'label'; the columns are 'a', 'b'"),
         ("label\n1\n", "must be one column or more"),
         ("a,label\n1,0\n,1\n", "row 3, column 'a' must be .*got ''"),
         ("a,label\n1,0\nlow,1\n", "row 3, column 'a' must be a finite number, got 'low'"),
@@ -264,7 +264,7 @@ def test_bad_images_are_refused_by_file(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no such file"):
+    with pytest.raises(ValueError, match="the file does not exist"):
         read(tmp_path / "a.npz")
     with pytest.raises(ValueError, match="must be a file"):
         read(csv(tmp_path / "a.txt", "1"))

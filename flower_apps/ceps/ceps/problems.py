@@ -154,7 +154,7 @@ def own_problem(context: Context) -> Problem:
 
 def _own_logistic(share: OwnShare, l2: float) -> Problem:
     if share.num_classes != 2:
-        raise ValueError(f"this node's data have {share.num_classes} classes; valid with 'logistic' are 2")
+        raise ValueError(f"data for problem = 'logistic' must have 2 classes, got {share.num_classes}")
     return LogisticRegression(*_records(share, share.part), l2)
 
 
@@ -178,12 +178,12 @@ def evaluate_own(call: Call) -> RecordDict:
     """
     run = call.context.run_config
     if run.get("privacy") == "sound":
-        raise PermissionError("privacy is 'sound' in the run config: a node tells no measure of its data")
+        raise PermissionError("nodes do not evaluate on their data when privacy = 'sound' in the run config")
     share, n = own_share(call.context), own_problem(call.context).n
     (record,) = call.content.array_records.values()
     (w,) = (np.asarray(array.numpy(), np.float64) for array in record.values())
     if w.shape != (n,) or not np.isfinite(w).all():
-        raise ValueError(f"the model has the shape {w.shape} in the message; valid are ({n},) finite numbers")
+        raise ValueError(f"the model in the message must be {n} finite numbers, got shape {w.shape}")
     part = share.held_out if len(share.held_out) else share.part
     y = torch.from_numpy(share.y[part])
     if run["problem"] == "network":
@@ -206,7 +206,7 @@ def own_dimension(values: Mapping[str, Any], input_shape: tuple[int, ...], num_c
     """
     if values["problem"] == "logistic":
         if num_classes != 2:
-            raise ValueError(f"problem = 'logistic': the nodes' data have {num_classes} classes; valid are 2")
+            raise ValueError(f"data for problem = 'logistic' must have 2 classes, got {num_classes}")
         return int(np.prod(input_shape))
     return _flat(build_model(values["model"], input_shape, num_classes, values["seed"])).size
 

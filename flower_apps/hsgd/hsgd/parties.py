@@ -131,9 +131,9 @@ def _deal(key: Key) -> AllParties:
     asked, smallest = values["patients-per-group"], min(map(len, split.groups))
     if asked > smallest:
         raise ValueError(
-            f"patients-per-group = {asked}; valid with dataset = {values['dataset']!r}, of which "
-            f"{len(data.y_train)} train, num-groups = {values['num-groups']} and partition = "
-            f"{values['partition']!r} is at most {smallest}, the people of the smallest group (0: all)"
+            f"patients-per-group must be at most {smallest}, the size of the smallest group (0: all), got "
+            f"{asked}; dataset = {values['dataset']!r} has {len(data.y_train)} people for training, "
+            f"num-groups = {values['num-groups']}, partition = {values['partition']!r}"
         )
     groups = [group[: asked or None] for group in split.groups]
     hospital, device = data.hospital_train.shape[1:], data.device_train.shape[1:]
@@ -152,7 +152,7 @@ def parse_class_weights(value: str) -> str | tuple[float, ...]:
         return value
     weights = tuple(float(part) for part in value.split(","))
     if not all(0 < weight < LARGEST for weight in weights):
-        raise ValueError(f"class-weights = {value!r}; valid are numbers > 0")
+        raise ValueError(f"class-weights must be numbers > 0, got {value!r}")
     return weights
 
 

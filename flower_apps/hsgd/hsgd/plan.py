@@ -91,7 +91,7 @@ def plan(
     inputs = {key: measured.get(key) if value is None else value for key, value in given.items()}
     lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
     if lacking:
-        raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")
+        raise ValueError(f"{', '.join(lacking)} or --from-run, which measures them, must be given")
     known = Estimates(
         float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
     )

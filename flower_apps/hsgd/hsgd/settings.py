@@ -78,7 +78,7 @@ def _validate_partition(scheme: str) -> None:
 def _names(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(",")) if value.strip() else ()
     if names and (len(names) < 2 or len(set(names)) < len(names) or "" in names):
-        raise ValueError(f"classes = {value!r}; valid are at least 2 different names")
+        raise ValueError(f"classes must be at least 2 different names, got {value!r}")
     return names
 
 

@@ -102,7 +102,7 @@ def plan(
             R=max_gap,
         )
     elif smoothness is None or variance is None:
-        raise ValueError("--smoothness and --variance are needed, or --from-run, which measures them")
+        raise ValueError("--smoothness and --variance, or --from-run, which measures them, must be given")
     else:
         known = planner.estimates(
             smoothness,
@@ -185,8 +185,8 @@ def _compression(
 
         if num_params is None:
             raise ValueError(
-                f"--from-run needs --num-params too: the run has compressor = {own!r}, and no model.npz that "
-                "tells its parameters"
+                f"--from-run needs --num-params too: the run has compressor = {own!r} and no model.npz from "
+                "which to count the parameters"
             )
         its = parse_compressor(own)
         return its.contraction(num_params), its.bits(num_params)

@@ -62,7 +62,7 @@ def test_keys_of_edge_servers_are_a_folder_each(tmp_path: Path) -> None:
     arguments = ["deploy", "keys", str(tmp_path / "keys"), "--nodes", "3", "--edges", "2"]
     shown = hedgerow(*arguments, "--host", "10.0.0.1")
     assert shown.exit_code == 2
-    assert "--host is given 1 times; valid with --edges 2 is one for each" in shown.output
+    assert "--host must be given once for each of the 2 edge servers, got 1" in shown.output
     shown = hedgerow(*arguments, "--host", "10.0.0.1", "--host", "10.0.0.2")
     assert shown.exit_code == 0, shown.output
     assert f"register {tmp_path / 'keys' / 'edge1' / 'node2.pub'}" in shown.output
@@ -201,8 +201,8 @@ def test_each_node_is_told_of_its_own_file_alone(samples: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("app", "arguments", "words"),
     [
-        (SD_FEEL, ["--nodes", "4"], "has files of 3 nodes"),
-        (SD_FEEL, ["-c", "data-dir=/srv"], "the server has no data"),
+        (SD_FEEL, ["--nodes", "4"], "--nodes must be 3, the nodes of"),
+        (SD_FEEL, ["-c", "data-dir=/srv"], "data-dir must be left out with --own-data"),
     ],
 )
 def test_own_data_that_do_not_go_with_a_run_are_one_error(

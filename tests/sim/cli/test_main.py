@@ -82,4 +82,4 @@ def test_what_a_run_changed_is_listed(tmp_path: Path) -> None:
     )
     refused = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path / "nowhere"))
     assert refused.exit_code == 2
-    assert "is not the folder of a run" in refused.output
+    assert "is not a run folder" in refused.output

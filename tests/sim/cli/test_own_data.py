@@ -62,8 +62,8 @@ def test_every_known_set_is_listed() -> None:
 @pytest.mark.parametrize(
     ("node", "cause"),
     [
-        (("data=n{partition-id}.csv label=target",), "n0.csv: no column 'target'; there are 'a', 'y'"),
-        (("data=none-{partition-id}.csv",), "none-0.csv: there is no such file"),
+        (("data=n{partition-id}.csv label=target",), "n0.csv: no column 'target'; the columns are 'a', 'y'"),
+        (("data=none-{partition-id}.csv",), "none-0.csv: the file does not exist"),
         (("1: data=n1.csv label=y", "0: data=n0.csv label=target"), "n0.csv: no column 'target'"),
         ((), "data is missing in the node config; "),
     ],
@@ -119,14 +119,13 @@ def test_a_data_set_is_fetched_by_its_package_or_the_line_that_fetches_it_is_tol
         "Error: torchvision could not fetch mnist (RuntimeError: Error downloading"
     )
     assert "(did you mean 'cifar10'?)" in hedgerow("data", "--download", "cifar1").stderr
-    assert "needs --data-dir" in hedgerow("data", "--download", "mnist").stderr
+    assert "requires --data-dir" in hedgerow("data", "--download", "mnist").stderr
 
 
 def test_what_no_package_fetches_is_here_or_its_owner_is_named(tmp_path: Path) -> None:
-    assert (
-        "breast-cancer is here: found in scikit-learn"
-        in hedgerow("data", "--download", "breast-cancer").output
-    )
+    assert "breast-cancer was found in scikit-learn" in hedgerow("data", "--download", "breast-cancer").output
     told = hedgerow("data", "--download", "esr", "--data-dir", tmp_path)
     assert told.exit_code == 2
-    assert told.stderr.startswith("Error: no package fetches esr: put data.csv of UCI's Epileptic Seizure")
+    assert told.stderr.startswith(
+        "Error: esr cannot be downloaded automatically: put data.csv of UCI's Epileptic Seizure"
+    )

@@ -95,7 +95,7 @@ def test_from_a_run_to_a_plot_of_three_seeds(real: bool, place: Path, request: p
     assert run("sweep", APP, "--nodes", 4, "--seeds", "2,0", "--dry-run").count("kept") == 2
     other_size = hedgerow("sweep", APP, "--nodes", 5)
     assert other_size.exit_code == 2
-    assert "was run with 4 nodes, asked are 5" in other_size.stderr
+    assert "was run with 4 nodes, now 5" in other_size.stderr
 
 
 @pytest.mark.usefixtures("here_and_now")

@@ -51,7 +51,7 @@ def test_the_newest_run_is_followed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(follow.FollowServer, "serve", lambda _: None)
-    assert "is not there" in hedgerow("watch").stderr
+    assert "does not exist" in hedgerow("watch").stderr
     old, new = write_run("runs/old", [2.0]), write_run("runs/sweep/a/seed-0", [2.0])
     os.utime(old / "config.json", (1e9, 1e9))
     os.utime(old / "rounds.jsonl", (1e9, 1e9))

@@ -17,7 +17,7 @@ def test_a_node_config_is_for_all_for_one_or_for_some() -> None:
 
 @pytest.mark.parametrize("text", ["4: role=hub", "2-1: role=hub", "0-4: role=hub"])
 def test_a_partition_that_is_not_there_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="valid partitions are 0 to 3"):
+    with pytest.raises(ValueError, match="partitions must be from 0 to 3"):
         node_configs([text], 4)
 
 

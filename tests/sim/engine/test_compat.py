@@ -60,7 +60,7 @@ def test_a_superexec_starts_clientapps_by_the_function_that_it_is_given(
 
 def test_a_superexec_that_starts_programs_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(subprocess_executor, "subprocess")
-    with pytest.raises(ImportError, match=r"executor\.subprocess\. Tested are flwr 1\.41 and 1\.42"):
+    with pytest.raises(ImportError, match=r"executor\.subprocess\. Tested versions are 1\.41 and 1\.42"):
         _compat.launch_by(lambda command: None)
 
 
@@ -94,7 +94,9 @@ def test_a_flower_that_differs_is_refused_with_what_it_lacks(
     breaks: Breaks, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
-    with pytest.raises(ImportError, match=rf"^flwr [\d.]+ lacks what hedgerow.sim needs .*{named}"):
+    with pytest.raises(
+        ImportError, match=rf"^flwr [\d.]+ lacks private names that hedgerow.sim uses: .*{named}"
+    ):
         loaded_anew()
 
 

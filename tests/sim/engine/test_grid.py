@@ -192,7 +192,7 @@ def test_an_unknown_node_is_answered_with_code_3() -> None:
 
 def test_a_generator_is_refused() -> None:
     grid = InProcessGrid(app_of(count), 1)
-    with pytest.raises(TypeError, match="a list is needed, not a generator"):
+    with pytest.raises(TypeError, match="messages must be a list, got a generator"):
         grid.push_messages(m for m in messages(grid))
 
 
@@ -463,5 +463,5 @@ def test_inside_says_how_many_nodes_are_missing() -> None:
 
     outer = InProcessGrid(app_of(count), 2)
     context = Context(1, SUPERLINK_NODE_ID, {}, RecordDict(), {})
-    with pytest.raises(ValueError, match=r"2 nodes are there after 0\.2 s, 5 are needed"):
+    with pytest.raises(ValueError, match=r"5 nodes must be online after 0\.2 s, got 2"):
         Inner.inside(outer, app_of(count), context, num_nodes=5, timeout=0.2)

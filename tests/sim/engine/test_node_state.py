@@ -75,5 +75,5 @@ def test_an_engine_goes_on_from_its_state_with_the_same_memories_and_the_same_fa
 @pytest.mark.usefixtures("flower_identity")
 def test_a_state_of_another_number_of_nodes_is_refused() -> None:
     state = InProcessGrid(counting_app(), 2).state_dict()
-    with pytest.raises(ValueError, match="state of 2 nodes; valid here is 3"):
+    with pytest.raises(ValueError, match="the state must be of 3 nodes, got 2"):
         InProcessGrid(counting_app(), 3).load_state_dict(state)

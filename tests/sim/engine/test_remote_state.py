@@ -70,7 +70,7 @@ def test_a_node_that_does_not_say_who_it_is_costs_its_own_state_alone(garbage: R
 
 def test_a_node_that_does_not_come_back_is_named() -> None:
     state = RemoteState(federation(3), 10).state_dict()
-    with pytest.raises(CheckpointError, match=r"partition 1, 2 kept state .* is not there after 0.2 s"):
+    with pytest.raises(CheckpointError, match=r"state of partition 1, 2, which is not online after 0.2 s"):
         RemoteState(federation(1), 0.2).load_state_dict(state)
 
 

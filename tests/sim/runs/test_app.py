@@ -28,7 +28,7 @@ def test_an_app_is_found_by_module(make_app: MakeApp) -> None:
 
 
 def test_what_is_no_app_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nor an importable module"):
+    with pytest.raises(ValueError, match="or an importable module, got"):
         find_app(tmp_path / "nowhere")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1"\n')
     with pytest.raises(ValueError, match=r"Missing \[tool.flwr.app\]"):
@@ -56,7 +56,7 @@ def test_two_apps_with_one_package_name_are_not_mixed_up(make_app: MakeApp) -> N
 
 def test_the_apps_own_size_is_read_from_its_pyproject(make_app: MakeApp) -> None:
     assert find_app(make_app(extra="[tool.hedgerow]\nnum-supernodes = 4")).num_supernodes == 4
-    with pytest.raises(ValueError, match="num-supernodes = 0 is not an integer >= 1"):
+    with pytest.raises(ValueError, match="num-supernodes must be an integer >= 1, got 0"):
         find_app(make_app(folder="bad", extra="[tool.hedgerow]\nnum-supernodes = 0"))
 
 

@@ -74,19 +74,19 @@ def test_a_page_is_the_report_of_the_rounds_there_are(write_run: WriteRun) -> No
     run, lock = FollowedRun(folder), Lock(folder)
     state, told = said(run.page())
     assert state == "The run is being written."
-    assert told == {"round": "1 of 6", "time left": "0:05", "the last round took": "1 s"}
+    assert told == {"round": "1 of 6", "time left": "0:05", "last round took": "1 s"}
     append(folder, 2, sent=4, accepted=3, rejected={"timeout": 1})
     page = run.page()
     assert said(page)[1] == {
         "round": "2 of 6",
         "time left": "0:06",
-        "the last round took": "2 s",
-        "answered, last round": "3 of 4",
+        "last round took": "2 s",
+        "replies, last round": "3 of 4",
     }
     for words in ("loss over rounds", "timeout", "num-rounds = 6"):
         assert words in page
     lock.release()
-    assert said(run.page())[0].endswith("it was stopped, and may go on.")
+    assert said(run.page())[0].endswith("It can be resumed.")
     (folder / "summary.json").write_text("{}")
     state, told = said(run.page())
     assert (state, "time left" in told) == ("The run is finished.", False)
@@ -94,7 +94,7 @@ def test_a_page_is_the_report_of_the_rounds_there_are(write_run: WriteRun) -> No
 
 def test_iterations_are_counted_where_a_run_ends_by_them(write_run: WriteRun) -> None:
     page = FollowedRun(write_run("run", [2.0, 1.0], finished=False, iterations=40)).page()
-    assert said(page)[1] == {"iteration": "10 of 40", "time left": "0:03", "the last round took": "1 s"}
+    assert said(page)[1] == {"iteration": "10 of 40", "time left": "0:03", "last round took": "1 s"}
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
     assert said(run.page())[0] == "Waiting for the first round."
     (folder / "config.json").write_text(json.dumps({"run": {"seed": 1}}))
     append(folder, 1, end="")
-    assert "Waiting" in said(run.page())[0] or "no run is there yet" in said(run.page())[0]
+    assert "Waiting" in said(run.page())[0] or "no run yet" in said(run.page())[0]
     append(folder, end="\n")
     assert said(run.page())[1]["round"] == "1"
 
@@ -126,7 +126,7 @@ def test_what_is_no_round_is_told(line: str, write_run: WriteRun) -> None:
     with (folder / "rounds.jsonl").open("a", errors="surrogateescape") as file:
         file.write(line + "\n")
     state, told = said(FollowedRun(folder).page())
-    assert (state.startswith("Nothing can be shown: "), told) == (True, {})
+    assert (state.startswith("The run cannot be shown: "), told) == (True, {})
 
 
 def test_a_failed_run_of_a_sweep_is_told_with_its_reason(write_run: WriteRun) -> None:

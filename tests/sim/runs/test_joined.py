@@ -134,7 +134,7 @@ def test_events_of_sites_are_put_in_order_by_iteration_and_summed(tmp_path: Path
     means = [(point.x, point.y) for point in run.series("iterations", "sites-disagreement")]
     assert means == [(3.0, 0.5), (4.0, 0.4), (7.0, pytest.approx((3 * 0.25 + 0.05) / 4))]
     assert found.ys == ("sites-disagreement",)
-    assert "nobody saw the models of all sites" in found.warnings[0]
+    assert "no site saw all models" in found.warnings[0]
     alone = tmp_path / "alone"
     site(alone, 0, [event(0, 0, 0.0), event(3, 1, 0.5)], peers="")
     assert len(load([alone]).runs) == 1

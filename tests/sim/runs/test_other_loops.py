@@ -234,7 +234,7 @@ def test_rounds_of_ones_own_go_up() -> None:
         with record_round(grid, 2):
             pass
 
-    with pytest.raises(ValueError, match="number must be above 2, the last round recorded, got 2"):
+    with pytest.raises(ValueError, match="number must be above 2, the last recorded round, got 2"):
         simulate(app, half_way(), NODES, quiet=True)
 
 

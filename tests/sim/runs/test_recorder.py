@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_engine_names_it(tmp_path: Path) -> None:
     first.close()
     second = RunRecorder(tmp_path, {})
     second.keep_state(strategy=Part())
-    with pytest.raises(CheckpointError, match=r"the state of nodes, .*: --engine flower$"):
+    with pytest.raises(CheckpointError, match=r"the state of nodes, .*, --engine flower$"):
         second.resume()
 
 
@@ -179,8 +179,8 @@ def test_what_an_older_version_did_not_know_and_is_not_the_default_is_refused(tm
     with pytest.raises(RunFolderError) as caught:
         RunRecorder(folder, {"run": now}, defaults={"codec": "none"})
     assert str(caught.value) == (
-        "The run to go on with had other settings: codec, which the run did not know, must be its default, "
-        "'none', got 'onebit'; fault-dropout, which the run did not know, must be left out, got 0.5; "
+        "The run to resume had other settings: codec, which the run did not have, must be its default, "
+        "'none', got 'onebit'; fault-dropout, which the run did not have, must be left out, got 0.5; "
         "gone was 2 and is None"
     )
 

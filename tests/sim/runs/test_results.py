@@ -159,7 +159,7 @@ def test_a_failed_run_is_in_no_mean_and_is_told_with_its_reason(half_failed: Pat
     assert [(run.label, run.seed) for run in results.runs] == [("A", 0), ("A", 1), ("B", 0)]
     assert results.failed == {"B": {1: "Run failed: the loss is \\x1b[2J1e9"}}
     assert results.warnings == ["B, seed 1: failed (Run failed: the loss is \\x1b[2J1e9), left out"]
-    assert (results.asked("A"), results.asked("B")) == (2, 2)
+    assert (results.started("A"), results.started("B")) == (2, 2)
 
 
 def test_a_failed_run_that_ended_in_another_part_of_the_sweep_did_not_fail(
@@ -168,7 +168,7 @@ def test_a_failed_run_that_ended_in_another_part_of_the_sweep_did_not_fail(
     (tmp_path / "again").mkdir()
     again = write_sweep({"B": {1: [2.0, 0.6]}}, "again/made")
     results = load([half_failed, again])
-    assert (results.failed, results.asked("B")) == ({}, 2)
+    assert (results.failed, results.started("B")) == ({}, 2)
 
 
 def test_tables_count_a_failed_run(half_failed: Path) -> None:

@@ -151,7 +151,7 @@ def test_arrays_of_another_checkpoint_are_damage(run: Path) -> None:
         told = file.metadata()
     previous.write_bytes(save(load_file(previous), told))
     previous.replace(latest)
-    with pytest.raises(CheckpointError, match=r"latest.safetensors is not what was written \(SHA-256\)"):
+    with pytest.raises(CheckpointError, match=r"latest.safetensors is damaged: its SHA-256"):
         resumed(run)
 
 
@@ -217,11 +217,11 @@ Spoil = Callable[[bytes], bytes]
 @pytest.mark.parametrize(
     ("spoilt", "says"),
     [
-        (lambda data: data[:60], "its rounds up to 4 are not those of"),
-        (lambda data: data + data, "line 6, is damaged: round 1 stands after round 5"),
+        (lambda data: data[:60], "its rounds up to 4 differ from those of"),
+        (lambda data: data + data, "line 6, is damaged: round 1 follows round 5"),
         (lambda data: data.replace(b'{"round": 2', b'{"round" 2'), "line 2, is damaged"),
         (lambda data: data[:30] + b"\xff" + data[31:], "is damaged"),
-        (lambda data: b"[1]\n" + data, "line 1, is damaged: it holds a list"),
+        (lambda data: b"[1]\n" + data, "line 1, is damaged: it must hold a mapping, got a list"),
     ],
 )
 def test_damaged_rounds_are_one_clear_error(run: Path, spoilt: Spoil, says: str) -> None:

@@ -240,11 +240,11 @@ def test_simulations_inside_one_another_are_kept_apart() -> None:
 
 
 def test_what_cannot_be_run_is_refused() -> None:
-    with pytest.raises(TypeError, match="neither a ServerApp nor a Strategy"):
+    with pytest.raises(TypeError, match="server_app must be a ServerApp or a Strategy"):
         simulate(dict, ClientApp(), 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="num_rounds: only with a strategy"):
+    with pytest.raises(TypeError, match="num_rounds must be used with a strategy"):
         simulate(ServerApp(), ClientApp(), 2, num_rounds=3)
-    with pytest.raises(ValueError, match="checkpoint_every: 0"):
+    with pytest.raises(ValueError, match="checkpoint_every must be an integer >= 1, got 0"):
         simulate(FedAvg, ClientApp(), 2, checkpoint_every=0)
     own = server_app("mine", lambda _: {}, ClientApp(), lambda _: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="by its run-config key 'resume'"):

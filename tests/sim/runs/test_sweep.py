@@ -106,13 +106,13 @@ def test_a_finished_run_is_kept_where_only_what_changes_no_result_is_other(
 def test_a_finished_run_with_other_settings_is_an_error(write_toml: WriteToml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     go(write_toml("base = {tau2 = 2}"), out)
-    with pytest.raises(ValueError, match=r"seed-0 was run with tau2 = 2, asked is 3; remove it or choose"):
+    with pytest.raises(ValueError, match=r"seed-0 was run with tau2 = 2, now 3; remove it or choose"):
         plan_sweep(read_sweep(write_toml("base = {tau2 = 3}")), out)
 
 
 def test_a_strangers_folder_is_not_touched(write_toml: WriteToml, tmp_path: Path) -> None:
     (tmp_path / "out" / "all" / "seed-0").mkdir(parents=True)
-    with pytest.raises(ValueError, match="is no finished run of a sweep"):
+    with pytest.raises(ValueError, match="is not a finished run of a sweep"):
         plan_sweep(read_sweep(write_toml("")), tmp_path / "out")
 
 
@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(write_toml: WriteToml, t
 def test_a_finished_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp_path: Path) -> None:
     out, further = tmp_path / "out", "base = {iterations = 20}"
     go(write_toml("base = {iterations = 10}"), out)
-    with pytest.raises(ValueError, match="was run with iterations = 10, asked is 20"):
+    with pytest.raises(ValueError, match="was run with iterations = 10, now 20"):
         plan_sweep(read_sweep(write_toml(further)), out)  # It has no checkpoint.
     (out / "all/seed-0/checkpoint").mkdir()
     (out / "all/seed-0/checkpoint/latest.safetensors").touch()

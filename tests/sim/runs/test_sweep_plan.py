@@ -27,7 +27,7 @@ def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("override", "why"), [("tau1=5", "variants set it"), ("seed=5", "set by the sweep itself")]
+    ("override", "why"), [("tau1=5", "variants of the sweep file set it"), ("seed=5", "the sweep sets it")]
 )
 def test_an_override_of_what_is_swept_is_refused(
     write_toml: WriteToml, tmp_path: Path, override: str, why: str

@@ -163,7 +163,8 @@ def test_a_tracker_that_fails_costs_one_warning_and_is_counted(
     assert done.folder is not None
     warnings = [r.getMessage() for r in caplog.records if "tensorboard" in r.getMessage()]
     assert warnings == [
-        "tensorboard does not have all of the run (ConnectionError: nobody\\x1b[2J there). The run continues."
+        "tensorboard failed to log part of the run (ConnectionError: nobody\\x1b[2J there). "
+        "The run continues."
     ]
     said = json.loads((done.folder / "trackers.json").read_text())
     assert said == {"tensorboard": {"failed-calls": 5, "id": 1}}
