@@ -1,4 +1,4 @@
-"""A Flower App on disk: what its pyproject.toml says, its components, and its settings.
+"""A Flower App on disk: its pyproject.toml, its components and its settings.
 
 An app is a folder as ``flwr new`` lays it out. Its pyproject.toml names the ServerApp and the ClientApp
 (``[tool.flwr.app.components]``) and every run-config key with its default (``[tool.flwr.app.config]``).
@@ -28,13 +28,13 @@ __all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "own_settings", "sett
 
 T = TypeVar("T")
 
-# Flower's own default since 1.32.
+# Flower's default since 1.32.
 DEFAULT_NODES = 2
 
 
 @dataclass(frozen=True)
 class AppSpec:
-    """What an app's pyproject.toml says.
+    """The contents of an app's pyproject.toml.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ class AppSpec:
     folder : Path
         The app's folder, absolute.
     config : dict
-        The run config's defaults, nested tables flattened to dotted keys.
+        Defaults of the run config, with nested tables flattened to dotted keys.
     components : dict of str to str
         ``serverapp`` and ``clientapp``, as ``module:attribute``.
     num_supernodes : int or None
-        ``[tool.hedgerow] num-supernodes``: the size that the app is meant for.
+        ``[tool.hedgerow] num-supernodes``: the app's default number of nodes.
     more_nodes : dict (default: none)
-        ``[tool.hedgerow.more-nodes]``: run-config keys that number nodes beside the clients, each with the
-        keys and values under which it does: ``num-servers = { edge-servers = "nodes" }``.
+        ``[tool.hedgerow.more-nodes]``: run-config keys that count nodes other than clients, each with the
+        settings under which it counts: ``num-servers = { edge-servers = "nodes" }``.
     """
 
     name: str
@@ -61,17 +61,17 @@ class AppSpec:
     more_nodes: Mapping[str, UserConfig] = field(default_factory=dict)
 
     def num_nodes(self, run_config: UserConfig | None = None) -> int:
-        """Return the federation's size where the user names none.
+        """Return the default size of the federation.
 
-        Run-config key ``num-clients`` (where > 0), else ``num_supernodes``, else 2 as in Flower; and the
-        nodes that are no clients.
+        The run config's ``num-clients`` if > 0, else ``num_supernodes``, else 2 as in Flower; plus the nodes
+        that are not clients.
         """
         config = run_config or self.config
         clients = int(config.get("num-clients", 0)) or self.num_supernodes or DEFAULT_NODES
         return clients + sum(self.no_clients(config).values())
 
     def no_clients(self, run_config: UserConfig) -> dict[str, int]:
-        """Return how many nodes are no clients, by the run-config key that says so."""
+        """Return the number of nodes that are not clients, by run-config key."""
         return {
             key: count
             for key, conditions in self.more_nodes.items()
@@ -101,19 +101,14 @@ class LoadedApp:
 
 
 def find_app(path_or_module: str | Path) -> AppSpec:
-    """Read the pyproject.toml of an app given by its folder, or by the name of a module inside it.
+    """Read the pyproject.toml of an app, given by its folder or by the name of a module inside it.
 
-    One of the suite's own is also found by its name, ``my-app``, where no folder has it, and by ``MY-APP``,
-    ``my_app`` or ``myapp``, where no module has it.
-
-    Raises
-    ------
-    ValueError
-        If there is no Flower App there.
+    The suite's apps are also found by name, in any of the forms ``my-app``, ``MY-APP``, ``my_app`` and
+    ``myapp``, unless a folder or a module has that name. ValueError if there is no Flower App.
     """
     folder = Path(path_or_module).expanduser().resolve()
     if not folder.exists():
-        # Flower's own command line refuses app names with an underscore, which earlier folders had.
+        # Folders of earlier versions had an underscore, which Flower's command line refuses.
         folder = folder.with_name(folder.name.replace("_", "-"))
     if not folder.exists():
         folder = shipped_apps().get(str(path_or_module), folder)
@@ -150,8 +145,8 @@ def load_app(path_or_module: str | Path) -> LoadedApp:
     Raises
     ------
     ValueError
-        If there is no Flower App there, a component is not what pyproject.toml says, or a module of that
-        name is already imported from another place.
+        If there is no Flower App, a component has the wrong type, or a module of that name is already
+        imported from another place.
     """
     spec = find_app(path_or_module)
     server_app = _component(spec, "serverapp", ServerApp)
@@ -160,13 +155,7 @@ def load_app(path_or_module: str | Path) -> LoadedApp:
 
 
 def settings_module(spec: AppSpec) -> ModuleType:
-    """Import the module of an app that holds its ``SETTINGS``: ``settings``, beside its ServerApp.
-
-    Raises
-    ------
-    ValueError
-        If the app has none.
-    """
+    """Import the module ``settings`` beside an app's ServerApp; ValueError if it has no ``SETTINGS``."""
     package = spec.components["serverapp"].partition(":")[0].rpartition(".")[0]
     if not package:  # The app is one module.
         raise ValueError(
@@ -187,7 +176,7 @@ def settings_module(spec: AppSpec) -> ModuleType:
 
 
 def own_settings(spec: AppSpec) -> ModuleType | None:
-    """Import the module of an app that has ``SETTINGS`` and ``read``, its check of them; None if none has."""
+    """Import an app's module with ``SETTINGS`` and ``read``, which checks them; None if it has none."""
     if "serverapp" not in spec.components:
         return None
     package, path = spec.components["serverapp"].partition(":")[0].partition(".")[0], list(sys.path)
@@ -197,7 +186,7 @@ def own_settings(spec: AppSpec) -> ModuleType | None:
     except ValueError:
         return None
     finally:
-        # Another copy of the app may be run by this process; its modules bear the same names.
+        # This process may run another copy of the app, whose modules have the same names.
         sys.path[:] = path
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             if name not in here:
@@ -222,7 +211,7 @@ def _folder_of_module(module: str) -> Path:
     for folder in Path(found.origin).resolve().parents:
         if (folder / "pyproject.toml").is_file():
             return folder
-    raise ValueError(f"app: no pyproject.toml above {found.origin}")
+    raise ValueError(f"app must have a pyproject.toml in a folder above {found.origin}")
 
 
 def _component(spec: AppSpec, name: str, kind: type[T]) -> T:
@@ -233,14 +222,14 @@ def _component(spec: AppSpec, name: str, kind: type[T]) -> T:
         component = getattr(component, attribute, None)
     if not isinstance(component, kind):
         raise ValueError(
-            f"{name} = {reference!r} in {spec.folder / 'pyproject.toml'} is a {type(component).__name__}, "
-            f"not a {kind.__name__}"
+            f"{name} = {reference!r} in {spec.folder / 'pyproject.toml'} must be a {kind.__name__}, got a "
+            f"{type(component).__name__}"
         )
     return component
 
 
 def _import(spec: AppSpec, name: str) -> ModuleType:
-    """Import a module of an app from its own folder, which stays first on ``sys.path`` as in Flower."""
+    """Import a module of an app from the app's folder, which stays first on ``sys.path`` as in Flower."""
     if str(spec.folder) not in sys.path:
         sys.path.insert(0, str(spec.folder))
         importlib.invalidate_caches()

@@ -1,7 +1,7 @@
-"""A run's state on disk: one safetensors file that contains its own checksum.
+"""A run's state on disk: one safetensors file with its own checksum.
 
-The file's metadata are ``format``, ``tree``: the state as JSON with ``{"__array__": name}`` in place of each
-array, ``about``: what the writer said of the run, as JSON, and ``sha256`` of all of it and of the arrays.
+The file's metadata: ``format``; ``tree``, the state as JSON with ``{"__array__": name}`` in place of each
+array; ``about``, the writer's description of the run as JSON; and ``sha256`` of these and of the arrays.
 """
 
 import json
@@ -43,38 +43,30 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
-
-    Parameters
-    ----------
-    state : dict[str, Any]
-        The state; lists for tuples.
-    about : dict[str, Any]
-        What its writer said of the run.
-    """
+    """The contents of a checkpoint: the state (tuples have become lists), and the writer's description."""
 
     state: dict[str, Any]
     about: dict[str, Any]
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
-    """Write a nested state of JSON values and ndarrays; a reader sees the old file or the new one.
+    """Write a nested state of JSON values and ndarrays atomically; the folder is created if missing.
 
     Parameters
     ----------
     path : Path
-        The file; its folder is made if it is not there.
+        The file.
     state : Mapping[str, Any]
         The state.
     about : Mapping[str, Any] or None (default: None)
-        What to say of the run, JSON values.
+        A description of the run, JSON values.
 
     Raises
     ------
     TypeError
-        If a leaf is neither.
+        If a leaf has another type.
     OSError
-        If the disk takes no more.
+        If the file cannot be written.
     """
     content = pack_checkpoint(state, about)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +74,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], about: Mapping[str, An
 
 
 def pack_checkpoint(state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> bytes:
-    """Return what ``save_checkpoint`` writes; TypeError as there."""
+    """Return the bytes of a checkpoint; TypeError as in ``save_checkpoint``."""
     arrays: dict[str, NDArray[Any]] = {}
 
     def packed(value: Any) -> Any:
@@ -96,51 +88,51 @@ def pack_checkpoint(state: Mapping[str, Any], about: Mapping[str, Any] | None = 
             return [packed(item) for item in value]
         return value
 
-    told = {
+    metadata = {
         "format": str(FORMAT),
         "tree": json.dumps(packed(state)),
         "about": json.dumps(dict(about or {})),
     }
-    told["sha256"] = _digest(told, arrays)
+    metadata["sha256"] = _digest(metadata, arrays)
     try:
-        return save(arrays, told)
+        return save(arrays, metadata)
     except (KeyError, ValueError, SafetensorError) as error:
         raise TypeError(f"the state has an array that cannot be written to a checkpoint: {error}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state that ``save_checkpoint`` wrote; lists for tuples. Raises as ``read_checkpoint``."""
+    """Return the state in a checkpoint file; errors as in ``read_checkpoint``."""
     return read_checkpoint(path).state
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return what ``save_checkpoint`` wrote, after a check of its checksum.
+    """Read a checkpoint and verify its checksum.
 
     Raises
     ------
     CheckpointError
-        If there is no such file, or one of another format.
+        If the file is missing or has another format.
     DamagedCheckpointError
-        If it is not a checkpoint, or not as it was written.
+        If it is not a checkpoint, or its checksum does not match.
     """
     if not path.exists():
         raise CheckpointError(f"No checkpoint at {path}") from FileNotFoundError(str(path))
     try:
         with safe_open(path, "numpy") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        form, digest = int(told["format"]), told.pop("sha256")
-    except Exception as error:  # A damaged file fails in countless ways.
+        form, digest = int(metadata["format"]), metadata.pop("sha256")
+    except Exception as error:  # A damaged file can raise anything.
         raise DamagedCheckpointError(f"{path} is not a checkpoint: {error}") from error
     if form != FORMAT:
         raise CheckpointError(f"{path} has format {form}; this version of hedgerow reads {FORMAT}")
-    if digest != _digest(told, arrays):
+    if digest != _digest(metadata, arrays):
         raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 does not match")
-    return Checkpoint(_unpacked(json.loads(told["tree"]), arrays), json.loads(told["about"]))
+    return Checkpoint(_unpacked(json.loads(metadata["tree"]), arrays), json.loads(metadata["about"]))
 
 
 def plain_array(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as safetensors takes it: in C order, in this machine's byte order."""
+    """Return an array in C order and native byte order, as safetensors requires."""
     array = np.ascontiguousarray(array).reshape(np.shape(array))
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -153,10 +145,10 @@ def _unpacked(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return [_unpacked(item, arrays) for item in value] if isinstance(value, list) else value
 
 
-def _digest(told: Mapping[str, str], arrays: Mapping[str, NDArray[Any]]) -> str:
+def _digest(metadata: Mapping[str, str], arrays: Mapping[str, NDArray[Any]]) -> str:
     hashed = sha256()
-    for key in sorted(told):
-        hashed.update(f"{key} {len(told[key])} {told[key]}".encode())
+    for key in sorted(metadata):
+        hashed.update(f"{key} {len(metadata[key])} {metadata[key]}".encode())
     for name in sorted(arrays):
         array = arrays[name]
         hashed.update(f"{name} {array.dtype} {array.shape}".encode())

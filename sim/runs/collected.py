@@ -1,11 +1,11 @@
-"""Runs as one small file: what their pictures and tables are drawn from, without their folders.
+"""Write runs to one small JSON file, from which their plots and tables can be drawn without the folders.
 
-A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, why runs
-failed, and a line for each that did not: label, seed, its other settings, traffic by link and lost replies
-at the end, and its evaluated rounds as columns, thinned to ``POINTS``: every metric of evaluations, those of
-training that the sweep plots, and bits and bytes of the links that it plots. A column is named as in a record
-of ``rounds.jsonl``, a metric ``source.name``, a link's cost "bits client->server"; ``null`` is what a round
-does not have. ``results.load`` reads it as it reads a sweep.
+The file holds the sweep's description, the settings that all runs share, their environments, the reasons of
+failed runs, and one line for each other run: label, seed, its other settings, final traffic by link and
+lost replies, and its evaluated rounds as columns, thinned to ``POINTS``. The columns are all metrics of
+evaluations, and those metrics of training and costs of links that the sweep plots. Columns are named as in
+``rounds.jsonl``, metrics ``source.name``, costs of links "bits client->server"; a missing value is ``null``.
+``results.load`` reads the file like a sweep.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hedgerow.wire.printable import reason
 __all__ = ["FORMAT", "POINTS", "collect", "read_collected", "write_collected"]
 
 FORMAT = "hedgerow-results-1"
-# The most rounds of a run that are kept.
+# Maximum number of rounds kept of a run.
 POINTS = 200
-# Single precision, and two digits more.
+# Enough for single precision.
 _DIGITS = 9
-# Settings that name folders and files of one machine.
+# Settings that are paths on one machine.
 _PLACES = frozenset(("data-dir", "output-dir", "registry", "resume"))
-# What of an environment may change a result.
+# Entries of an environment that may affect results.
 _ENVIRONMENT = ("cpu", "python", "torch", "packages", "git", "app-git")
 
 
@@ -44,16 +44,16 @@ def collect(results: Results) -> dict[str, Any]:
     environments: list[dict[str, Any]] = []
     runs = []
     for run, own in zip(results.runs, settings, strict=True):
-        told = run.config.get("environment", {})
-        about = {key: told.get(key) for key in _ENVIRONMENT}
-        if about not in environments:
-            environments.append(about)
+        recorded = run.config.get("environment", {})
+        environment = {key: recorded.get(key) for key in _ENVIRONMENT}
+        if environment not in environments:
+            environments.append(environment)
         runs.append(
             {
                 "label": run.label,
                 "seed": run.seed,
                 "settings": {key: value for key, value in own.items() if key not in shared},
-                "environment": environments.index(about),
+                "environment": environments.index(environment),
                 "finished": run.finished,
                 "by_link": run.rounds[-1].get("by_link", {}),
                 "lost-replies": lost_replies(run.rounds),
@@ -72,14 +72,14 @@ def collect(results: Results) -> dict[str, Any]:
         "differences": results.differences,
         "settings": shared,
         "environments": environments,
-        # Only of sweeps where a run failed: their tables count what means leave out.
+        # Tables count failed runs, which means leave out.
         **({"failed": results.failed} if results.failed else {}),
         "runs": runs,
     }
 
 
 def write_collected(results: Results, path: str | Path) -> int:
-    """Write the file, a line a run; return the number of runs."""
+    """Write the file, with one line per run; return the number of runs."""
     content = collect(results)
     runs = content.pop("runs")
     head = json.dumps(content, indent=1, sort_keys=False)
@@ -92,42 +92,45 @@ def write_collected(results: Results, path: str | Path) -> int:
 
 
 def read_collected(file: Path, *, prefix: bool = False) -> Results:
-    """Read the file back; ``prefix`` puts its name before each label.
-
-    Raises
-    ------
-    ValueError
-        If it is no such file.
-    """
+    """Read the file; ``prefix`` puts its name before each label. ValueError if it is not such a file."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        if said["format"] != FORMAT:
-            raise ValueError(f"format must be {FORMAT!r}, got {said['format']!r}")
-        runs = [_run(file, said, run, prefix) for run in said["runs"]]
-        shown = said["x"], said["y"], file.stem, file.parent, (), said["by"], said.get("columns", ())
-        differences = said.get("differences", False)
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format must be {FORMAT!r}, got {content['format']!r}")
         failed = {
             _label(file, label, prefix): {int(seed): why for seed, why in seeds.items()}
-            for label, seeds in said.get("failed", {}).items()
+            for label, seeds in content.get("failed", {}).items()
         }
-        return Results(runs, said["title"], said["realism"], *shown, differences=differences, failed=failed)
+        return Results(
+            runs=[_run(file, content, run, prefix) for run in content["runs"]],
+            title=content["title"],
+            realism=content["realism"],
+            xs=content["x"],
+            ys=content["y"],
+            name=file.stem,
+            folder=file.parent,
+            by=content["by"],
+            columns=content.get("columns", ()),
+            differences=content.get("differences", False),
+            failed=failed,
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file} is not a file of `hedgerow export --json`: {reason(error, file=False)}"
         ) from error
 
 
-def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bool) -> RecordedRun:
+def _run(file: Path, content: Mapping[str, Any], run: Mapping[str, Any], prefix: bool) -> RecordedRun:
     config = {
-        "app": said["app"],
-        "realism": said["realism"],
-        "run": {**said["settings"], **run["settings"]},
-        "environment": said["environments"][run["environment"]],
+        "app": content["app"],
+        "realism": content["realism"],
+        "run": {**content["settings"], **run["settings"]},
+        "environment": content["environments"][run["environment"]],
     }
     columns = run["columns"]
     rounds = [_record(columns, at) for at in range(len(columns["round"]))]
     for record in rounds:
-        # Of other links the file knows the end only.
+        # Of other links the file has only the final traffic.
         record["by_link"] = {link: {} for link in run["by_link"]} | record["by_link"]
     if rounds:
         rounds[-1] |= {"by_link": run["by_link"], "rejected": run["lost-replies"]}
@@ -154,17 +157,17 @@ def _record(columns: Mapping[str, Sequence[Any]], at: int) -> dict[str, Any]:
 
 
 def _columns(run: RecordedRun, shown: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the rounds that are kept, as columns; real seconds of those between go to the next one kept."""
+    """Return the kept rounds as columns; real seconds of dropped rounds are added to the next kept one."""
     evaluated = [at for at, record in enumerate(run.rounds) if any(record.get(s) for s in SOURCES[:2])]
     kept = _thinned(evaluated or list(range(len(run.rounds))))
     if kept[-1] != len(run.rounds) - 1:
         kept.append(len(run.rounds) - 1)
     out: dict[str, list[Any]] = {}
     for cost in COSTS.values():
-        told = [_short(spent(run.rounds[at], cost)) for at in kept]
-        if "." in cost.key and None in told:
+        values = [_short(spent(run.rounds[at], cost)) for at in kept]
+        if "." in cost.key and None in values:
             continue
-        out[cost.key] = told
+        out[cost.key] = values
         if not cost.cumulative:
             between = zip([-1, *kept], kept, strict=False)
             out[cost.key] = [
@@ -176,15 +179,15 @@ def _columns(run: RecordedRun, shown: Sequence[str]) -> dict[str, list[Any]]:
         names = {name for row in rows for name in row if source != SOURCES[-1] or name in shown}
         for name in sorted(names):
             out[f"{source}.{name}"] = [_short(row.get(name)) for row in rows]
-    # A method has no link of another's.
+    # Methods have different links; skip those that this run does not have.
     crossed = run.rounds[-1].get("by_link", {})
     parts = [name.partition(" ") for name in shown]
     links = [link for total, _, link in parts if link in crossed and total in OF_LINKS]
-    # Of a link that is shown in nominal bits its real bytes are kept too, and the other way round.
+    # A link that is shown in nominal bits also keeps its real bytes, and vice versa.
     for name in dict.fromkeys(f"{total} {link}" for link in links for total in OF_LINKS):
         try:
             costs = run.costs(name)
-        except ValueError:  # Not known round by round.
+        except ValueError:  # Not recorded round by round.
             if name in shown:
                 raise
             continue
@@ -193,7 +196,7 @@ def _columns(run: RecordedRun, shown: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _thinned(places: list[int]) -> list[int]:
-    """Return at most ``POINTS`` of some places, the first and the last among them, evenly."""
+    """Return at most ``POINTS`` evenly spaced places, including the first and the last."""
     step = ceil((len(places) - 1) / (POINTS - 1)) if len(places) > POINTS else 1
     kept = places[::step]
     return kept if kept[-1] == places[-1] else [*kept, places[-1]]

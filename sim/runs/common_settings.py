@@ -1,6 +1,6 @@
-"""The settings that mean the same in every app, in groups: what is learnt, how nodes train, what a run is.
+"""Settings that have the same meaning in every app, in groups.
 
-An app's model inherits them and may give them other defaults and other help.
+An app's model inherits them and may change their defaults and help.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ __all__ = [
     "role_of",
 ]
 
-# Longer than a server waits for anything, and short enough for every clock.
+# Longer than any useful timeout, and within the range of every clock.
 _MAX_SECONDS = 1e8
 _SECONDS = number(f"a number of seconds > 0, up to {_MAX_SECONDS:g}", 0, _MAX_SECONDS, open_below=True)
 
@@ -59,10 +59,10 @@ def _check_cluster(address: str) -> None:
 
 
 class RunSettings(AppSettings):
-    """Who takes part, who carries the messages, and what is kept of the run: of every app."""
+    """Settings of every app: nodes, engine and records of a run."""
 
     GROUP = "run"
-    # How many replies a round has at most.
+    # The key that bounds the number of replies in a round.
     SENDERS: ClassVar[str] = "num-clients"
 
     num_clients: Nodes = setting(2, "number of nodes", "method", first=True)
@@ -135,33 +135,30 @@ class RunSettings(AppSettings):
     quiet: bool = setting(False, "hide progress output", role=Role.IRRELEVANT)
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         yield self.at_most("min-replies", self.SENDERS)
         yield self.at_most("min-available-nodes", "num-clients")
 
 
 class IterationSettings(AppSettings):
-    """How long a run is, in local iterations, where that may change when it is resumed.
+    """Length of a run in local iterations, which may grow when the run is resumed.
 
-    Commands take ``num-rounds`` too, in communication rounds; it goes before ``iterations``.
+    Commands also accept ``num-rounds``, in communication rounds, which overrides ``iterations``.
     """
 
     iterations: Rounds = setting(100, "number of iterations", role=Role.RESUME, first=True)
 
     @property
     def round_iterations(self) -> int:
-        """The local iterations of a communication round."""
+        """Local iterations per communication round."""
         return 1
 
     @classmethod
     def of_rounds(cls, rounds: object, run_config: Mapping[str, UserConfigValue]) -> int:
-        """Return the iterations of so many communication rounds, with the other settings as they are.
+        """Return the iterations of ``rounds`` communication rounds under the run config's other settings.
 
-        Raises
-        ------
-        SettingsError
-            If ``rounds`` is no integer >= 1.
+        Raises SettingsError if ``rounds`` is not an integer >= 1.
         """
         if type(rounds) is not int or rounds < 1:
             raise SettingsError(f"num-rounds must be an integer >= 1, got {quoted(rounds)}")
@@ -171,7 +168,7 @@ class IterationSettings(AppSettings):
 
 
 class MonitorSettings(AppSettings):
-    """Whether somebody sees all models."""
+    """Whether all models are evaluated centrally."""
 
     GROUP = "run"
 
@@ -183,7 +180,7 @@ class MonitorSettings(AppSettings):
 
 
 class TaskSettings(AppSettings):
-    """What is learnt; what is valid of its texts, the app says (``TEXTS``)."""
+    """Data set and model; the app declares the valid texts (``TEXTS``)."""
 
     GROUP = "data"
 
@@ -204,7 +201,7 @@ class TaskSettings(AppSettings):
 
 
 class ImageSettings(TaskSettings):
-    """A model of torch's that is learnt on images."""
+    """A torch model that is trained on images."""
 
     GROUP = "data"
 
@@ -216,7 +213,7 @@ class ImageSettings(TaskSettings):
 
 
 class BoundSettings(AppSettings):
-    """What one node can do to a run at most."""
+    """Bounds on the influence of a single node."""
 
     GROUP = "robustness"
 
@@ -236,7 +233,7 @@ class BoundSettings(AppSettings):
 
 
 class SumSettings(AppSettings):
-    """Whether a server sees sums alone (docs/privacy.md)."""
+    """Secure aggregation: the server sees only sums (docs/privacy.md)."""
 
     GROUP = "privacy"
 
@@ -255,7 +252,7 @@ class SumSettings(AppSettings):
 
 
 class NoiseSettings(AppSettings):
-    """Where noise comes from, and what is reported of it."""
+    """Source of the noise, and the delta of the reported epsilon."""
 
     GROUP = "privacy"
 
@@ -268,7 +265,7 @@ class NoiseSettings(AppSettings):
 
 
 class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
-    """Noise on such sums, which is differential privacy of whole nodes, and the bound on a node's weight."""
+    """Noise on secure sums (differential privacy of nodes), and the bound on a node's weight."""
 
     GROUP = "privacy"
 
@@ -290,34 +287,34 @@ class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
     )
 
     def sum_sizes(self) -> tuple[int, int]:
-        """Return the nodes of the smallest and the largest sum of a round."""
+        """Return the number of nodes in the smallest and the largest sum of a round."""
         raise NotImplementedError
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         yield self.both_or_neither("upload-clip", "upload-noise-multiplier")
         if not self.secure_sum:
             yield (
                 not self.upload_clip, "upload-clip",
-                "0 without secure-sum (the noise is spread over the members of a sum, and what one of them "
-                "adds hides nothing of an update seen by itself)",
+                "0 without secure-sum (the noise is divided among the members of a sum; one member's share "
+                "would not hide its own update)",
             )  # fmt: skip
             return
         smallest, largest = self.sum_sizes()
         mean = parse_aggregation(self.aggregation).is_mean
-        yield mean, "aggregation", "'mean' with secure-sum (a sum gives no other)"
+        yield mean, "aggregation", "'mean' with secure-sum (other rules need single updates)"
         yield (
             largest <= MAX_MEMBERS,
             "secure-sum",
             f"False: a sum has at most {MAX_MEMBERS} nodes, not {largest}",
         )
-        least = f"at most {smallest}, the nodes that the smallest sum has in a round"
+        least = f"at most {smallest}, the nodes of the smallest sum in a round"
         yield self.sum_min_nodes <= smallest, "sum-min-nodes", least
 
 
 class StackSettings(AppSettings):
-    """How a machine trains its nodes; nothing of it changes what a run means."""
+    """How a machine trains its nodes."""
 
     GROUP = "training"
 
@@ -342,18 +339,18 @@ class StackSettings(AppSettings):
     )
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         stacked = self.compile and self.training_mode == "stack"
         yield not stacked, "compile", "False with training-mode = 'stack' (a stack is not compiled)"
 
 
 class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettings):
-    """Of an app whose nodes train in stacks, and send updates that may be bounded, masked and noised."""
+    """Settings of apps whose nodes train in stacks and send bounded, masked or noised updates."""
 
 
 class PeerSettings(AppSettings):
-    """Of a run whose server sends others of its kind something over links of their own."""
+    """Direct links between servers of one run."""
 
     GROUP = "deployment"
 
@@ -400,11 +397,11 @@ class PeerSettings(AppSettings):
         return ca, certificate, key
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         files = ("peer-ca", "peer-certificate", "peer-key")
         missing = [key for key in files if not self.of(key)]
-        words = "a file: all of peer-ca, peer-certificate and peer-key are, or none"
+        words = "a file if any of peer-ca, peer-certificate and peer-key is"
         yield len(missing) in (0, 3), (missing or files)[0], words
 
 
@@ -412,9 +409,9 @@ _ROLES: Mapping[str, Role] = {
     key: one.role
     for part in (TrainingSettings, IterationSettings, MonitorSettings, PeerSettings)
     for key, one in part.table().items()
-} | {"num-server-rounds": Role.RESUME}  # What apps of Flower's call it.
+} | {"num-server-rounds": Role.RESUME}  # The name in Flower's own apps.
 
 
 def role_of(key: str) -> Role:
-    """Return the role of a run-config key, in whichever app: that of the setting which has the name here."""
+    """Return the role of a run-config key of any app: that of the common setting with this name."""
     return _ROLES.get(key, Role.RESULTS)

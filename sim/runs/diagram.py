@@ -1,7 +1,7 @@
-"""Links and networks as small drawings: which nodes send to which, and how much.
+"""Draw links and networks: which nodes send to which, and how much.
 
-Links come from records, which name them ``from->to`` and what they are for (``node->node set-up``). Nothing
-here knows a method: a network's own graph is handed over by who does.
+Links come from records, which name them ``from->to`` with an optional purpose (``node->node set-up``). This
+module knows no method: the caller supplies the graph of a network.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = [
     "size",
 ]
 
-# A network of more nodes is a ball of wool.
+# Larger networks are unreadable.
 MOST_DRAWN = 40
 _MOST_LABELLED = 12
 _MOST_LEAVES = 6
-# What stands above whatever it talks to.
+# Kinds of nodes that are drawn at the top.
 _HIGH = ("cloud", "hub", "monitor")
 _LINK = re.compile(r"([^\s>]+)->([^\s>]+)(?:\s+(.+))?")
 _LONGEST = 40
-# Colours that no figure has, in whose place a page puts its own.
+# Placeholder colours that no figure uses; the page replaces them with its own.
 PAPER, PANEL, WIRE = "#010204", "#010205", "#010206"
 _BOX = {"boxstyle": "round,pad=0.5", "edgecolor": WIRE, "facecolor": PANEL, "linewidth": 1.5}
 
 
 @dataclass(frozen=True)
 class Crossed:
-    """What crossed a link: messages, nominal bits, payload bytes; means where it is said of several runs."""
+    """Traffic on a link; means if it is of several runs."""
 
     messages: float
     nominal_bits: float
@@ -58,17 +58,17 @@ class DrawnNetwork:
     Parameters
     ----------
     kind : str
-        What its nodes are, as links name them: ``"edge"``.
+        Kind of its nodes, as in names of links: ``"edge"``.
     num_nodes : int
-        How many, >= 1.
+        Number of nodes, >= 1.
     edges : sequence of (int, int)
-        Senders and receivers; nodes from 0.
+        Senders and receivers, numbered from 0.
     leaf : str (default: "")
-        What hangs at the nodes: ``"client"``; empty for nothing.
+        Kind of the leaves attached to the nodes: ``"client"``; empty for none.
     leaves : sequence of int (default: none)
-        How many of them at each node.
+        Number of leaves at each node.
     directed : bool (default: False)
-        Whether only the first node of an edge sends to the second, or both send to each other.
+        Whether only the first node of an edge sends to the second; otherwise both send to each other.
     """
 
     kind: str
@@ -81,15 +81,15 @@ class DrawnNetwork:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing, and the same in words."""
+    """A drawing with its title and a description in words."""
 
     figure: Figure
     title: str
-    said: str
+    description: str
 
 
 def size(value: float, unit: str = "B") -> str:
-    """Return bytes, or bits, as people say them: ``12.3 kB``."""
+    """Return a number of bytes or bits with a decimal prefix: ``12.3 kB``."""
     if not math.isfinite(value):
         return "n/a"
     power = 0
@@ -100,7 +100,7 @@ def size(value: float, unit: str = "B") -> str:
 
 
 def draw_links(crossed: Mapping[str, Crossed]) -> Drawing | None:
-    """Return the kinds of nodes one above another, with the traffic between them; None without links.
+    """Draw the kinds of nodes in a column, with the traffic between them; None without links.
 
     A link whose name is not ``from->to`` is left out.
     """
@@ -130,15 +130,15 @@ def draw_links(crossed: Mapping[str, Crossed]) -> Drawing | None:
     for at, kind in enumerate(order):
         ax.text(0, -at, _brief(kind), ha="center", va="center", weight="bold", bbox=_BOX)
     ax.set(xlim=(-1, 1), ylim=(0.4 - len(order), 0.4))
-    said = "; ".join(f"{link}: {size(one.payload_bytes)}" for link, one in crossed.items())
-    return Drawing(figure, "Links and what crossed them", said)
+    description = "; ".join(f"{link}: {size(one.payload_bytes)}" for link, one in crossed.items())
+    return Drawing(figure, "Links and their traffic", description)
 
 
 def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawing | None:
-    """Return a network in a circle, its leaves around it, with the mean of what crossed each of its links.
+    """Draw a network as a circle with its leaves around it and the mean traffic on each link.
 
-    Records hold the sums over all links of a kind: each is drawn with its share. None where the records have
-    no link between such nodes, or there are more than ``MOST_DRAWN`` of them.
+    Records hold sums over all links of a kind, so each link is drawn with its mean share. None if the records
+    have no link between such nodes, or there are more than ``MOST_DRAWN``.
     """
     between = crossed.get(f"{network.kind}->{network.kind}")
     if between is None or not 0 < network.num_nodes <= MOST_DRAWN:
@@ -146,7 +146,7 @@ def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawi
     graph = nx.DiGraph() if network.directed else nx.Graph()
     graph.add_nodes_from(range(network.num_nodes))
     graph.add_edges_from(network.edges)
-    ways, ways_told = (1, "") if network.directed else (2, " each way")
+    ways, each_way = (1, "") if network.directed else (2, " each way")
     each = size(between.payload_bytes / max(1, ways * graph.number_of_edges()))
     leaves = list(network.leaves) if len(network.leaves) == network.num_nodes else []
     place = nx.circular_layout(graph)
@@ -169,7 +169,7 @@ def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawi
     if network.num_nodes <= MOST_DRAWN // 2:
         nx.draw_networkx_labels(graph, place, ax=ax, font_weight="bold")
     if graph.number_of_edges() <= _MOST_LABELLED:
-        # Off the middle, where lines of a dense graph cross.
+        # Not in the middle of a link, where the links of a dense graph cross.
         at = 0.5 if graph.number_of_edges() <= network.num_nodes else 0.36
         nx.draw_networkx_edge_labels(
             graph, place, dict.fromkeys(graph.edges, each), ax=ax, font_size=8, label_pos=at, rotate=False,
@@ -182,11 +182,11 @@ def draw_network(network: DrawnNetwork, crossed: Mapping[str, Crossed]) -> Drawi
         if total and head in crossed
     )
     hanging = f", {total} × {network.leaf}" if leaves else ""
-    said = (
+    description = (
         f"{network.num_nodes} × {network.kind}, {graph.number_of_edges()} links{hanging}; "
-        f"each link carried {each}{ways_told}.{legs}"
+        f"each link carried {each}{each_way}.{legs}"
     )
-    return Drawing(figure, "The network and the traffic on each link", said)
+    return Drawing(figure, "The network and the traffic on each link", description)
 
 
 def _empty(height: float) -> tuple[Figure, Axes]:
@@ -201,7 +201,7 @@ def _brief(text: str) -> str:
 
 
 def _in_order(kinds: nx.Graph) -> list[str]:
-    """Return the kinds so that those that talk stand beside each other, where a line of them can do that."""
+    """Return the kinds in an order that puts communicating kinds next to each other, if one exists."""
     order: list[str] = []
     for members in sorted(nx.connected_components(kinds), key=min):
         part = kinds.subgraph(members)

@@ -1,7 +1,7 @@
-"""Files that are whole after a kill, a power cut or a full disk: the old one, or the new one.
+"""Atomic writes that survive a kill, a power cut or a full disk.
 
-A file is written aside in its own folder, synced and renamed, and its folder is synced. What changes the disk
-goes through the name ``os`` of this module, so that a test can stop after each change in turn.
+A file is written under a temporary name in its folder, synced and renamed; then the folder is synced. All
+changes of the disk go through this module's name ``os``, so that a test can stop after each change.
 """
 
 import errno
@@ -14,23 +14,17 @@ from typing import IO
 
 __all__ = ["Lines", "make_folder", "move", "remove", "write_aside", "write_file"]
 
-# What file systems that cannot sync a folder say.
+# Errors of file systems that cannot sync a folder.
 _NO_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 
 
 def write_file(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file in one step: whoever reads sees the old one or the new one.
-
-    Raises
-    ------
-    OSError
-        If the disk takes no more, with the file's name; the old file is still there.
-    """
+    """Write a file atomically; an OSError names the file and leaves the old one."""
     move(write_aside(path, fill), path)
 
 
 def write_aside(path: Path, fill: Callable[[IO[bytes]], object]) -> Path:
-    """Write and sync a file beside ``path``, for ``move``, and return where; a failure leaves nothing."""
+    """Write and sync a temporary file beside ``path``, for ``move``; a failure leaves no file."""
     aside = path.with_name(path.name + ".partial")
     try:
         with _named(path), open(aside, "wb") as file:
@@ -45,20 +39,20 @@ def write_aside(path: Path, fill: Callable[[IO[bytes]], object]) -> Path:
 
 
 def move(path: Path, to: Path) -> None:
-    """Give a file of the same folder another name, in place of what had it."""
+    """Rename a file within its folder, replacing an existing one."""
     with _named(to):
         os.replace(path, to)
         _sync_folder(to.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with _named(path), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, if it is not there."""
+    """Create a folder unless it exists."""
     with _named(path):
         if not path.is_dir():
             os.mkdir(path)
@@ -66,18 +60,7 @@ def make_folder(path: Path) -> None:
 
 
 class Lines:
-    """A file that grows at its end, by whole pieces; closed when nobody holds it any more.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which is made if it is not there.
-
-    Raises
-    ------
-    OSError
-        If the disk takes no more.
-    """
+    """A file to append to, created if missing and closed when garbage-collected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,19 +70,19 @@ class Lines:
             _sync_folder(path.parent)
 
     def append(self, piece: bytes) -> None:
-        """Write a piece; a kill of this process leaves it, a power cut may not."""
+        """Append bytes; they survive a kill of this process, but not necessarily a power cut."""
         rest = memoryview(piece)
         with _named(self.path):
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
-        """Wait until all that was written is on the disk."""
+        """Wait until everything written is on the disk."""
         with _named(self.path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; more than once is once."""
+        """Close the file; idempotent."""
         self._close()
 
 
@@ -116,7 +99,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let errors of the disk name the file that a user knows."""
+    """Make OSErrors name the file that the user knows instead of the temporary one."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a run comes from: the machine, who ran its nodes, the versions, the commits."""
+"""Describe the environment of a run: machine, engine, versions, commits."""
 
 import inspect
 import os
@@ -18,15 +18,15 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment(*, engine: str | None = None, app: Path | None = None) -> dict[str, Any]:
-    """Return time, machine, engine, versions and commits, as JSON values; None for what is not known.
+    """Return time, machine, engine, versions and commits as JSON values; None for unknown ones.
 
     Parameters
     ----------
     engine : str or None (default: None)
-        Who runs the nodes: ``"inprocess"``, ``"flower-simulation"`` or ``"flower-deployment"``.
+        ``"inprocess"``, ``"flower-simulation"`` or ``"flower-deployment"``.
     app : Path or None (default: None)
-        The app's folder, for ``app-git``: the state of the repository that holds it. ``git`` is that of the
-        checkout that this library runs from.
+        The app's folder, whose repository's state is ``app-git``. ``git`` is the state of this library's
+        checkout.
     """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -44,7 +44,7 @@ def environment(*, engine: str | None = None, app: Path | None = None) -> dict[s
 
 
 def code_folder(thing: Any) -> Path | None:
-    """Return the folder of the code that defines a function or a class; None where it has none."""
+    """Return the folder of the code that defines a function or class; None if it has none."""
     try:
         return Path(inspect.getfile(thing)).resolve().parent
     except (TypeError, OSError):
@@ -59,12 +59,12 @@ def _cpu_model() -> str | None:
                 return value.strip()
     except (OSError, UnicodeDecodeError):
         pass
-    # Empty on most systems, and the model's name where there is no /proc.
+    # Empty on most systems; the model's name on some without /proc.
     return platform.processor() or None
 
 
 def _torch_build() -> dict[str, Any] | None:
-    """Return what decides on the bits of torch's kernels: its build, and the instructions that it uses."""
+    """Return the properties of torch that determine its kernels' bits: build and instruction set."""
     try:
         import torch  # noqa: PLC0415  # Reading a run needs no torch.
     except ImportError:
@@ -94,7 +94,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit and whether files differ from it, of the repository that holds a folder."""
+    """Return the commit of the repository that holds a folder, and whether files differ from it."""
     command = ["git", "--no-optional-locks", "-C", str(folder)]
     try:
         commit = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)

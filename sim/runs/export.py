@@ -1,4 +1,4 @@
-"""Runs for other tools: every measured value as a row of a CSV file, or a TensorBoard log a run."""
+"""Export runs: every measured value as a row of a CSV file, or one TensorBoard log per run."""
 
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["write_csv", "write_tensorboard"]
 
 
 def write_csv(results: Results, path: str | Path) -> int:
-    """Write ``Results.frame`` as CSV; return the number of rows. What is no number is an empty cell."""
+    """Write ``Results.frame`` as CSV; return the number of rows."""
     path, frame = Path(path), results.frame()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, lambda file: file.write(frame.to_csv(index=False).encode()))
@@ -19,21 +19,21 @@ def write_csv(results: Results, path: str | Path) -> int:
 
 
 def write_tensorboard(results: Results, folder: str | Path) -> int:
-    """Write the runs' logs under ``folder``, ``<label>/seed-<seed>`` each; return how many.
+    """Write the runs' logs to ``<folder>/<label>/seed-<seed>``; return their number.
 
-    A log is what ``--track tensorboard`` writes of a run (see ``trackers.scalars_of``), but for its time,
-    which is the run's real seconds.
+    The logs are those of ``--track tensorboard`` (see ``trackers.scalars_of``), with the run's real seconds
+    as time.
 
     Raises
     ------
     ValueError
-        If TensorBoard is not installed, or a log is already there.
+        If TensorBoard is not installed, or a log already exists.
     """
     check_trackers(["tensorboard"], "--tensorboard:")
     for run in results.runs:
         place = Path(folder) / run.label / f"seed-{run.seed}"
         if place.exists():
-            raise ValueError(f"--tensorboard must be a folder without {place}, which is already there")
+            raise ValueError(f"--tensorboard must be a folder without {place}, which already exists")
         walls = run.costs("wall-seconds")
         with closing(TensorBoardLog(place)) as log:
             for record, wall in zip(run.rounds, walls, strict=True):

@@ -1,4 +1,4 @@
-"""What an app's server sends its nodes first, learnt by running it until then."""
+"""Run an app's server until it sends its first train message."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from hedgerow.sim.runs.watch import Watch
 
 __all__ = ["FirstTrain", "NoTrainError", "first_train"]
 
-# Who asks for the nodes so often, and for so many seconds, and sends them nothing, waits for more of them.
+# A server that queries the node ids more often than this, for more seconds than this, without sending a
+# message, waits for more nodes.
 _PATIENCE = 5
 
 
 class NoTrainError(RuntimeError):
-    """An app's server did not come to its first train message."""
+    """An app's server sent no train message."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class FirstTrain:
     message : Message
         The message.
     started : Mapping[str, Any]
-        What the ``Strategy.start`` was given that sent it, with the strategy as ``self``; empty where no
-        strategy did.
+        Arguments of the ``Strategy.start`` that sent it, with the strategy as ``self``; empty if no strategy
+        did.
     replies : tuple of Message
-        What the nodes of it and the next message of the same exchange answered.
+        Replies to this message and to the next one of the same exchange.
     """
 
     message: Message
@@ -62,17 +63,17 @@ class FirstTrain:
 
 
 def first_train(app: LoadedApp, plan: Plan, node_config: UserConfig | None = None) -> FirstTrain:
-    """Run an app's server in this process until it sends its first train message, and return that.
+    """Run an app's server in this process until its first train message, and return that message.
 
-    Messages of other types are answered by the app's nodes. A run folder of the suite's apps is made in a
-    temporary place. Every node's config has ``node_config``.
+    The app's nodes reply to messages of other types. The suite's apps write their run folder to a temporary
+    place. ``node_config`` is added to every node's config.
 
     Raises
     ------
     NoTrainError
-        If it ends before that, or waits for more nodes than there are.
+        If the server ends before, or waits for more nodes than there are.
     Exception
-        Whatever the ServerApp raises before that.
+        Whatever the ServerApp raises before.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -98,47 +99,47 @@ def first_train(app: LoadedApp, plan: Plan, node_config: UserConfig | None = Non
 
 
 class _Reached(BaseException):
-    """The message is there; no app's ``except Exception`` must swallow that."""
+    """Ends the run at the message; a BaseException, which an app's ``except Exception`` does not catch."""
 
     def __init__(self, message: Message, replies: tuple[Message, ...]) -> None:
         self.message, self.replies = message, replies
 
 
 class _Waiting(BaseException):
-    """Nothing is sent."""
+    """Ends a run that waits for more nodes."""
 
 
 class _Until(InProcessGrid):
     """A grid that ends the run at the first train message."""
 
-    _asked, _since = 0, 0.0
+    _queries, _since = 0, 0.0
 
     def get_node_ids(self) -> list[int]:
-        """Return the nodes, for a while without a message in between."""
-        if not self._asked:
+        """Return the node ids; raise _Waiting after too many queries without a message."""
+        if not self._queries:
             self._since = time.monotonic()
-        self._asked += 1
-        if self._asked > _PATIENCE and time.monotonic() > self._since + _PATIENCE:
+        self._queries += 1
+        if self._queries > _PATIENCE and time.monotonic() > self._since + _PATIENCE:
             raise _Waiting
         return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver messages; of those to train two, and that is the end."""
+        """Deliver messages; of train messages only two, and then raise _Reached."""
         messages = list(messages)
         if trains := [message for message in messages if _trains(message)]:
             pending = super().push_messages(trains[:2])
             raise _Reached(trains[0], tuple(_all_of(self, pending)))
-        self._asked = 0
+        self._queries = 0
         return super().push_messages(messages)
 
 
 def _all_of(grid: InProcessGrid, pending: list[str]) -> Iterator[Message]:
-    """Yield all replies; without faults each is there once it is pulled for."""
+    """Yield all replies; without faults each arrives."""
     while pulled := grid.pull_messages(pending):
         yield from pulled
 
 
 def _trains(message: Message) -> bool:
     category = message.metadata.message_type.partition(".")[0]
-    # An introduction is also asked for as ``train``.
+    # An introduction may also have the category ``train``.
     return category == MessageType.TRAIN and "whoami" not in message.content.config_records

@@ -1,4 +1,4 @@
-"""The files of a run's folder, each read whole or refused, and the lock of who writes them."""
+"""Read and write the files of a run's folder, and lock it."""
 
 import json
 import logging
@@ -33,35 +33,32 @@ __all__ = [
     "write_json",
 ]
 
-# Of a run's folder. A config.json that names none is of format 1, which is read as this one is.
+# Format of a run's folder. A config.json without a format has format 1, which is read like this one.
 FORMAT = 2
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", ".lock"
-# Stands for an infinity while a text is made; no text that anybody writes.
+# Placeholder for an infinity in JSON text, in a private-use character so that no real text equals it.
 _INFINITY = "\ue000infinity\ue000"
-# Flower's log, without Flower: reading a folder needs none of it.
+# Flower's logger by its name: reading a folder must not import Flower.
 _logger = logging.getLogger("flwr")
 
 
 class RunFolderError(ValueError):
-    """A folder is not that of a run, or of a run with other settings; or it cannot be read or written."""
+    """A folder is not a run's, or of a run with other settings, or it cannot be read or written."""
 
 
 def runs_folder(parent: str | os.PathLike[str]) -> Path:
-    """Return where the folders of runs go, given the setting ``output-dir``.
+    """Return the parent folder of run folders, from the setting ``output-dir``.
 
-    A relative one is taken from the environment variable ``HEDGEROW_OUTPUT_DIR``, else from the working
-    directory, which under ``flwr run`` is the one where Flower's local SuperLink was started.
+    A relative path starts at the environment variable ``HEDGEROW_OUTPUT_DIR``, or else at the working
+    directory, which under ``flwr run`` is that of Flower's local SuperLink.
     """
     return Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
 
 
 def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
-    """Make and return a folder of a new run, ``<parent>/<name>-<UTC time>``, absolute; see ``runs_folder``.
+    """Create the folder of a new run, ``<parent>/<name>-<UTC time>``, and return its absolute path.
 
-    Raises
-    ------
-    RunFolderError
-        If the disk takes no folder.
+    ``parent`` as in ``runs_folder``; RunFolderError if the folder cannot be created.
     """
     base = runs_folder(parent)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -78,13 +75,7 @@ def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
 
 @contextmanager
 def refused(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one clear error.
-
-    Raises
-    ------
-    RunFolderError
-        For every OSError.
-    """
+    """Raise every OSError as a RunFolderError with a clear message."""
     try:
         yield
     except OSError as error:
@@ -92,21 +83,13 @@ def refused(folder: Path) -> Iterator[None]:
 
 
 class Lock:
-    """Keeps other recorders from writing into a run's folder, until ``release`` or this process's end.
+    """Locks a run's folder against other recorders, until ``release`` or the end of this process.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's folder.
-
-    Raises
-    ------
-    RunFolderError
-        If another recorder, of any process, holds it.
+    Raises RunFolderError if another recorder, in any process, holds the lock.
     """
 
     def __init__(self, folder: Path) -> None:
-        # Whoever asks whether the run is being written holds it for a moment.
+        # ``in_use`` holds the lock for a moment, hence the timeout.
         self._lock = FileLock(folder / LOCK, timeout=1)
         with refused(folder):
             try:
@@ -117,12 +100,12 @@ class Lock:
                 ) from None
 
     def release(self) -> None:
-        """Let others in; more than once is once."""
+        """Release the lock; idempotent."""
         self._lock.release()
 
 
 def in_use(folder: Path) -> bool:
-    """Return whether a process writes a run's folder now."""
+    """Return whether a process is writing a run's folder."""
     if not (folder / LOCK).exists():
         return False
     lock = FileLock(folder / LOCK, blocking=False)
@@ -135,13 +118,7 @@ def in_use(folder: Path) -> bool:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a run folder's ``config.json``.
-
-    Raises
-    ------
-    RunFolderError
-        If there is no readable one, or a newer version wrote it.
-    """
+    """Return a run folder's ``config.json``; RunFolderError if it is unreadable or of a newer format."""
     file = Path(folder) / CONFIG
     try:
         with refused(file.parent):
@@ -150,12 +127,12 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(error.__cause__, FileNotFoundError):
             raise RunFolderError(f"{folder} is not a run folder: it has no config.json") from error
         raise
-    said = config.get("format", 1)
-    if type(said) is not int or not 1 <= said <= FORMAT:
-        newer = type(said) is int and said > FORMAT
+    form = config.get("format", 1)
+    if type(form) is not int or not 1 <= form <= FORMAT:
+        newer = type(form) is int and form > FORMAT
         raise RunFolderError(
-            f"{file}: format must be an integer from 1 to {FORMAT}, or left out for 1, got {quoted(said)}"
-            + ("; a newer Hedgerow wrote it, and reads it" if newer else "")
+            f"{file}: format must be an integer from 1 to {FORMAT}, or left out for 1, got {quoted(form)}"
+            + ("; it was written by a newer Hedgerow" if newer else "")
         )
     if not isinstance(config.get("run", {}), dict):
         raise RunFolderError(f"{file} is damaged: 'run' is not a mapping of settings")
@@ -163,13 +140,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the run config that a run folder's ``config.json`` holds.
-
-    Raises
-    ------
-    RunFolderError
-        As ``read_config``; and if it holds none.
-    """
+    """Return the run config in a run folder's ``config.json``; RunFolderError if there is none."""
     config = read_config(folder)
     if "run" not in config:
         raise RunFolderError(f"{Path(folder) / CONFIG} is damaged: it has no 'run'")
@@ -178,21 +149,18 @@ def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run for people: ``engine`` is the one that carried it, whatever was asked."""
-    settings, begun = dict(config.get("run", {})), config.get("environment")
-    carried = begun.get("engine") if isinstance(begun, dict) else None
-    if "engine" in settings and isinstance(carried, str):
-        settings["engine"] = carried
+    """Return a run's settings for display: ``engine`` is the one that ran it, not the requested one."""
+    settings, environment = dict(config.get("run", {})), config.get("environment")
+    used = environment.get("engine") if isinstance(environment, dict) else None
+    if "engine" in settings and isinstance(used, str):
+        settings["engine"] = used
     return settings
 
 
 def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rounds of a run folder; a last line cut off by a kill is left out.
+    """Return the rounds of a run folder, without a truncated last line.
 
-    Raises
-    ------
-    RunFolderError
-        If there are no readable ones, or one appears twice.
+    Raises RunFolderError if a round is unreadable or out of order.
     """
     file = Path(folder) / ROUNDS
     with refused(file.parent):
@@ -200,9 +168,9 @@ def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:
-    """Return the rounds that ``rounds.jsonl`` held, as ``read_rounds``."""
+    """Return the rounds in the contents of ``rounds.jsonl``, as ``read_rounds`` does."""
     rounds: list[dict[str, Any]] = []
-    # What follows the last line's end was cut off.
+    # The part after the last newline was cut off when the run was killed.
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         place = f"{file}, line {number},"
         record = _parsed(line, place)
@@ -217,7 +185,7 @@ def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return a value as JSON, which has no infinity: in its place stands a number that is read as one."""
+    """Return a value as JSON, with infinities as 1e999, which JSON readers take for infinity."""
     text = json.dumps(_with_names(value), **options)
     return text.replace(json.dumps(_INFINITY), "1e999").replace(json.dumps("-" + _INFINITY), "-1e999")
 
@@ -233,13 +201,13 @@ def _with_names(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file aside and rename it: a reader sees the old one or the new one."""
+    """Write a JSON file atomically."""
     text = json_text(value, indent=2, sort_keys=True) + "\n"
     write_file(path, lambda file: file.write(text.encode()))
 
 
 def _parsed(data: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object that stands at a place, such as a file."""
+    """Parse a JSON object; ``place`` names its source in errors."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -250,7 +218,7 @@ def _parsed(data: bytes, place: str) -> dict[str, Any]:
 
 
 def lost_replies(rounds: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the replies that records of rounds count as lost, by reason."""
+    """Return the number of lost replies in the rounds, by reason."""
     lost: dict[str, int] = {}
     for record in rounds:
         for reason, count in record.get("rejected", {}).items():

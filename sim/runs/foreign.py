@@ -1,8 +1,8 @@
-"""A run of any Flower app in this process, with the run folder that the suite's own apps write.
+"""Run any Flower app in this process and write the same run folder as the suite's apps do.
 
-The app need not know: it is watched from outside (``watch``). What a checkpoint of such a run holds is the
-global model, what nodes keep in their state, and the rounds done; what it cannot hold is what the app keeps
-itself, a strategy's momentum or the state of its random generators, which begin anew (``RESUMES``).
+The app needs no change: it is observed from outside (``watch``). A checkpoint of such a run holds the global
+model, the nodes' state and the rounds done. It cannot hold the app's own state, such as a strategy's momentum
+or random generators, which start afresh (``RESUMES``).
 """
 
 from __future__ import annotations
@@ -53,29 +53,28 @@ REAL_TIME = (
     "every node's work is real, in one process; messages travel in memory. The clock counts the real seconds "
     "of the server and of each node's work, as if every node had this machine to itself"
 )
-# Written before the strategy is known, so it must hold for every one.
+# Written before the strategy is known, so it must be true for every strategy.
 RESUMES = (
-    "from checkpoint/, which only a run whose strategy can go on writes. Restored: the rounds done, the "
-    "global model, what nodes keep in their state, and the strategy's own state if it has state_dict. Not "
-    "restored: what else the app keeps, such as the momentum of Flower's strategies or the state of random "
-    "generators"
+    "from checkpoint/, which is written only if the strategy can be resumed. Restored: the rounds done, the "
+    "global model, the nodes' state, and the strategy's own state if it has state_dict. Not restored: other "
+    "state of the app, such as the momentum of Flower's strategies or random generators"
 )
 
 
 class AllLostError(RunFailedError):
-    """Not one reply of a run was accepted, so that nothing was learnt."""
+    """No reply of a run was accepted."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a run is of.
+    """The app of a run.
 
     Parameters
     ----------
     name, version : str
-        The app's; the version is empty where it has none.
+        Name and version; the version may be empty.
     folder : Path or None
-        Where its code lies.
+        Folder of its code.
     """
 
     name: str
@@ -90,15 +89,15 @@ class Records:
     Parameters
     ----------
     output_dir : Path or None (default: None)
-        Where a new folder for it is made. None: nothing is written.
+        Parent of the new run folder; None to write nothing.
     resume : Path or None (default: None)
-        The folder of a run that was stopped, to go on with instead.
+        Folder of a stopped run to resume instead.
     checkpoint_every : int (default: 10)
         Rounds between two checkpoints, >= 1.
     quiet : bool (default: False)
         Show no progress.
     defaults : Mapping[str, Any] (default: none)
-        The app's default run config, for a run that is older than some of its keys.
+        The app's default run config, for resuming a run that is older than some of its keys.
     """
 
     output_dir: Path | None = None
@@ -114,16 +113,16 @@ class Records:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a run came to.
+    """The outcome of a watched run.
 
     Parameters
     ----------
     result : Result or None
-        What the last ``Strategy.start`` returned.
+        The result of the last ``Strategy.start``.
     rounds : list of dict
-        Its rounds as ``rounds.jsonl`` has them.
+        The records of all rounds, as in ``rounds.jsonl``.
     folder : Path or None
-        Its folder, where it was written to one.
+        The run's folder, if it was recorded.
     """
 
     result: Result | None
@@ -132,20 +131,20 @@ class Watched:
 
 
 def scalars(*measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among the first metrics that are there: what people are shown of the model."""
+    """Return the numbers of the first mapping that is not empty: the metrics to show."""
     first: Mapping[str, Any] = next(filter(None, measured), {})
     return {name: value for name, value in first.items() if isinstance(value, int | float)}
 
 
 def about_app(spec: AppSpec) -> About:
-    """Return what a run of an app is of."""
+    """Return the ``About`` of an app."""
     pyproject, _ = app_pyproject(spec.folder)
     return About(spec.name, str(pyproject["project"].get("version", "")), spec.folder)
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a recorded run of a foreign app was asked to be: its run config, its nodes, its seed and clock."""
+    """Options of a recorded run of another project's app: run config, nodes, seed and clock."""
 
     run_config: UserConfig
     nodes: int
@@ -154,21 +153,20 @@ class Earlier:
 
     @property
     def overrides(self) -> list[str]:
-        """The run config as ``plan_run`` takes it."""
+        """The run config in the form of ``plan_run``."""
         return [f"{key}={toml_value(value)}" for key, value in self.run_config.items()]
 
 
 def earlier_run(folder: str | Path, keys: Collection[str], name: str = "") -> Earlier:
-    """Return what a recorded run of a foreign app, which has these run-config keys, was asked to be.
-
-    Where its name is given, a run of another app is refused.
+    """Return the options of a recorded run of another project's app with these run-config keys.
 
     Raises
     ------
     RunFolderError
-        If the folder is not that of a run.
+        If the folder is not a run folder.
     ValueError
-        If it is a run of one of the suite's apps, which are resumed by their key ``resume``.
+        If it is a run of another app than ``name`` (if given), or of the suite's, which have a key
+        ``resume``.
     """
     config = read_config(folder)
     if name and config.get("app") not in (None, name):
@@ -189,29 +187,29 @@ def watched_run(
     *,
     own: bool = False,
 ) -> Watched:
-    """Call a ServerApp's main with a grid, and record what it does.
+    """Call a ServerApp's main with a grid and record the run.
 
     Parameters
     ----------
     main : Callable[[Grid], object]
-        What is run.
+        The function to call.
     grid : InProcessGrid
         The nodes.
     about : About
-        What is run, for ``config.json``.
+        The app, for ``config.json``.
     run_config : Mapping[str, Any]
-        What determines the run beside its code, JSON values.
+        Everything that determines the run besides its code, JSON values.
     records : Records
-        Where it is recorded.
+        Where and how to record it.
     own : bool (default: False)
-        Whether it is one of the suite's apps, which record and show themselves: they are listened to only.
+        Whether it is one of the suite's apps, which record themselves: only their rounds are collected.
 
     Raises
     ------
     RunFolderError
-        If the folder cannot be written, or is that of another run.
+        If the folder cannot be written, or belongs to another run.
     CheckpointError
-        If there is nothing to go on from, or the app cannot go on.
+        If there is no checkpoint, or the app cannot be resumed.
     Exception
         Whatever ``main`` raises.
     """
@@ -256,7 +254,7 @@ def _run(
         if watch.can_resume:
             recorder.keep_state(watch=watch, engine=grid)
         else:
-            # A checkpoint would promise what no run can keep.
+            # No run could resume from a checkpoint.
             recorder.keep_state()
             log(
                 WARNING,
@@ -297,7 +295,7 @@ def _run(
 
 
 def _check_heard(rounds: Sequence[Mapping[str, Any]]) -> None:
-    """Raise AllLostError where messages were sent and no reply counted."""
+    """Raise AllLostError if messages were sent and no reply was accepted."""
     sent = sum(record.get("sent") or 0 for record in rounds)
     if sent and not any(record.get("accepted") for record in rounds):
         reasons = ", ".join(f"{count} x {shown(why)}" for why, count in sorted(lost_replies(rounds).items()))
@@ -306,12 +304,12 @@ def _check_heard(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 def _record(recorder: RunRecorder, end: Any) -> None:
     if getattr(end, "kind", "") == "exchange":
-        # Only a strategy's rounds can be gone on with.
+        # Only a strategy's rounds can be resumed.
         recorder.keep_state()
     try:
         recorder.on_round_end(end)
     except PayloadError as error:
-        # The line is written; only a state of arrays that no checkpoint holds is not.
+        # The round is recorded; only the checkpoint failed, on an array that it cannot hold.
         log(WARNING, "No checkpoints of this run: %s", error)
         recorder.keep_state()
 

@@ -1,4 +1,4 @@
-"""The two newest checkpoints of a run: where the newer one is damaged, the one before it is read."""
+"""The two newest checkpoints of a run; if the latest is damaged, the previous one is used."""
 
 import logging
 from collections.abc import Mapping
@@ -21,31 +21,23 @@ _logger = logging.getLogger("flwr")
 
 
 def save_newest(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write a checkpoint that becomes the latest of a folder; the latest becomes the previous one.
+    """Write a folder's latest checkpoint; the one before becomes the previous one.
 
-    Raises
-    ------
-    TypeError
-        If the state is not one for ``save_checkpoint``.
-    OSError
-        If the disk takes no more; the newest checkpoint is then what it was.
+    Errors as in ``save_checkpoint``; after an OSError the newest checkpoint is unchanged.
     """
     make_folder(folder)
     latest, content = folder / LATEST, pack_checkpoint(state, about)
     aside = write_aside(latest, lambda file: file.write(content))
     if latest.exists():
-        # A run that is stopped here resumes from the previous one.
+        # A run that is killed here resumes from the previous checkpoint.
         move(latest, folder / PREVIOUS)
     move(aside, latest)
 
 
 def load_newest(folder: Path) -> tuple[Path, Checkpoint]:
-    """Return the newest checkpoint that is whole, and its file.
+    """Return the newest intact checkpoint and its file.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none, or the newest is of a later format.
+    Raises CheckpointError if there is none, or the newest has a later format.
     """
     latest, previous = folder / LATEST, folder / PREVIOUS
     try:
@@ -60,12 +52,12 @@ def load_newest(folder: Path) -> tuple[Path, Checkpoint]:
             if isinstance(other.__cause__, FileNotFoundError):
                 raise error from None
             raise type(other)(f"{error}; {other}") from other
-        _logger.warning("%s; the checkpoint before it is taken, %s.", error, previous)
+        _logger.warning("%s; using the previous checkpoint, %s.", error, previous)
         return previous, found
 
 
 def drop_damaged(folder: Path, taken: Path) -> None:
-    """Make the checkpoint that was taken the latest; a damaged one is kept aside, for people to look at."""
+    """Make the used checkpoint the latest; a damaged one is kept under another name for inspection."""
     latest = folder / LATEST
     if taken == latest:
         return

@@ -1,12 +1,12 @@
-"""What an app registers with Hedgerow's commands about its method; the commands know no method themselves.
+"""Hooks with which an app extends Hedgerow's commands; the commands themselves know no method.
 
 An app names its hooks in its pyproject.toml:
 
     [tool.hedgerow]
     hooks = "my_app.hooks:HOOKS"
 
-The module is imported when a command first needs it, apart from other copies of the app that the process may
-have imported. So what it needs from its own package it imports at its top, never inside a function.
+The module is imported when a command first needs it, isolated from other copies of the app in the process.
+It must therefore import its own package's modules at the top, never inside a function.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["Hooks", "all_hooks", "drawn_network", "hooks_of"]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What an app adds to Hedgerow's commands; each may be left out.
+    """An app's extensions of Hedgerow's commands; all are optional.
 
     Parameters
     ----------
     plan : callable or None
-        The command ``hedgerow plan APP``. Its parameters are options as Typer reads them, its docstring is
-        the help. It yields what is shown: tables of rich, and lines. It raises ValueError on bad input; that
-        numbers are finite and of ordinary size is checked before.
+        The command ``hedgerow plan APP``. Its parameters are Typer options, its docstring is the help. It
+        yields rich tables and lines, and raises ValueError on bad input. Numbers are checked before to be
+        finite and of ordinary size.
     check : callable or None
-        For ``hedgerow check``: asks an app's nodes what the method's server asks, and returns verdicts.
+        For ``hedgerow check``: sends an app's nodes the messages of the method's server and returns verdicts.
     network : callable or None
-        For ``hedgerow report``: returns the graph of a recorded run, or None where it is not known.
+        For ``hedgerow report``: returns the graph of a recorded run, or None if unknown.
     node_keys : callable (default: none)
-        Returns the keys that the method's nodes read from their own node configs, beside the common ones.
+        Returns the additional keys that the method's nodes read from their node configs.
     """
 
     plan: Callable[..., Iterable[Any]] | None = None
@@ -56,13 +56,7 @@ class Hooks:
 
 @cache
 def hooks_of(folder: Path) -> Hooks:
-    """Return the hooks of the app in a folder; without any where its pyproject.toml names none.
-
-    Raises
-    ------
-    ValueError
-        If what is named is no ``Hooks``.
-    """
+    """Return the hooks of the app in a folder (none by default); ValueError if they are not a ``Hooks``."""
     reference = hedgerow_table(folder).get("hooks", "")
     if not reference:
         return Hooks()
@@ -82,12 +76,12 @@ def hooks_of(folder: Path) -> Hooks:
 
 
 def all_hooks(*more: Path) -> list[Hooks]:
-    """Return the hooks of the suite's apps, and of other apps by their folders."""
+    """Return the hooks of the suite's apps and of the apps in other folders."""
     return [hooks_of(folder) for folder in dict.fromkeys([*shipped_apps().values(), *more])]
 
 
 def drawn_network(run: RecordedRun) -> DrawnNetwork | None:
-    """Return the graph of a run that an app of the suite made; None of any other, and where it is unknown."""
+    """Return the graph of a run of one of the suite's apps; None if it is another app's or unknown."""
     name = shipped_app(str(run.config.get("app", "")))
     draw = None if name is None else hooks_of(shipped_apps()[name]).network
     return None if draw is None else draw(run)
@@ -95,7 +89,7 @@ def drawn_network(run: RecordedRun) -> DrawnNetwork | None:
 
 @contextmanager
 def _apart(folder: Path, package: str) -> Iterator[None]:
-    """Import a package of a folder as if no other of that name were there, and forget it afterwards."""
+    """Import a folder's package in isolation from others of that name, and unload it afterwards."""
 
     def loaded() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] == package]

@@ -1,11 +1,11 @@
-"""One run that several orchestrators wrote, each its folder, read as one.
+"""Read the folders of several orchestrators (ServerApps) of one run as one run.
 
-Edge servers with a SuperLink each (``edge-servers = "direct"``) record what they know: their own model, their
-own traffic. What their models are together, u, is measured afterwards (``together.py``); in runs of before a
-monitor that they reported to (``edge-servers = "monitor"``) recorded it.
+Edge servers with one SuperLink each (``edge-servers = "direct"``) record their own model and traffic. The
+global model u is evaluated afterwards (``together.py``); in runs of earlier versions a monitor recorded it
+(``edge-servers = "monitor"``).
 
-Sites of nodes that gossip (``peers``, ``site``) record what their own nodes did. Each numbers its own events;
-those of all are put in order by iteration.
+Sites of gossiping nodes (``peers``, ``site``) record their own nodes. Each numbers its own events; the joined
+run orders all events by iteration.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
     "parts_of_runs",
 ]
 
-# What was measured of the models of several servers together, in the folder of the first.
+# Evaluations of the global model of several servers, in the folder of the first.
 TOGETHER = "together.jsonl"
 _KEY, _DIRECT, _MONITOR, _SITE = "edge-servers", "direct", "monitor", "site"
-# What servers of one run may have different, beside what each may change when it goes on.
+# Settings that may differ between the servers of one run, besides those that may change on resume.
 _OWN = ("edge", _SITE, _KEY, "min-available-nodes", "device")
-# Real seconds of a round, which are over when they are over at the last server.
+# Real seconds of a round, of which the slowest server's count.
 _SLOWEST = ("gossip-seconds", "model-exchange-seconds", "modelled-gossip-seconds", "site-seconds")
-# Of the metrics that each server has of its own model, and each site of its own nodes.
+# Prefixes of means over servers' metrics of their own models, and over sites' metrics of their own nodes.
 SERVERS, SITES = "servers-", "sites-"
-# What a site counts in an event.
+# Counts of a site in an event.
 _COUNTS = ("receivers", "deliveries", "refused", "withheld", "unopened")
 
 
 class OrchestratorFolder(NamedTuple):
-    """A folder that one of the orchestrators of a run wrote."""
+    """The run folder of one of the orchestrators of a run."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -55,41 +55,41 @@ class OrchestratorFolder(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> OrchestratorFolder | None:
-        """Return what a run folder holds; None if it is that of a run with one orchestrator."""
+        """Read a run folder; return None if its run has a single orchestrator."""
         config = read_config(folder)
-        said = config.get("run", {})
-        if not isinstance(said, dict):
+        run = config.get("run", {})
+        if not isinstance(run, dict):
             return None
-        several = said.get(_KEY) in (_DIRECT, _MONITOR) or (_SITE in said and said.get("peers"))
+        several = run.get(_KEY) in (_DIRECT, _MONITOR) or (_SITE in run and run.get("peers"))
         if not several:
             return None
         return cls(folder, config, read_rounds(folder))
 
     @property
     def is_monitor(self) -> bool:
-        """Whether it is what a monitor saw."""
+        """Whether it is a monitor's."""
         return bool(self.config["run"].get(_KEY) == _MONITOR)
 
     @property
     def is_site(self) -> bool:
-        """Whether it is what a site's nodes did."""
+        """Whether it is a site's."""
         return _KEY not in self.config["run"]
 
     @property
     def number(self) -> int:
-        """Which edge server or site."""
+        """Number of the edge server or site."""
         return int(self.config["run"].get(_SITE if self.is_site else "edge", 0))
 
     @property
     def who(self) -> str:
-        """The monitor, or which edge server or site."""
+        """Name of the orchestrator, for messages."""
         if self.is_site:
             return f"site {self.number}"
         return "the monitor" if self.is_monitor else f"edge server {self.number}"
 
 
 def parts_beneath(folder: Path) -> list[Path]:
-    """Return the run folders of orchestrators in a folder, or one level below it."""
+    """Return the run folders of orchestrators in a folder and one level below."""
     places = sorted([*folder.glob("*/config.json"), *folder.glob("*/*/config.json")])
     return [place.parent for place in places if OrchestratorFolder.read(place.parent) is not None]
 
@@ -97,10 +97,7 @@ def parts_beneath(folder: Path) -> list[Path]:
 def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder]], list[Path]]:
     """Return the parts of each run, and the folders of runs with one part.
 
-    Raises
-    ------
-    ValueError
-        If two folders belong to the same server, in runs that cannot be distinguished.
+    Raises ValueError if two folders are of the same server in runs that cannot be distinguished.
     """
     groups: dict[str, list[OrchestratorFolder]] = {}
     single = []
@@ -114,7 +111,7 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder
         if _twice(group) is None:
             runs.append(group)
             continue
-        # The same settings more than once: on one machine each run has ports of its own.
+        # Several runs with the same settings: on one machine they differ in their ports.
         by_peers: dict[str, list[OrchestratorFolder]] = {}
         for part in group:
             by_peers.setdefault(_identity(part, ("peers",)), []).append(part)
@@ -130,13 +127,13 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder
 
 
 def _identity(part: OrchestratorFolder, more: Sequence[str]) -> str:
-    said = part.config["run"]
-    kept = {key: value for key, value in said.items() if not _is_own(key) or key in more}
+    run = part.config["run"]
+    kept = {key: value for key, value in run.items() if not _is_own(key) or key in more}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _is_own(key: str) -> bool:
-    """Return whether servers of one run may have different values of a setting: all go equally far."""
+    """Return whether a setting may differ between servers of one run; ``iterations`` may not."""
     return key in _OWN or (role_of(key).may_change and key != "iterations")
 
 
@@ -153,22 +150,22 @@ def _order(part: OrchestratorFolder) -> tuple[bool, int]:
 
 
 def joined_config(parts: Sequence[OrchestratorFolder]) -> dict[str, Any]:
-    """Return the config of the run: what its parts have in common."""
-    first, said = parts[-1].config, dict(parts[-1].config["run"])
-    kept = {key: value for key, value in said.items() if not _is_own(key) or key == "output-dir"}
-    return {**first, "run": {**kept, **({} if parts[-1].is_site else {_KEY: _DIRECT})}}
+    """Return the config that a run's parts share."""
+    config = parts[-1].config
+    kept = {key: value for key, value in config["run"].items() if not _is_own(key) or key == "output-dir"}
+    return {**config, "run": {**kept, **({} if parts[-1].is_site else {_KEY: _DIRECT})}}
 
 
 def joined_rounds(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Return the rounds of a run.
 
-    Traffic is the servers' sum, simulated and real seconds the latest's; ``train`` has real seconds of the
-    slowest and lost links of all. Where u was measured afterwards, ``central`` and ``train`` have what it
-    was; elsewhere ``servers-loss`` is the mean of what servers say of their own models. With a monitor, as
-    runs of before had one, rounds are those that it saw.
+    Of edge servers: traffic is the sum over servers, simulated and real seconds are the largest; ``train``
+    has the slowest server's real seconds and all lost links. If u was evaluated, ``central`` and ``train``
+    have its metrics; otherwise ``servers-loss`` is the mean of the servers' losses of their own models. If
+    there was a monitor, the rounds are the monitor's.
 
-    Of sites they are the events of all, by iteration: counts are sums, and ``sites-disagreement`` is the mean
-    of what sites say of their own nodes, weighted by how many of these took part; so is all that they say so.
+    Of sites: all events by iteration. Counts are sums; ``sites-disagreement`` and the other metrics are means
+    over the sites, weighted by the number of their nodes that took part.
     """
     servers = [part for part in parts if not part.is_monitor]
     if servers[0].is_site:
@@ -181,7 +178,7 @@ def joined_rounds(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
                 for record in part.rounds
             ]
     together = {one["round"]: one for one in _lines(servers[0].folder / TOGETHER)}
-    # Of each server its last record up to a round, for what is counted since the start.
+    # Each server's last record up to a round, for cumulative counts.
     known: dict[Path, Mapping[str, Any]] = {}
     out = []
     for number in sorted(measured):
@@ -210,13 +207,15 @@ def _by_round(servers: Sequence[OrchestratorFolder]) -> dict[int, list[Mapping[s
 
 
 def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what servers measured in a round: real seconds of the slowest, and the links that all lost."""
-    told = [record["train"] for record in records]
+    """Return the servers' measurements of a round: the slowest one's real seconds, and all lost links."""
+    measured = [record["train"] for record in records]
     seconds = {
-        key: max(one[key] for one in told if key in one) for key in _SLOWEST if any(key in o for o in told)
+        key: max(one[key] for one in measured if key in one)
+        for key in _SLOWEST
+        if any(key in one for one in measured)
     }
     lost: dict[str, int] = {}
-    for one in told:
+    for one in measured:
         for key, count in one.items():
             if key.startswith("lost-"):
                 lost[key] = lost.get(key, 0) + count
@@ -258,27 +257,28 @@ def _summed(
 
 def _events(sites: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Return the events of all sites; if a resumed site repeats one, its last record counts."""
-    told = [{record["iterations"]: record for record in part.rounds} for part in sites]
+    by_site = [{record["iterations"]: record for record in part.rounds} for part in sites]
     known: dict[int, Mapping[str, Any]] = {}
     out = []
-    for number, iteration in enumerate(sorted(set[int]().union(*told))):
-        known |= {site: records[iteration] for site, records in enumerate(told) if iteration in records}
-        here = [records[iteration] for records in told if iteration in records]
+    for number, iteration in enumerate(sorted(set[int]().union(*by_site))):
+        known |= {site: records[iteration] for site, records in enumerate(by_site) if iteration in records}
+        here = [records[iteration] for records in by_site if iteration in records]
         joined = _summed(number, here, list(known.values()))
         out.append({**joined, "train": {**joined["train"], **_of_nodes([one["train"] for one in here])}})
     return out
 
 
-def _of_nodes(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what sites report of their nodes in an event: sums of counts, and means."""
-    counts = {key: sum(one.get(key, 0) for one in told) for key in _COUNTS if any(key in one for one in told)}
-    heard = [one for one in told if one.get("receivers")]
+def _of_nodes(sites: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of the sites' counts in an event, and the weighted means of their metrics."""
+    counts = {
+        key: sum(one.get(key, 0) for one in sites) for key in _COUNTS if any(key in one for one in sites)
+    }
+    active = [one for one in sites if one.get("receivers")]
+    weights = [one["receivers"] for one in active]
     means = {
-        SITES + key: float(
-            np.average([one[key] for one in heard], weights=[one["receivers"] for one in heard])
-        )
-        for key in (heard[0] if heard else ())
-        if all(isinstance(one.get(key), float) for one in heard) and key not in _SLOWEST
+        SITES + key: float(np.average([one[key] for one in active], weights=weights))
+        for key in (active[0] if active else ())
+        if all(isinstance(one.get(key), float) for one in active) and key not in _SLOWEST
     }
     return {**counts, **means}
 

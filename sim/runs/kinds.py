@@ -1,8 +1,8 @@
-"""What a setting may be: in words, and as a check. The aliases at the end are the types of most fields.
+"""Valid values of settings, in words and as a check. The aliases at the end are the types of most fields.
 
-Every number has two ends. Integers end where a size or count would fill a machine or outlast its owner, and
-none is beyond 2^63, the end of what Flower's records hold. Other numbers end at 1e30 and, where they may not
-be 0, at 1e-30: models are float32, which ends at 1e38, and products of a method's few numbers fit float64.
+Every number is bounded. Integers are bounded where a size or count would exhaust a machine, and by 2^63, the
+limit of Flower's records. Other numbers are at most 1e30 and, if they may not be 0, at least 1e-30: models
+are float32, which ends at 1e38, and products of a method's few numbers fit float64.
 """
 
 import os
@@ -49,18 +49,18 @@ __all__ = [
     "whole",
 ]
 
-# What Flower's records hold.
+# Limit of Flower's records.
 MAX_INT64 = 2**63 - 1
-# A run keeps a record of each round in memory and writes it as a line: a gigabyte, in weeks of short rounds.
+# A run keeps each round's record in memory and writes it as a line: about a gigabyte at this limit.
 MAX_ROUNDS = 2**20
-# The server keeps some words for each node, and methods without sampling a message each, in every round.
+# The server keeps some words for each node; methods without sampling also keep a message for each.
 MAX_NODES = 2**20
 SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Numbers from ``low`` to ``high``, without the ends that are open, and 0 where ``zero``."""
+    """Numbers from ``low`` to ``high``, each end open or closed; also 0 if ``zero``."""
 
     low: float
     high: float
@@ -80,16 +80,16 @@ def _anything(value: Any) -> object:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a setting may be, beside its type.
+    """The valid values of a setting.
 
     Parameters
     ----------
     valid : str
         In words: "an integer >= 1".
     values : NumberRange, tuple or None (default: None)
-        The values that it takes, where they are numbers or can be listed; None for texts.
+        The valid numbers or names; None for texts.
     read : Callable[[str], Any] (default: none)
-        Reads a text; raises ValueError, with its own words if it must, where it cannot.
+        Parses a text; raises ValueError, with or without a message, if it is invalid.
     """
 
     valid: str
@@ -97,7 +97,7 @@ class Kind:
     read: Callable[[Any], object] = _anything
 
     def check(self, value: Any) -> None:
-        """Raise ValueError where a value of the right type is not valid."""
+        """Raise ValueError if a value of the right type is invalid."""
         if isinstance(self.values, NumberRange) and isinstance(value, str):
             raise ValueError
         if self.values is not None and value not in self.values:
@@ -111,11 +111,11 @@ class Kind:
 
 def whole(least: int, most: int) -> Kind:
     """Return the kind of integers from ``least`` to ``most``."""
-    return Kind(f"an integer from {least} to {_said(most)}", NumberRange(least, most))
+    return Kind(f"an integer from {least} to {_as_text(most)}", NumberRange(least, most))
 
 
-def _said(number: int) -> str:
-    """Return a large power of two, or what is one less, as people say it."""
+def _as_text(number: int) -> str:
+    """Return a number as text; large powers of two, and one less, as "2^63 - 1"."""
     for power, rest in ((number, ""), (number + 1, " - 1")):
         if power >= 2**20 and power & (power - 1) == 0:
             return f"2^{power.bit_length() - 1}{rest}"
@@ -123,7 +123,7 @@ def _said(number: int) -> str:
 
 
 def number(valid: str, low: float, high: float, **ends: bool) -> Kind:
-    """Return the kind of numbers in a ``NumberRange``, said in other words than ``in_range``'s."""
+    """Return the kind of numbers in a ``NumberRange``, with its own description."""
     return Kind(valid, NumberRange(low, high, **ends))
 
 
@@ -133,7 +133,7 @@ def above(low: float) -> Kind:
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
-    """Return the kind of numbers in [low, high], without the ends that are open."""
+    """Return the kind of numbers from ``low`` to ``high``, each end open or closed."""
     return Kind(
         f"a number in {'(' if open_below else '['}{low:g}, {high:g}{')' if open_above else ']'}",
         NumberRange(low, high, open_below, open_above),
@@ -141,17 +141,17 @@ def in_range(low: float, high: float, *, open_below: bool = False, open_above: b
 
 
 def choice(*names: str) -> Kind:
-    """Return the kind of one of some words."""
+    """Return the kind of a choice between names."""
     return Kind("one of " + ", ".join(repr(name) for name in names), names)
 
 
 def text(valid: str, check: Callable[[str], object] = _anything) -> Kind:
-    """Return the kind of text; ``check`` raises ValueError with its own words if it must."""
+    """Return the kind of texts that ``check`` does not refuse with a ValueError."""
     return Kind(valid, read=check)
 
 
 def folder(valid: str, *, writable: bool = False) -> Kind:
-    """Return the kind of paths, relative or with ``~``, that are a folder or could become one."""
+    """Return the kind of paths, relative or with ``~``, of a folder that exists or could be created."""
 
     def check(value: str) -> None:
         if "\0" in value or not _encodable(value):
@@ -166,7 +166,7 @@ def folder(valid: str, *, writable: bool = False) -> Kind:
         if not nearest.is_dir():
             raise ValueError(f"{shown(nearest)} is a file")
         if writable and not os.access(nearest, os.W_OK):
-            raise ValueError(f"{shown(nearest)} may not be written to")
+            raise ValueError(f"{shown(nearest)} is not writable")
 
     return text(valid, check)
 
@@ -195,5 +195,5 @@ Ratio = Annotated[float, number(f"0, or a number from 1 to {LARGEST:g}", 1, LARG
 UnitFraction = Annotated[float, in_range(0.0, 1.0)]
 PositiveFraction = Annotated[float, in_range(0.0, 1.0, open_below=True)]
 FractionBelow1 = Annotated[float, in_range(0.0, 1.0, open_above=True)]
-# Of differential privacy.
+# The delta of differential privacy.
 Delta = Annotated[float, in_range(0.0, 1.0, open_below=True, open_above=True)]

@@ -1,4 +1,4 @@
-"""Run a Flower App in this process, on the engine of this suite."""
+"""Run a Flower App in this process, on Hedgerow's engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.trackers import track_with
 
-# All that a program needs to run an app.
+# Everything that a program needs to run an app.
 __all__ = ["ClusterError", "Records", "load_app", "plan_run", "run_app", "seed_generators"]
 
 
@@ -44,21 +44,18 @@ def run_app(
     app : LoadedApp
         The app.
     plan : Plan or None (default: None)
-        From ``plan_run``. None: the app's defaults. Key ``seed`` of its run config, or its own seed, keys
-        node ids and faults.
+        From ``plan_run``; the app's defaults if None. Its seed determines node ids and faults.
     node_configs, strict, max_in_flight, real_time
         As in ``InProcessGrid``.
     records : Records or None (default: None)
-        How the run of an app that is not the suite's own is recorded; the suite's record themselves. None: it
-        is not.
+        How to record the run; None to record nothing. Ignored for the suite's apps, which record themselves.
     track : sequence of str (default: none)
-        The trackers of the run: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Of another's app only with
-        ``records``.
+        Trackers: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Other projects' apps also need ``records``.
 
     Raises
     ------
     ValueError
-        If there is no such tracker, or its package is not installed.
+        If a tracker is unknown or not installed.
     Exception
         Whatever the ServerApp raises; with ``records``, what ``watched_run`` raises.
     """
@@ -85,25 +82,22 @@ def run_app(
             app.server_app(grid, context)
         else:
             about = about_app(app.spec)
-            said = plan.run_config if plan.seed is None else {"seed": plan.seed, **plan.run_config}
+            config = plan.run_config if plan.seed is None else {"seed": plan.seed, **plan.run_config}
             records = replace(records, defaults=app.config)
-            done = watched_run(lambda watched: app.server_app(watched, context), grid, about, said, records)
+            done = watched_run(lambda watched: app.server_app(watched, context), grid, about, config, records)
             _show(done, about.name)
     return context
 
 
 def seed_generators(seed: int | None) -> None:
-    """Seed the global generators of Python, NumPy and torch, for an app that draws from them and has no key.
+    """Seed the global generators of Python, NumPy and torch, for an app without a key ``seed``.
 
-    Parameters
-    ----------
-    seed : int or None
-        From 0, below 2^63. NumPy's takes its lowest 32 bits. None: they are left as they are.
+    ``seed`` is in [0, 2^63), of which NumPy uses the lowest 32 bits; None leaves the generators as they are.
     """
     if seed is None:
         return
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # The one that such apps draw from.
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # The generator that such apps use.
     torch.manual_seed(seed)
 
 
@@ -111,27 +105,27 @@ def _show(done: Watched, title: str) -> None:
     shown = [
         {**end, "central": scalars(end["central"], end["evaluate"], end["train"])} for end in done.rounds
     ]
-    # The app's own names, as many as a terminal is wide.
+    # As many of the app's metrics as fit on a terminal.
     metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
     print(round_table(shown, title, metrics=metrics))
     print(run_end(done.rounds, done.folder), flush=True)
 
 
 def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Cluster | None]:
-    """Return how many workers were asked for, 0 where nobody said, and on which Ray cluster."""
-    asked, ray = plan.workers, plan.ray
+    """Return the number of workers (0 if not given) and the Ray cluster."""
+    workers, ray = plan.workers, plan.ray
     if records_itself(app.server_app):
-        asked = int(plan.run_config.get("workers", 0)) if asked is None else asked
+        workers = int(plan.run_config.get("workers", 0)) if workers is None else workers
         ray = ray or str(plan.run_config.get("ray", ""))
-    asked = asked or 0
+    workers = workers or 0
     try:
-        check_workers(asked, real_time=real_time, ray=ray)
+        check_workers(workers, real_time=real_time, ray=ray)
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    return asked, Cluster(ray, tuple(app_packages(app.spec.folder))) if ray else None
+    return workers, Cluster(ray, tuple(app_packages(app.spec.folder))) if ray else None
 
 
 def _seed(run_config: UserConfig) -> int:
-    """Return the key of node ids and faults; a bad seed is for the app to refuse, with its other settings."""
+    """Return the seed of node ids and faults; the app itself refuses a bad one with its other settings."""
     seed = run_config.get("seed", 0)
     return seed if isinstance(seed, int) and seed >= 0 else 0

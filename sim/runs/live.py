@@ -1,4 +1,4 @@
-"""Progress of a run while it runs: a live line on a terminal, log lines elsewhere."""
+"""Show the progress of a run: a live line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["LiveProgress", "RoundProgress", "duration"]
 class RoundProgress(Protocol):
     """The record of a round: an object with at least these fields.
 
-    Where it has ``total_iterations`` that is not None, it has ``iterations`` too.
+    If it has a ``total_iterations`` other than None, it also has ``iterations``.
     """
 
     @property
     def round(self) -> int:
-        """The round, 0 before training."""
+        """Round number; 0 is the state before training."""
 
     @property
     def central(self) -> Mapping[str, Any]:
-        """Metrics of the central evaluation, empty where there was none."""
+        """Metrics of the central evaluation; empty if there was none."""
 
     @property
     def bits(self) -> int:
@@ -44,25 +44,20 @@ class RoundProgress(Protocol):
 
 
 class LiveProgress:
-    """Shows how far a run is; give it to a strategy's ``on_round_end`` inside its ``with`` block.
+    """Shows the progress of a run; pass it to a strategy's ``on_round_end`` inside its ``with`` block.
 
-    On a terminal one line is rewritten after each round, below the log. Elsewhere each evaluated round is
-    a line of Flower's log. Metrics are those of the last evaluation. Where a round says at how many
-    ``total_iterations`` the run ends, iterations are counted and not rounds.
+    On a terminal one line below the log is rewritten after each round. Elsewhere each evaluated round is a
+    line of Flower's log. Metrics are from the last evaluation. If a round has ``total_iterations``, progress
+    is in iterations instead of rounds.
 
     Parameters
     ----------
     num_rounds : int
-        Rounds of the whole run, >= 1; their upper bound where iterations are counted.
+        Rounds of the whole run, >= 1; an upper bound if progress is in iterations.
     quiet : bool (default: False)
         Show nothing.
     console : Console or None (default: None)
-        Where the line goes; None: standard error, where Flower's log goes.
-
-    Raises
-    ------
-    ValueError
-        If ``num_rounds`` is not >= 1.
+        Console of the line; None for standard error, as Flower's log.
     """
 
     def __init__(self, num_rounds: int, quiet: bool = False, *, console: Console | None = None) -> None:
@@ -73,7 +68,7 @@ class LiveProgress:
         self._live: Live | None = None
         self._moved: list[tuple[StreamHandler[Any], TextIO]] = []
         self._central: Mapping[str, Any] = {}
-        # Count and time from which the pace is measured: a resumed run starts late.
+        # Count and time from which the pace is measured: a resumed run does not start at 0.
         self._first: tuple[int, float] | None = None
         self._started = time.monotonic()
 
@@ -97,19 +92,19 @@ class LiveProgress:
             self._live = None
 
     def __call__(self, end: RoundProgress) -> None:
-        """Take note of a round that ended."""
+        """Show a round that ended."""
         if end.central:
             self._central = dict(end.central)
         now = time.monotonic()
         unit, done, total = self._count(end)
         if self._first is None:
-            # The first round seen is already over; before round 1 nothing was trained.
+            # The first reported round has already run, unless it is the state before training.
             begun = unit == "round" and end.round > 0
             self._first = (done - 1, self._started) if begun else (done, now)
         if self.quiet:
             return
         left = self._seconds_left(done, total, now)
-        # What matters most comes first: a narrow terminal cuts the end off.
+        # The most important part comes first: a narrow terminal cuts off the end.
         parts = [f"{unit} {done}/{total}", *([] if left is None else [f"{duration(left)} left"])]
         line = " | ".join([*parts, *self._costs(end, now)])
         if self._live is not None:
@@ -118,7 +113,7 @@ class LiveProgress:
             log(INFO, "%s", line)
 
     def _count(self, end: RoundProgress) -> tuple[str, int, int]:
-        """Return what is counted, how many there were and how many there will be."""
+        """Return the unit of progress, how many are done and how many there will be."""
         total = getattr(end, "total_iterations", None)
         if total is None:
             return "round", end.round, self.num_rounds
@@ -139,10 +134,10 @@ class LiveProgress:
         return (now - since) / (done - first) * (total - done)
 
     def _move_logs(self, terminals: tuple[TextIO, TextIO]) -> None:
-        """Let logs to the terminal pass above the live line.
+        """Redirect logs on the terminal so that they appear above the live line.
 
-        A handler holds the stream that it was made with, so Live's own replacement of ``sys.stderr``
-        would not reach it, and line and log would overwrite each other.
+        A handler keeps the stream that it was created with, so Live's replacement of ``sys.stderr`` alone
+        would not reach it, and log and line would overwrite each other.
         """
         for logger in (logging.getLogger("flwr"), logging.getLogger()):
             for handler in logger.handlers:

@@ -1,6 +1,6 @@
-"""The global model's files: ``model.npz`` for NumPy alone, ``model.safetensors`` for everything else.
+"""Files of the global model: ``model.npz`` for NumPy alone, ``model.safetensors`` for everything else.
 
-Both hold the same arrays under the same names. Neither is ever unpickled.
+Both hold the same arrays under the same names; neither needs unpickling.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 NPZ, SAFETENSORS = "model.npz", "model.safetensors"
-# The folder of the models of single rounds, where they are kept.
+# Folder of the models of single rounds.
 MODELS = "models"
-# What the header of a safetensors file keeps for itself.
+# Reserved by the header of a safetensors file.
 _RESERVED = "__metadata__"
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an ``.npz`` file, uncompressed; a reader sees the old file or the new one.
+    """Write an uncompressed ``.npz`` file atomically.
 
-    ``np.savez`` takes names as keywords and so refuses some, ``file`` for one.
+    ``np.savez`` takes names as keywords and thus refuses some, such as ``file``.
     """
 
     def fill(file: IO[bytes]) -> None:
@@ -55,50 +55,30 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return what ``save_arrays`` wrote.
-
-    Raises
-    ------
-    OSError
-        If there is no such file.
-    ValueError
-        If it is not one of arrays.
-    """
+    """Return the arrays of an ``.npz`` file; OSError if it is missing, ValueError if it is not of arrays."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except OSError:
         raise
-    except Exception as error:  # A damaged archive fails in countless ways.
+    except Exception as error:  # A damaged archive can raise anything.
         raise ValueError(f"{path} is not a file of arrays: {error}") from error
 
 
 def keep_model(folder: Path, server_round: int, arrays: Mapping[str, Any]) -> None:
-    """Keep a round's model in a run's folder."""
+    """Save a round's model in a run's folder."""
     (folder / MODELS).mkdir(exist_ok=True)
     save_arrays(folder / MODELS / f"{server_round:06d}.npz", arrays)
 
 
 def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a model's two files into a run's folder, each aside and renamed.
+    """Write a model's arrays to the two files in a run's folder, each atomically.
 
-    A model that safetensors cannot hold, of text or of complex numbers of 128 bits for example, has
-    ``model.npz`` only, which is logged. Of no arrays there is no file, as where models stay on the nodes.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    arrays : Mapping[str, ndarray]
-        The model's arrays by name.
-
-    Raises
-    ------
-    OSError
-        If the disk takes no more.
+    A model that safetensors cannot hold (such as text or 128-bit complex numbers) gets only ``model.npz``,
+    with a warning. Without arrays, as if models stay on the nodes, there is no file.
     """
     if not arrays:
-        # Those of an earlier part of a resumed run.
+        # Files of an earlier part of a resumed run.
         remove(folder / NPZ)
         remove(folder / SAFETENSORS)
         return
@@ -109,25 +89,25 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         packed = save({name: plain_array(array) for name, array in arrays.items()})
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         log(WARNING, "No %s: %s: %s", SAFETENSORS, type(error).__name__, error)
-        # One of an earlier part of a resumed run.
+        # A file of an earlier part of a resumed run.
         remove(folder / SAFETENSORS)
         return
     write_file(folder / SAFETENSORS, lambda file: file.write(packed))
 
 
 def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Return a model's arrays by name, from either of its files or from the folder of a run.
+    """Return a model's arrays by name, from either of its files or from a run folder.
 
     Parameters
     ----------
     path : str or Path
-        A ``.npz`` or ``.safetensors`` file, or a folder that holds ``model.npz``, in which arrays stand in
-        the model's order, or ``model.safetensors``, which keeps none.
+        A ``.npz`` or ``.safetensors`` file, or a folder with ``model.npz``, which keeps the model's order, or
+        ``model.safetensors``, which does not.
 
     Raises
     ------
     RunFolderError
-        If there is none, or it cannot be read.
+        If there is no such file, or it cannot be read.
 
     Examples
     --------
@@ -147,4 +127,4 @@ def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
     except RunFolderError:
         raise
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise RunFolderError(f"{file} is no model that can be read: {error}") from error
+        raise RunFolderError(f"{file} cannot be read as a model: {error}") from error

@@ -1,10 +1,9 @@
-"""Curves of a metric over its cost: a mean line and a band over seeds, a panel for each pair of axes.
+"""Plot metrics over costs: a mean line and a band over seeds, one panel for each pair of axes.
 
-Where a comparison is about a difference, a second panel has the paired differences from the first line, with
-their 95 % interval whatever the number of seeds.
+Optional additional panels show the paired differences from the first line with their 95 % interval.
 
-Lines differ in style and marker as well as in colour, so that a figure reads in black and white. Figures
-are built with Matplotlib's objects: nothing here touches pyplot or its global state.
+Lines differ in style and marker as well as in colour, so that figures are readable in black and white.
+Figures are built from Matplotlib's objects, without pyplot and its global state.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from hedgerow.sim.runs.results import SOURCES, RecordedRun, Results, cost_named,
 
 __all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
 
-# Below this many seeds the band is the whole range, from here on a 95 % interval of the mean.
+# Below this many seeds the band is the range of values, from here on a 95 % interval of the mean.
 FEW_SEEDS = 5
-# Colours by Okabe and Ito: told apart with any colour vision.
+# The palette of Okabe and Ito, distinguishable with any colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
 _MARKERS_A_LINE = 8
-# Metrics that this suite's apps take of test data, beside those whose names begin with "test-".
+# Metrics that this suite's apps compute on test data, besides those whose names begin with "test-".
 _OF_TEST_DATA = frozenset(("accuracy", "auc", "auprc", "f1", "precision", "recall", "utility"))
-# Of an app that has several problems: its losses are the problem's objective.
+# In an app with several problems losses are the problem's objective.
 _OBJECTIVES = {
     "loss": "mean of the nodes' objectives at the mean of their models",
     "local-loss": "mean of the nodes' objectives, each at its own model",
 }
-# The kinds of files, and what each would say of the moment and the program that wrote it.
+# File formats, and their metadata about time and program, which are left out for reproducible files.
 _METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None},
@@ -52,7 +51,7 @@ _ID = r"[mp][0-9a-f]{10}"
 
 @dataclass(frozen=True)
 class Curve:
-    """A variant's mean over seeds, and its band; one entry for each round that every seed evaluated."""
+    """Mean and band of a variant over seeds; one entry for each round that every seed evaluated."""
 
     x: Sequence[float]
     mean: Sequence[float]
@@ -61,15 +60,15 @@ class Curve:
 
 
 def mean_curve(runs: Sequence[RecordedRun], x: str, y: str) -> Curve:
-    """Return mean and band of ``y`` over seeds, round by round, over the seeds' mean cost ``x``.
+    """Return mean and band of ``y`` over seeds for each round, over the seeds' mean cost ``x``.
 
-    The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on (of a
-    score between 0 and 1, as much of it as lies there), and the line itself for one.
+    The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on (clipped to
+    [0, 1] for scores in that range), and the line itself for one.
 
     Raises
     ------
     ValueError
-        If ``x`` is no cost or a run lacks ``y``.
+        If ``x`` is not a cost or a run lacks ``y``.
     """
     series = [{point.round: point for point in run.series(x, y)} for run in runs]
     rounds = [number for number in series[0] if all(number in points for points in series)]
@@ -100,26 +99,26 @@ def draw(
     Parameters
     ----------
     results : Results
-        What to draw, a line for each variant.
+        The runs; each variant is a line.
     xs, ys : sequence of str
-        Costs (see ``results.cost_named``); metrics, or costs.
+        Costs (see ``results.cost_named``); metrics or costs.
     log_x, log_y : bool (default: False)
-        Draw costs, or metrics, on a logarithmic scale; what costs nothing is then left out.
+        Logarithmic scale for costs or metrics; points with a zero are then left out.
     by : str (default: "")
-        A run-config key: each of its values gets a column of panels of its own, with that value's variants.
+        A run-config key: each of its values gets its own column of panels.
     differences : bool (default: False)
-        Each panel gets another, of differences from its first line, paired by seed: their mean and its 95 %
-        interval; for one seed there is no interval.
+        Add a panel of differences from the first line to each panel, paired by seed, with the 95 % interval
+        of their mean (none for one seed).
 
     Raises
     ------
     ValueError
-        If a cost is unknown, a run lacks a metric, or no run has the setting ``by``.
+        If a cost is unknown, a run lacks a metric, or a run lacks the setting ``by``.
     """
     columns_of_lines = _columns(results, by)
     pairs = list(product(ys, xs))
     kinds = (False, True) if differences else (False,)
-    # By values: a row for each pair and kind. Else side by side in twos: pairs, or a pair's two kinds.
+    # With ``by`` each pair and kind is a row. Otherwise panels are placed two in a row.
     panels = [(y, x, difference, head) for y, x in pairs for difference in kinds for head in columns_of_lines]
     columns = len(columns_of_lines) if by else min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -134,20 +133,19 @@ def draw(
                 _line(ax, mean_curve(list(seeds.values()), x, y), label, number)
         _dress(ax, x, y, log_x, log_y and not difference)
         if difference:
-            ax.set_ylabel(f"{_said(y)}, minus {next(iter(lines))}")
+            ax.set_ylabel(f"{_axis_label(y)}, minus {next(iter(lines))}")
         ax.set_title(head, fontsize="medium")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     axes[0].legend(fontsize="small", handlelength=4)
     figure.suptitle(results.title)
-    said = f"{caption(results, xs, ys, differences=differences)} Realism: {results.realism or 'not stated'}."
-    words = textwrap.fill(said, width=60 * columns)
-    figure.supxlabel(words, fontsize="small", color="#333333")
+    text = f"{caption(results, xs, ys, differences=differences)} Realism: {results.realism or 'not stated'}."
+    figure.supxlabel(textwrap.fill(text, width=60 * columns), fontsize="small", color="#333333")
     return figure
 
 
 def _columns(results: Results, by: str) -> dict[str, dict[str, Mapping[int, RecordedRun]]]:
-    """Return the runs of each line, by the column's head (empty for the only one) and the line's label."""
+    """Return the runs of each line, by column head (empty for a single column) and line label."""
     out: dict[str, dict[str, Mapping[int, RecordedRun]]] = {}
     for label, seeds in results.variants().items():
         settings = next(iter(seeds.values())).settings
@@ -160,12 +158,12 @@ def _columns(results: Results, by: str) -> dict[str, dict[str, Mapping[int, Reco
 
 
 def save(figure: Figure, out: str | Path) -> list[Path]:
-    """Write the file that ``out`` names (.png, .svg or .pdf), or without such a suffix all three."""
+    """Write a figure to ``out`` (.png, .svg or .pdf), or without a suffix to all three formats."""
     out = Path(out).expanduser()
     out.parent.mkdir(parents=True, exist_ok=True)
     named = out.suffix.lower() in _METADATA
     paths = [out] if named else [out.with_name(out.name + suffix) for suffix in _METADATA]
-    # Without a date and with fixed ids the same runs give the same file.
+    # No date and fixed ids, so that the same runs give the same file.
     with mpl.rc_context({"svg.hashsalt": "hedgerow"}):
         for path in paths:
             figure.savefig(path, dpi=150, metadata=_METADATA[path.suffix.lower()])
@@ -175,14 +173,14 @@ def save(figure: Figure, out: str | Path) -> list[Path]:
 
 
 def _numbered(svg: str) -> str:
-    """Return a figure with numbers as ids: Matplotlib's ids depend on last bits, and so on the processor."""
+    """Replace ids in a figure by numbers: Matplotlib's depend on last bits, and thus on the processor."""
     names = dict.fromkeys(re.findall(f'id="({_ID})"', svg))
     numbers = {name: f"n{number}" for number, name in enumerate(names)}
     return re.sub(f'(?<=["#]){_ID}(?=[")])', lambda found: numbers.get(found[0], found[0]), svg)
 
 
 def default_path(results: Results, xs: Sequence[str], ys: Sequence[str]) -> Path:
-    """Return where a figure goes if the user does not say: with the run or the sweep; of several, here."""
+    """Return a figure's default path: in the run's or sweep's folder, or for several in this folder."""
     name = f"{results.name}-{'-'.join(ys)}-over-{'-'.join(xs)}".replace("->", "-to-")
     return (results.folder or Path.cwd()) / re.sub(r"[^\w.=+-]+", "-", name)
 
@@ -206,7 +204,7 @@ def _line(ax: Axes, curve: Curve, label: str, number: int) -> None:
 
 
 def _differences(ax: Axes, lines: Mapping[str, Mapping[int, RecordedRun]], x: str, y: str) -> None:
-    """Draw the differences of all lines from the first, in the looks that the lines have beside."""
+    """Draw the differences of all lines from the first, in the lines' own colours and styles."""
     (_, reference), *others = lines.items()
     ax.axhline(0.0, color=_COLOURS[0], linewidth=1.0)
     for number, (label, seeds) in enumerate(others, start=1):
@@ -222,8 +220,8 @@ def _differences(ax: Axes, lines: Mapping[str, Mapping[int, RecordedRun]], x: st
         _line(ax, curve, label, number)
 
 
-def _said(y: str) -> str:
-    """Return a metric's name, or a cost's, for people."""
+def _axis_label(y: str) -> str:
+    """Return the axis label of a metric or cost."""
     try:
         cost = cost_named(y)
     except ValueError:
@@ -233,8 +231,8 @@ def _said(y: str) -> str:
 
 def _dress(ax: Axes, x: str, y: str, log_x: bool, log_y: bool) -> None:
     cost = cost_named(x)
-    ax.set_xlabel(_said(x))
-    ax.set_ylabel(_said(y))
+    ax.set_xlabel(_axis_label(x))
+    ax.set_ylabel(_axis_label(y))
     if y.partition(" ")[0] in ("bits", "payload-bytes"):
         ax.yaxis.set_major_formatter(EngFormatter())
     if cost.unit in ("bit", "B"):
@@ -249,7 +247,7 @@ def _dress(ax: Axes, x: str, y: str, log_x: bool, log_y: bool) -> None:
 
 
 def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, differences: bool = False) -> str:
-    """Return what a figure's reader must know: of what its lines are, seeds, bands, and whose seconds."""
+    """Return a figure's caption: data, metrics, number of seeds, bands, failed runs, latency preset."""
     counts = sorted({len(seeds) for seeds in results.variants().values()})
     seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
     failed = sum(map(len, results.failed.values()))
@@ -258,8 +256,8 @@ def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, diff
         bands.append("minimum to maximum")
     if any(count >= FEW_SEEDS for count in counts):
         bands.append("95 % t interval of the mean")
-    said = [
-        *_learnt(results),
+    parts = [
+        *_task(results),
         *_measured(results, ys),
         f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band."),
         *([f"{failed} of {failed + len(results.runs)} runs failed, and are left out."] if failed else []),
@@ -268,26 +266,28 @@ def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, diff
         {str(r.settings["latency-preset"]) for r in results.runs if "latency-preset" in r.settings}
     )
     if differences:
-        said.append("Differences are paired by seed" + ("." if counts == [1] else ", band: 95 % t interval."))
+        parts.append(
+            "Differences are paired by seed" + ("." if counts == [1] else ", band: 95 % t interval.")
+        )
     if "sim-seconds" in xs and presets:
-        said.append(f"Simulated time: latency preset {', '.join(presets)}.")
-    return " ".join(said)
+        parts.append(f"Simulated time: latency preset {', '.join(presets)}.")
+    return " ".join(parts)
 
 
-def _learnt(results: Results) -> list[str]:
-    """Return what all runs learnt from what, a sentence, as far as their settings say it and agree."""
+def _task(results: Results) -> list[str]:
+    """Return a sentence on data, model and nodes, from the settings that all runs share."""
     settings = [run.settings for run in results.runs]
     shared = {key: value for key, value in settings[0].items() if all(s.get(key) == value for s in settings)}
-    # An app that has several problems says which data it takes by the problem.
+    # In an app with several problems the problem implies the data.
     keys = ("problem",) if "problem" in settings[0] else ("dataset", "model", "partition")
-    said = [str(shared[key]) for key in keys if key in shared]
+    words = [str(shared[key]) for key in keys if key in shared]
     if "num-clients" in shared:
-        said.append(f"{shared['num-clients']} nodes")
-    return [f"{', '.join(said)}."] if said else []
+        words.append(f"{shared['num-clients']} nodes")
+    return [f"{', '.join(words)}."] if words else []
 
 
 def _measured(results: Results, ys: Sequence[str]) -> list[str]:
-    """Return what metrics are of, as far as where they were measured says it."""
+    """Return sentences on where each metric was measured, if known."""
     of: dict[str, list[str]] = {}
     for y in ys:
         where = _where(results.runs[0], y)

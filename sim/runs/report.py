@@ -383,7 +383,7 @@ def _links(results: Results, network: Network) -> dict[str, Any]:
         for words, made in drawn.items():
             if made:
                 name = f"links-{number}-{len(drawings)}"
-                drawings.append((_svg(made.figure, name, made.title, made.said), words))
+                drawings.append((_svg(made.figure, name, made.title, made.description), words))
     table = ComparisonTable(
         "Traffic of the whole run, mean over seeds: nominal as the paper counts it, payload as it was sent",
         ("variant", "link", "messages", "nominal", "payload"),

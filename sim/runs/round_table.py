@@ -24,13 +24,13 @@ def round_table(
     *,
     metrics: Sequence[str] = ("loss", "accuracy"),
 ) -> str:
-    """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly.
+    """Return a table of the evaluated rounds, at most ``most`` (>= 2), evenly spaced.
 
-    ``Mbit`` is nominal traffic of the modelled links, ``hub MB`` what really went through Flower's hub.
+    ``Mbit`` is nominal traffic of the modelled links, ``hub MB`` real traffic through Flower's hub.
     """
     evaluated = [record for record in rounds if record["central"]] or rounds
     central = [dict(numbers(record, "central")) for record in evaluated]
-    # A method without a model of time has no seconds to show.
+    # Methods without a model of time have no simulated seconds.
     timed = any(record["sim_seconds"] for record in evaluated)
     metrics = [name for name in metrics if any(name in measured for measured in central)]
     hub = [_hub_bytes(record) for record in evaluated]
@@ -53,12 +53,12 @@ def round_table(
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-    # As the table's own title it would be wrapped at the table's width.
+    # Rich would wrap a table's title at the table's width.
     return f"{title}\n{capture.get()}"
 
 
 def run_end(rounds: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
-    """Return what stands below the table: replies that did not count, the folder, commands to go on."""
+    """Return the text below the table: lost replies, the run folder, commands to continue with."""
     lines = []
     if lost := lost_replies(rounds):
         sent, accepted = (sum(record.get(key) or 0 for record in rounds) for key in ("sent", "accepted"))
@@ -79,7 +79,7 @@ def run_end(rounds: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
 
 
 def _metric_to_plot(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Return the accuracy, or else the first number that the last evaluated round has."""
+    """Return the accuracy, or else the first metric of the last evaluated round."""
     for record in reversed(rounds):
         for source in SOURCES:
             if names := [name for name, _ in numbers(record, source)]:

@@ -1,8 +1,7 @@
-"""An app's settings as a model: each a field with its default, what is valid, one sentence of help, a role.
+"""An app's settings as a pydantic model: each field has a default, a range, one sentence of help and a role.
 
-Everything else follows from the model: the check of a run config, whole and before any work starts (one
-error that lists every bad key with its value and what it must be), typed values, ``hedgerow settings`` and
-what ``settings_files`` writes.
+From the model follow the check of a whole run config before any work starts (one error that lists every bad
+key, its value and what it must be), typed values, ``hedgerow settings`` and the files of ``settings_files``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,12 +36,13 @@ __all__ = [
     "unknown_key",
 ]
 
-# What must hold between settings: whether it does, a key, and what its value must be; without a key, why not.
+# Conditions between settings: whether one holds, a key, and what its value must be. Without a key the text is
+# the whole message.
 Rules = Iterator[tuple[bool, str, str]]
-# In the order in which people are shown them.
+# In display order.
 GROUPS = ("method", "data", "training", "privacy", "robustness", "deployment", "run")
 
-# What other libraries and papers call a key, by ``plain_name``, and what it is here, the likeliest first.
+# Names of keys in other libraries and papers (by ``plain_name``), and the keys here, the likeliest first.
 _LENGTHS = ("num-rounds", "iterations", "num-server-rounds")
 _SYNONYMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
     (("lr", "stepsize", "eta"), ("learning-rate", "lr", "fixed-c", "inner-lr")),
@@ -58,19 +58,19 @@ _SYNONYMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 
 
 class SettingsError(ValueError):
-    """One or more settings are not valid; the message lists them all."""
+    """One or more settings are invalid; the message lists them all."""
 
 
 class Role(StrEnum):
-    """What a setting is to a run's results."""
+    """How a setting affects a run's results."""
 
-    # What a round does is determined by it: it is the same where a run is resumed, or kept as finished.
+    # Determines what a round does: must not change when a run is resumed or kept as finished.
     RESULTS = "decides results"
-    # Rounds already run do not depend on it, those to come may.
+    # Finished rounds do not depend on it; later rounds may.
     RESUME = "may change on resume"
-    # Where a run is computed and kept.
+    # Where a run is computed and stored.
     IRRELEVANT = "irrelevant to results"
-    # Determines bits, and is not what runs are compared for.
+    # Affects the bits of results, but does not distinguish experiments.
     REPETITION = "not part of the experiment"
 
     @property
@@ -91,17 +91,17 @@ class Setting:
     Parameters
     ----------
     default : bool, int, float or str
-        Its value where the user says nothing.
+        Its default value.
     kind : Kind
-        What it may be.
+        Its valid values.
     help : str
-        What it means, in a sentence of markdown.
+        One sentence of markdown.
     role : Role (default: ``Role.RESULTS``)
-        What it is to a run's results.
+        How it affects results.
     group : str (default: "method")
         One of ``GROUPS``.
     first : bool (default: False)
-        Whether it is one of the few that matter first.
+        Whether it is among the few most important ones, which are shown first.
     """
 
     default: UserConfigValue
@@ -120,30 +120,31 @@ def setting(
     role: Role | None = None,
     first: bool | None = None,
 ) -> Any:
-    """Return a field of an ``AppSettings``; a subclass's field has what it leaves out from its base's.
+    """Return a field of an ``AppSettings``; parameters as in ``Setting``.
 
-    Without a group it is of its class's, ``GROUP``; ``Setting`` describes the parameters.
+    A subclass's field inherits omitted parameters from its base's. The default group is the class's
+    ``GROUP``.
     """
-    told: dict[str, Any] = {"group": group, "role": role, "first": first}
-    said = {key: value for key, value in told.items() if value is not None}
-    return Field(default, description=help, json_schema_extra=said)
+    options: dict[str, Any] = {"group": group, "role": role, "first": first}
+    given = {key: value for key, value in options.items() if value is not None}
+    return Field(default, description=help, json_schema_extra=given)
 
 
 class AppSettings(BaseModel):
-    """The settings of an app, or some that apps share; a key is a field's name with dashes."""
+    """Settings of an app, or shared by apps; a key is a field's name with dashes."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"), protected_namespaces=()
     )
 
     GROUP: ClassVar[str] = "method"
-    # Of texts what is valid, in words and as a check, where the room that declares them cannot know it.
+    # Valid texts, in words and as a check, of fields that are declared in a module that cannot know them.
     TEXTS: ClassVar[Mapping[str, tuple[str, Callable[[str], object]]]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
     def _finite(cls, value: Any) -> Any:
-        # Such an integer is no number that a float holds, which pydantic says with an error of its own.
+        # pydantic reports an integer beyond the range of float with another error than ValidationError.
         if isinstance(value, int) and value.bit_length() > 1000:
             raise ValueError
         return value
@@ -157,7 +158,7 @@ class AppSettings(BaseModel):
     @classmethod
     @cache
     def table(cls) -> Mapping[str, Setting]:
-        """Return every setting by its key: by ``GROUPS``, those that matter first, the class's own."""
+        """Return every setting by key, ordered by group, then by importance, then the class's own first."""
         own = list(cls.__annotations__)
         found = {
             name.replace("_", "-"): cls._setting(name)
@@ -170,16 +171,16 @@ class AppSettings(BaseModel):
     def _setting(cls, name: str) -> Setting:
         bases = [base for base in cls.__mro__ if issubclass(base, AppSettings) and name in base.model_fields]
         fields = [base.model_fields[name] for base in bases]
-        told: dict[str, Any] = {"group": vars(bases[-1]).get("GROUP", AppSettings.GROUP)}
+        options: dict[str, Any] = {"group": vars(bases[-1]).get("GROUP", AppSettings.GROUP)}
         for field in reversed(fields):
-            told |= field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            options |= field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         return Setting(
             fields[0].default,
             cls._kind(name, fields),
             next((field.description for field in fields if field.description), ""),
-            told.get("role", Role.RESULTS),
-            told["group"],
-            told.get("first", False),
+            options.get("role", Role.RESULTS),
+            options["group"],
+            options.get("first", False),
         )
 
     @classmethod
@@ -192,23 +193,23 @@ class AppSettings(BaseModel):
         if fields[0].annotation is bool:
             return Kind("true or false", (False, True))
         if fields[0].annotation is not str:
-            raise TypeError(f"{cls.__name__}.{name} says nowhere what is valid")
+            raise TypeError(f"{cls.__name__}.{name} must declare its valid values")
         valid, check = cls.TEXTS.get(name.replace("_", "-"), ("a text", lambda _: None))
         return text(valid, check)
 
     @classmethod
     def defaults(cls) -> dict[str, UserConfigValue]:
-        """Return each setting's value where the user says nothing."""
+        """Return each setting's default by key."""
         return {key: one.default for key, one in cls.table().items()}
 
     @classmethod
     def read(cls, run_config: Mapping[str, UserConfigValue]) -> Self:
-        """Return the values; the engine's own keys, ``fault-…``, may stand beside the app's.
+        """Return the checked values; the engine's keys ``fault-…`` are ignored.
 
         Raises
         ------
         SettingsError
-            Which names every bad, missing or unknown key, its value and what is valid.
+            With every bad, missing or unknown key, its value and what it must be.
         """
         values, problems = cls.checked_alone(run_config)
         refuse(list(problems.values()))
@@ -220,14 +221,14 @@ class AppSettings(BaseModel):
     def key_problems(
         cls, run_config: Mapping[str, UserConfigValue], besides: Collection[str] = ()
     ) -> dict[str, str]:
-        """Return what is wrong with each key by itself, besides some."""
+        """Return the error of each bad key, except ``besides``, without a look at ``rules``."""
         return {
             key: problem for key, problem in cls.checked_alone(run_config)[1].items() if key not in besides
         }
 
     @classmethod
     def checked_alone(cls, run_config: Mapping[str, UserConfigValue]) -> tuple[Self | None, dict[str, str]]:
-        """Return the values, without a look at ``rules``, or None; and what is wrong with each key."""
+        """Return the values (None if any is bad) and the error of each bad key, without ``rules``."""
         table = cls.table()
         values, wrong = None, set[str]()
         try:
@@ -237,7 +238,7 @@ class AppSettings(BaseModel):
         problems = {
             key: _problem(key, run_config[key], table[key].kind)
             if key in wrong
-            else f"{key} must be {table[key].kind.valid}, and is missing"
+            else f"{key} must be {table[key].kind.valid}, got none"
             for key in table
             if key in wrong or key not in run_config
         }
@@ -258,25 +259,25 @@ class AppSettings(BaseModel):
         return getattr(self, key.replace("-", "_"))
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from ()
 
     def hold(self, *rules: tuple[bool, str, str]) -> None:
-        """Raise one SettingsError that lists each rule which does not hold."""
+        """Raise one SettingsError that lists each rule that does not hold."""
         wrong = [(key, valid) for holds, key, valid in rules if not holds]
         refuse([_must_be(key, valid, self.of(key)) if key else valid for key, valid in wrong])
 
     def at_most(self, key: str, most: str) -> tuple[bool, str, str]:
-        """Return the rule that one value is not above another."""
+        """Return the rule that one value is at most another."""
         return self.of(key) <= self.of(most), key, f"at most {most} = {self.of(most)}"
 
     def both_or_neither(self, clip: str, noise: str) -> tuple[bool, str, str]:
-        """Return the rule that noise and the norm which it is calibrated to are both > 0, or both 0."""
+        """Return the rule that a noise multiplier and its clipping norm are both > 0 or both 0."""
         bound = self.of(clip)
         return bool(bound) == bool(self.of(noise)), noise, f"{'> 0' if bound else '0'} with {clip} = {bound}"
 
     def usual(self, where: str, *keys: str) -> Rules:
-        """Yield the rule that each key has its default; ``where`` that is so, in words."""
+        """Yield the rule that each key has its default; ``where`` says under which condition."""
         for key in keys:
             usual = self.table()[key].default
             yield self.of(key) == usual, key, f"{usual!r} {where}"
@@ -304,20 +305,20 @@ def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
 
 
 def check_node_keys(configs: Sequence[Mapping[str, UserConfigValue]], known: Sequence[str]) -> None:
-    """Raise SettingsError where a node's config has a key that no node of an app reads."""
+    """Raise SettingsError if a node's config has a key that no node of an app reads."""
     unknown = {key: value for config in configs for key, value in config.items() if key not in known}
     problems = []
     for key, value in unknown.items():
         meant = did_you_mean(key, known)
         problems.append(
             f"{shown(key)} = {quoted(value)} is not a key of a node config{f' ({meant})' if meant else ''}; "
-            f"there are: {', '.join(known)}"
+            f"valid keys: {', '.join(known)}"
         )
     refuse(problems)
 
 
 def check_work(said: str, steps: int, samples: int) -> None:
-    """Raise SettingsError where nodes would refuse so many local steps, or epochs, of so many samples each.
+    """Raise SettingsError if nodes would refuse this many local steps or epochs of this many samples each.
 
     ``said`` names the settings and their values.
     """
@@ -327,7 +328,7 @@ def check_work(said: str, steps: int, samples: int) -> None:
 
 
 def meant_key(key: str, known: Iterable[str]) -> str:
-    """Return the run-config key that an unknown one stands for, as a question; empty without one."""
+    """Return a suggestion ("did you mean …?") for an unknown run-config key; "" if there is none."""
     keys = list(known)
     for names, meant in _SYNONYMS:
         if plain_name(key) in names and (there := [one for one in meant if one in keys]):
@@ -340,18 +341,15 @@ def unknown_key(key: str, value: object, settings: Mapping[str, object]) -> str:
     meant = meant_key(key, settings)
     return (
         f"{shown(key)} = {quoted(value)} is not a setting of this app{f' ({meant})' if meant else ''}; "
-        f"there are: {', '.join(sorted(settings))}"
+        f"valid keys: {', '.join(sorted(settings))}"
     )
 
 
 @contextmanager
 def as_settings_errors(what: str = "") -> Iterator[None]:
-    """Raise what the library refuses while it builds what the settings describe as a SettingsError.
+    """Raise errors of the library as SettingsError while it builds what the settings describe.
 
-    Parameters
-    ----------
-    what : str (default: "")
-        What is built, where the library's own words may not say which key is meant.
+    ``what`` names the object that is built, if the library's message may not name the key.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""What an app's files say of its settings, written from the settings themselves.
+"""Write an app's settings into its files.
 
-The ``[tool.flwr.app.config]`` of pyproject.toml holds every key with its default, and README.md a table of
+The ``[tool.flwr.app.config]`` of pyproject.toml has every key with its default; README.md has a table for
 each group between two markers.
 """
 
@@ -22,7 +22,7 @@ _TABLE = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
 
 
 def listing(settings: Mapping[str, Setting]) -> str:
-    """Return the settings for a terminal, by groups, those that matter first before all."""
+    """Return the settings as text: the most important ones, then the others by group."""
     sections = {"Those that matter first": {key: one for key, one in settings.items() if one.first}}
     for group, members in _groups(settings).items():
         sections[group.capitalize()] = {key: one for key, one in members.items() if not one.first}
@@ -39,7 +39,7 @@ def listing(settings: Mapping[str, Setting]) -> str:
 
 
 def changed(settings: Mapping[str, Setting], run_config: Mapping[str, UserConfigValue]) -> str:
-    """Return for a terminal what of a run's settings is not the default."""
+    """Return the settings of a run that differ from the defaults, as text."""
     return "\n".join(
         [
             *(
@@ -67,13 +67,7 @@ def _groups(settings: Mapping[str, Setting]) -> dict[str, dict[str, Setting]]:
 
 
 def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
-    """Return the text of a pyproject.toml with the settings' defaults as the app's run config.
-
-    Raises
-    ------
-    ValueError
-        If it has no ``[tool.flwr.app.config]``.
-    """
+    """Return a pyproject.toml with the defaults in its ``[tool.flwr.app.config]``, which it must have."""
     lines = [f"{key} = {_toml(setting.default)}\n" for key, setting in settings.items()]
     return _replaced(
         _CONFIG, "[tool.flwr.app.config]\n" + "".join(lines), pyproject, "[tool.flwr.app.config]"
@@ -81,16 +75,10 @@ def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
 
 
 def readme_with(settings: Mapping[str, Setting], readme: str) -> str:
-    """Return the text of a README.md with the tables of the settings, one a group, between its markers.
-
-    Raises
-    ------
-    ValueError
-        If it has not both markers.
-    """
+    """Return a README.md with a table of the settings for each group, between its markers."""
     tables = [
         f"**{group.capitalize()}**\n\n| key | default | valid | what |\n|---|---|---|---|\n"
-        # In markdown what stands between < and > would be a tag.
+        # In markdown, text between < and > would be a tag.
         + "".join(
             f"| `{key}` | {_cell(one.default)} | {one.kind.valid.replace('<', '&lt;')} | {one.help} |\n"
             for key, one in members.items()
@@ -101,14 +89,9 @@ def readme_with(settings: Mapping[str, Setting], readme: str) -> str:
 
 
 def write_settings(settings: Mapping[str, Setting], folder: Path) -> list[Path]:
-    """Bring an app's pyproject.toml and README.md up to date; return the files that changed.
+    """Update an app's pyproject.toml and README.md; return the files that changed.
 
-    Raises
-    ------
-    OSError
-        If one is not there.
-    ValueError
-        If one has no place for the settings; then neither is written.
+    Raises OSError if one is missing, ValueError if one lacks a place for them; neither is then written.
     """
     texts = {}
     for name, written in (("pyproject.toml", pyproject_with), ("README.md", readme_with)):
@@ -128,7 +111,7 @@ def _replaced(place: re.Pattern[str], by: str, text: str, what: str) -> str:
 
 
 def _toml(value: UserConfigValue) -> str:
-    # Python's 1e-05 is people's 1e-5.
+    # 1e-5 instead of Python's 1e-05.
     return toml_value(value).replace("e-0", "e-") if isinstance(value, float) else toml_value(value)
 
 

@@ -1,4 +1,4 @@
-"""A federation in a script or a notebook, with one call."""
+"""Run a federation in a script or a notebook with one call."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = ["Simulation", "server_context", "simulate"]
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation came to.
+    """The outcome of a simulation.
 
     Parameters
     ----------
     result : Result or None
-        What the last ``Strategy.start`` returned; None where no strategy was started.
+        The result of the last ``Strategy.start``; None if no strategy was started.
     rounds : list of dict
-        A record a round, as ``rounds.jsonl`` has them.
+        The records of all rounds, as in ``rounds.jsonl``.
     folder : Path or None
-        The run's folder; None where none was asked for, or the app makes its own.
+        The run's folder; None if none was requested, or the app makes its own.
     context : Context
-        The ServerApp's.
+        The ServerApp's context.
     """
 
     result: Result | None
@@ -72,42 +72,41 @@ def simulate(
     Parameters
     ----------
     server_app : ServerApp, Strategy, or a function that makes a Strategy
-        What the server does: an app, or a strategy to start.
+        The server: an app, or a strategy to start.
     client_app : ClientApp
-        What the nodes do.
+        The nodes' app.
     num_nodes : int
-        How many nodes, >= 1.
+        Number of nodes, >= 1.
     run_config : dict or None (default: None)
-        What both apps see in ``context.run_config``.
+        Both apps' ``context.run_config``.
     node_configs, faults, strict, max_in_flight, real_time, workers, ray
         As in ``InProcessGrid``.
     output_dir : str, Path or None (default: None)
-        Where a run folder is made, with config, rounds, checkpoints and the final model. None: none is. An
-        app of the suite makes its folder itself, there if this is given.
+        Parent of the run folder with config, rounds, checkpoints and final model; None to write nothing. The
+        suite's apps always write a run folder, by default under ``runs``.
     resume : str, Path or None (default: None)
-        The folder of a run of the same that was stopped, to go on with. What is restored and what is not
-        stands in its ``config.json``. Not for the suite's own apps, which have a key ``resume``.
+        Folder of a stopped run to resume; its ``config.json`` says what is restored. The suite's apps have a
+        run-config key ``resume`` instead.
     checkpoint_every : int (default: 10)
         Rounds between two checkpoints, >= 1.
     seed : int (default: 0)
-        Keys the node ids and the faults, >= 0.
+        Seed of node ids and faults, >= 0.
     quiet : bool (default: False)
         Show no progress.
     track : sequence of str (default: none)
-        The trackers of the run: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Each is an optional extra.
+        Trackers: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Each is an optional extra.
     **start
-        What ``Strategy.start`` takes beside the grid: ``initial_arrays``, ``num_rounds``, ... Only with a
-        strategy.
+        Arguments of ``Strategy.start`` (``initial_arrays``, ``num_rounds``, ...), for a strategy.
 
     Returns
     -------
     Simulation
-        Flower's ``Result`` where there is one, and the records of all rounds.
+        Flower's ``Result``, if there is one, and the records of all rounds.
 
     Raises
     ------
     TypeError
-        If ``server_app`` is none of the three, or an argument is unknown.
+        If ``server_app`` has another type, or an argument is unknown.
     ValueError
         If a parameter is out of range, or a tracker is unknown or not installed.
     Exception
@@ -169,7 +168,7 @@ def server_context(grid: Grid, run_config: UserConfig) -> Context:
 def _main(
     server: ServerApp | Strategy | Callable[[], Strategy], context: Context, start: Mapping[str, Any]
 ) -> tuple[Callable[[Grid], object], About]:
-    """Return what is to be called with the grid, and what it is."""
+    """Return the function to call with the grid, and a description of it."""
     if isinstance(server, ServerApp):
         if start:
             raise TypeError(f"{', '.join(start)} must be used with a strategy; a ServerApp starts its own")

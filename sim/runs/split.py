@@ -1,4 +1,4 @@
-"""A folder of files, one a node, and the manifest that says whose is which."""
+"""A folder with one data file per node, and its manifest."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from flwr.app import UserConfig
 __all__ = ["MANIFEST", "Split", "read_split", "readable_by_others"]
 
 MANIFEST = "manifest.json"
-# The keys of a node config that name a file of the folder.
+_TABLES = "node-config", "run-config"
+# Keys of a node config that name a file of the folder.
 _PATHS = ("data", "match-key-file")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Files that each belong to one node, as ``hedgerow deploy split`` writes them.
+    """The files of ``hedgerow deploy split``.
 
     Parameters
     ----------
     node_configs : list of dict
-        What each node's config says of its own files, by absolute paths; one entry a partition, at least one.
+        Each node's config with absolute paths of its files; one entry per partition, at least one.
     run_config : dict
-        What a run on them must be: ``partition = "own"``, the number of nodes, what their layout asks.
+        The settings that a run on them requires: ``partition = "own"``, number of nodes, layout.
     """
 
     node_configs: list[UserConfig]
@@ -37,27 +38,24 @@ class Split:
 def read_split(folder: str | os.PathLike[str]) -> Split:
     """Read a folder's ``manifest.json``: ``node-config``, a list, and ``run-config``, keys and values.
 
-    Paths in it are relative to the folder, and stay within it.
+    Its paths are relative to the folder and must stay within it.
 
     Raises
     ------
     ValueError
-        If there is no manifest, it is not as above, or a file is missing or lies elsewhere.
+        If the manifest is missing or malformed, or a file is missing or outside the folder.
     """
     folder = Path(folder).expanduser().absolute()
     path = folder / MANIFEST
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
-            f"the folder must be one that `hedgerow deploy split` made, and {path} cannot be read "
-            f"({error.strerror})"
+            f"the folder must be made by `hedgerow deploy split`; {path} cannot be read ({error.strerror})"
         ) from error
     except ValueError as error:
-        raise ValueError(
-            f"{path} must be a manifest of `hedgerow deploy split`, and is no JSON ({error})"
-        ) from error
-    nodes, run = (told.get("node-config"), told.get("run-config")) if isinstance(told, dict) else (None, None)
+        raise ValueError(f"{path} must be a manifest of `hedgerow deploy split` in JSON ({error})") from error
+    nodes, run = (content.get(key) if isinstance(content, dict) else None for key in _TABLES)
     if not (
         isinstance(nodes, list) and nodes and isinstance(run, dict) and all(map(_is_config, [*nodes, run]))
     ):
@@ -69,7 +67,7 @@ def read_split(folder: str | os.PathLike[str]) -> Split:
 
 
 def readable_by_others(node_configs: Sequence[UserConfig]) -> list[Path]:
-    """Return those files of nodes that not only their owner may read."""
+    """Return the nodes' files that others than their owner may read."""
     files = {Path(str(config[key])) for config in node_configs for key in _PATHS if key in config}
     return sorted(file for file in files if file.stat().st_mode & 0o077)
 
@@ -90,7 +88,7 @@ def _located(manifest: Path, config: Mapping[str, Any]) -> UserConfig:
         if not file.resolve().is_relative_to(manifest.parent.resolve()):
             raise ValueError(f"{manifest}: {key} must be a file within the folder, got {config[key]!r}")
         if not file.is_file():
-            raise ValueError(f"{manifest}: {key} must be a file that is there, got {config[key]!r}")
+            raise ValueError(f"{manifest}: {key} must be an existing file, got {config[key]!r}")
         found[key] = str(file)
     if "data" not in found:
         raise ValueError(f"{manifest}: each node config must have 'data', the name of its file")

@@ -1,12 +1,12 @@
-"""The runs of a sweep: each a process and a folder, several at once, finished ones kept.
+"""Run a sweep: each run in its own process and folder, several at once; finished runs are kept.
 
-A sweep can be stopped and started again: an interrupted run goes on from its checkpoint, where the app has
-the key ``resume``. One of an app without it begins anew, because its checkpoint does not hold all of it.
-Where the sweep now asks for more iterations, finished runs go on too.
+A sweep can be stopped and started again. An interrupted run resumes from its checkpoint if the app has the
+key ``resume``; otherwise it starts afresh, because its checkpoint is incomplete. If the sweep now has more
+iterations, finished runs are resumed too.
 
-A sweep's folder holds ``sweep.json`` (what was asked, and how each run ended) and for each run
-``<variant>/seed-<seed>/`` (the run's folder, with ``settings.toml``, its whole run config, which
-``hedgerow run -c`` takes) and ``<variant>/seed-<seed>.log``.
+A sweep's folder holds ``sweep.json`` (the sweep, and how each run ended) and for each run
+``<variant>/seed-<seed>/`` (the run folder, with its whole run config as ``settings.toml``, for
+``hedgerow run -c``) and ``<variant>/seed-<seed>.log``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: ``kept`` (from an earlier sweep), ``finished`` or ``failed``, and its real seconds."""
+    """How a job ended: ``kept`` (from an earlier sweep), ``finished`` or ``failed``, and real seconds."""
 
     job: Job
     status: str
@@ -57,25 +57,19 @@ def run_sweep(
     jobs: int,
     on_end: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Run what is not finished, several runs at once, and write ``sweep.json``.
+    """Run the unfinished runs, several at once, and write ``sweep.json``; return outcomes in plan order.
 
-    Each run is a process of its own with ``cores() // jobs`` threads (at least one). A failure costs its
-    run only. If this is interrupted, by Ctrl-C or a termination signal, the processes started here are
-    stopped, and nothing else is.
+    Each run is a process with ``cores() // jobs`` threads (at least one). A failed run does not affect
+    others. Ctrl-C or a termination signal stops the processes started here, and no others.
 
     Parameters
     ----------
     sweep, plan, out
         As in ``plan_sweep``.
     jobs : int
-        How many runs at once, >= 1.
+        Number of simultaneous runs, >= 1.
     on_end : Callable[[Outcome], None]
-        Told of each run that ended.
-
-    Returns
-    -------
-    list of Outcome
-        In the order of the plan.
+        Called after each run.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be an integer >= 1, got {jobs}")
@@ -100,7 +94,7 @@ def run_sweep(
 
 
 def _seconds_before(out: Path) -> dict[tuple[str, int], float]:
-    """Return what the runs took when they were made, from an earlier ``sweep.json``."""
+    """Return the durations of finished runs from an earlier ``sweep.json``."""
     file = out / "sweep.json"
     runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
     return {(run["label"], run["seed"]): run["seconds"] for run in runs}
@@ -108,7 +102,7 @@ def _seconds_before(out: Path) -> dict[tuple[str, int], float]:
 
 @dataclass
 class _Record:
-    """What ``sweep.json`` says, from the first moment on."""
+    """The contents of ``sweep.json``, written at the start and after each run."""
 
     sweep: Sweep
     out: Path
@@ -173,7 +167,7 @@ def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Gen
             while waiting or running:
                 while waiting and len(running) < jobs:
                     job = waiting.pop()
-                    # A plain path: an equals sign in a sweep's own would be taken for 'key=value'.
+                    # A temporary path: an equals sign in the sweep's path would be parsed as 'key=value'.
                     running.append(
                         _Running(job, _start(job, app, Path(place) / f"{len(waiting)}.toml", threads))
                     )
@@ -214,7 +208,7 @@ def _command(app: Path, settings: Path) -> list[str]:
 
 
 def _begun(job: Job) -> Path | None:
-    """Return the folder of a run that can go on, interrupted or finished, where the app knows ``resume``."""
+    """Return the folder of an interrupted or finished run that can be resumed; None if there is none."""
     partial = job.beside("partial")
     if job.folder.is_dir():
         shutil.rmtree(partial, ignore_errors=True)
@@ -228,9 +222,9 @@ def _begun(job: Job) -> Path | None:
 
 
 def _ended(run: _Running) -> Outcome:
-    """Put a finished run in its place; the rename is the moment from which it counts.
+    """Rename a finished run's folder to its final name, which marks it as finished.
 
-    A failed one is put aside: the next start must not go on from what may be the cause.
+    A failed run is moved aside: the next start must not resume from a state that may be the cause.
     """
     job, seconds = run.job, time.monotonic() - run.started
     partial = job.beside("partial")
@@ -249,7 +243,7 @@ def _ended(run: _Running) -> Outcome:
 
 
 def _keep_rest(partial: Path, made: Path) -> None:
-    """Move what an app wrote itself into its ``output-dir`` into the run's folder, as ``output/``."""
+    """Move files that an app wrote into its ``output-dir`` into the run's folder, as ``output/``."""
     rest = [path for path in partial.iterdir() if path != made]
     if rest:
         (made / "output").mkdir(exist_ok=True)
@@ -258,7 +252,7 @@ def _keep_rest(partial: Path, made: Path) -> None:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Stop processes started here, with all that they started: each leads a group of its own."""
+    """Stop the processes started here and their children: each leads its own process group."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:

@@ -1,18 +1,18 @@
-"""A sweep file: which settings to run, under which names, with which seeds.
+"""A sweep file: the settings, labels and seeds of several runs.
 
 TOML, for example:
 
     title = "Loss over simulated time"
-    app = "../"                      # the app's folder, relative to the file, or the name of one of the suite
+    app = "../"                      # the app's folder, relative to the file, or the name of a suite's app
     realism = "what is emulated and what is real"
     x = "sim-seconds"                # what to plot; a text or a list of texts (a link: "bits client->server")
     y = ["loss", "accuracy"]
-    columns = ["payload-bytes"]      # optional: what else `hedgerow table` shows, costs and metrics
+    columns = ["payload-bytes"]      # optional: additional costs and metrics of `hedgerow table`
     by = "tau1"                      # optional: a column of panels for each value of this setting
-    differences = true               # optional: panels of paired differences from the first variant too
+    differences = true               # optional: also panels of paired differences from the first variant
     seeds = [0, 1, 2]
     nodes = 10                       # optional: the size of the federation, as `hedgerow run --nodes`
-    budget = {sim-seconds = 60}      # optional: what a run may spend, if the app has the key `stop-after`
+    budget = {sim-seconds = 60}      # optional: budget of each run, if the app has the key `stop-after`
     [base]                           # run-config keys of every run
     iterations = 600
     [[variant]]                      # named methods: a label and run-config keys
@@ -51,7 +51,7 @@ _TABLES = {
     *("title", "app", "realism", "x", "y", "columns", "by", "differences", "seeds", "nodes", "budget"),
     *("base", "grid", "variant"),
 }
-# Each is a line of the plan, and a run of seconds at least.
+# Each combination is a line of the plan and a run.
 _MAX_POINTS = 100_000
 # The sweep sets these itself.
 RESERVED = ("output-dir", "resume", "seed")
@@ -59,7 +59,7 @@ RESERVED = ("output-dir", "resume", "seed")
 
 @dataclass(frozen=True)
 class Variant:
-    """One point of a sweep: what it is called, its folder's name, and the settings that make it."""
+    """One point of a sweep: label, folder name and settings."""
 
     label: str
     folder: str
@@ -68,7 +68,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file asks for.
+    """The contents of a sweep file.
 
     Parameters
     ----------
@@ -79,21 +79,21 @@ class Sweep:
     title, realism : str
         For figures and tables.
     xs, ys : tuple of str
-        What to plot.
+        Costs and metrics to plot.
     by : str
-        The setting whose values get panels of their own; empty for none.
+        The setting to split plots by; empty for none.
     seeds : tuple of int
-        Each >= 0, no two alike.
+        Distinct integers >= 0.
     base : dict
         Run-config keys of every run.
     variants : tuple of Variant
-        In the file's order, named variants outermost, the grid's last key innermost.
+        In the file's order: named variants outermost, the grid's last key innermost.
     nodes : int or None (default: None)
-        Size of the federation, >= 1; None where the app says it.
+        Size of the federation, >= 1; the app's default if None.
     columns : tuple of str (default: none)
-        What tables show beside ``ys``, as in ``Results``.
+        Additional columns of tables, as in ``Results``.
     differences : bool (default: False)
-        Whether pictures have panels of paired differences.
+        Whether plots have panels of paired differences.
     """
 
     file: Path
@@ -112,26 +112,14 @@ class Sweep:
 
 
 def sweep_of_app(app: str | Path) -> Sweep:
-    """Return the sweep of an app as it is: one variant, called as the app is.
-
-    Raises
-    ------
-    ValueError
-        If there is no Flower App there.
-    """
+    """Return a sweep of one variant, the app with its defaults; ValueError if there is no Flower App."""
     spec = find_app(app)
     variant = Variant(spec.name, _folder_name(spec.name), {})
     return Sweep(spec.folder, spec.folder, spec.name, "", ("rounds",), ("loss",), "", (0,), {}, (variant,))
 
 
 def read_sweep(file: str | Path) -> Sweep:
-    """Read and check a sweep file.
-
-    Raises
-    ------
-    ValueError
-        One error with everything that is wrong in the file.
-    """
+    """Read and check a sweep file; one ValueError lists all its errors."""
     file = Path(file).expanduser().resolve()
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -140,7 +128,7 @@ def read_sweep(file: str | Path) -> Sweep:
     problems = [_unknown(key) for key in raw if key not in _TABLES]
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:
-        problems.append("app must be a folder, relative to the file, and is missing")
+        problems.append("app must be given: a folder, relative to the file")
     folder = (file.parent / app).resolve()
     xs = _texts(raw, "x", ["rounds"], problems)
     for x in xs:
@@ -152,7 +140,7 @@ def read_sweep(file: str | Path) -> Sweep:
     if not (
         isinstance(seeds, list) and seeds and all(type(s) is int and 0 <= s <= MAX_INT64 for s in seeds)
     ) or len(set(seeds)) < len(seeds):
-        problems.append(f"seeds must be a list of different integers >= 0, below 2^63, got {quoted(seeds)}")
+        problems.append(f"seeds must be a list of distinct integers in [0, 2^63), got {quoted(seeds)}")
         seeds = [0]
     nodes = raw.get("nodes")
     if nodes is not None and not (type(nodes) is int and 1 <= nodes <= MAX_NODES):
@@ -179,9 +167,9 @@ def read_sweep(file: str | Path) -> Sweep:
 
 
 def _budget(raw: Mapping[str, Any], problems: list[str]) -> UserConfig:
-    """Return the run config's ``stop-after``, where the file has one."""
-    said = _of_type(raw, "budget", dict, {}, "a table of one entry, as {sim-seconds = 60}", problems)
-    text = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in said.items())
+    """Return the run config's ``stop-after`` from the file's budget."""
+    entries = _of_type(raw, "budget", dict, {}, "a table of one entry, as {sim-seconds = 60}", problems)
+    text = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in entries.items())
     try:
         budget = Budget.parse(text)
     except ValueError as error:
@@ -192,8 +180,8 @@ def _budget(raw: Mapping[str, Any], problems: list[str]) -> UserConfig:
 
 def _unknown(key: str) -> str:
     meant = did_you_mean(key, _TABLES)
-    there = ", ".join(sorted(_TABLES))
-    return f"{shown(key)}: not a key of a sweep file{f' ({meant})' if meant else ''}; there are: {there}"
+    valid = ", ".join(sorted(_TABLES))
+    return f"{shown(key)} is not a key of a sweep file{f' ({meant})' if meant else ''}; valid keys: {valid}"
 
 
 def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...]:
@@ -219,7 +207,7 @@ def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...
     for what in ("label", "folder"):
         counts = Counter(getattr(variant, what) for variant in out)
         problems += [
-            f"{what} must be another for each variant, got {name!r} of {n}"
+            f"{what} must be different for each variant, got {name!r} for {n}"
             for name, n in counts.items()
             if n > 1
         ]
@@ -246,7 +234,7 @@ def _settings(raw: Mapping[str, Any], where: str, problems: list[str]) -> UserCo
     except (ValueError, AttributeError) as error:
         problems.append(f"{where}: {error}")
         return {}
-    problems += [f"{where}: {key} is set by the sweep itself" for key in RESERVED if key in settings]
+    problems += [f"{where} must not set {key}: the sweep sets it" for key in RESERVED if key in settings]
     return settings
 
 
@@ -270,5 +258,5 @@ def _texts(raw: Mapping[str, Any], key: str, default: list[str], problems: list[
 
 
 def _folder_name(label: str) -> str:
-    # File systems take 255 bytes, and what lies beside a run's folder has a longer name.
+    # File names have at most 255 bytes, and the files beside a run's folder have longer names.
     return re.sub(r"[^\w.=+-]+", "_", label).strip("._")[:100] or "variant"

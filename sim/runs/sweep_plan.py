@@ -1,9 +1,9 @@
-"""Which runs a sweep is made of: variants x seeds, checked whole, before any is started.
+"""Plan the runs of a sweep: variants x seeds, all checked before any starts.
 
-Common random numbers: an app keys data partition, initial model and mini-batches by the run config's
-``seed`` alone, so runs with one seed differ in nothing but their settings, and variants can be compared
-seed by seed. An app without that key is run with ``hedgerow run --seed``, which keys Python's, NumPy's and
-torch's global generators: how far that goes is the app's affair.
+Common random numbers: an app derives data partition, initial model and mini-batches from the run config's
+``seed`` alone. Runs with one seed thus differ only in their settings, and variants can be compared by seed.
+An app without that key is run with ``hedgerow run --seed``, which seeds the global generators of Python,
+NumPy and torch; whether that determines the run depends on the app.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
 __all__ = ["SETTINGS_FILE", "Job", "can_go_on", "changed_settings", "plan_sweep"]
 
-# The whole run config of a run, in its folder.
+# File of a run's whole run config, in its folder.
 SETTINGS_FILE = "settings.toml"
 
 
@@ -37,16 +37,16 @@ class Job:
     Parameters
     ----------
     variant : Variant
-        What it is a repetition of.
+        The variant that it repeats.
     seed : int
         Its seed.
     folder : Path
-        Where the finished run goes; beside it lie ``.partial`` (running, or interrupted and able to go
-        on), ``.failed`` and ``.log``.
+        Folder of the finished run; beside it are ``.partial`` (running or interrupted), ``.failed`` and
+        ``.log``.
     settings : dict
-        The whole run config, defaults included.
+        The whole run config, including defaults.
     kept : bool
-        Whether it is finished already. One that shall go further than it went is not: it goes on.
+        Whether it is already finished. A run that now has more iterations is not: it is resumed.
     options : tuple of str (default: none)
         Options of ``hedgerow run`` other than settings.
     """
@@ -65,18 +65,18 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Where the run's output goes."""
+        """File of the run's output."""
         return self.beside("log")
 
     def beside(self, suffix: str) -> Path:
-        """Return what lies beside the folder under its name and a suffix."""
+        """Return the path of the folder's name with a suffix."""
         return self.folder.with_name(f"{self.folder.name}.{suffix}")
 
 
 def plan_sweep(
     sweep: Sweep, out: Path, overrides: Sequence[str] = (), *, track: Sequence[str] = ()
 ) -> list[Job]:
-    """Return every run of a sweep, checked against the app's keys, before any is started.
+    """Return every run of a sweep, checked against the app's settings.
 
     Parameters
     ----------
@@ -85,15 +85,14 @@ def plan_sweep(
     out : Path
         The sweep's folder.
     overrides : sequence of str
-        Run-config changes for all runs, as in ``plan_run``; they may not touch what the sweep varies.
+        Run-config changes for all runs, as in ``plan_run``, except of keys that the sweep varies.
     track : sequence of str
-        The trackers of every run, see ``trackers.check_trackers``.
+        Trackers of every run, see ``trackers.check_trackers``.
 
     Raises
     ------
     ValueError
-        If there is no app, a setting is not one of its keys, or a finished run in ``out`` had other
-        settings.
+        If there is no app, a setting is invalid, or a finished run in ``out`` had other settings.
     """
     spec = find_app(sweep.app)
     changes = parse_overrides(overrides, spec.config)
@@ -130,7 +129,7 @@ def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
 
 
 def _plan(spec: AppSpec, asked: UserConfig, nodes: int | None, seed: int) -> Plan:
-    """Return a run with the app's defaults, checked as ``hedgerow run`` will check it."""
+    """Return the plan of a run, checked as ``hedgerow run`` will check it."""
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / SETTINGS_FILE
         file.write_text(toml_text(asked), encoding="utf-8")

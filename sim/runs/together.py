@@ -1,8 +1,8 @@
-"""What several orchestrators' models are together: measured after the run, of the models that they kept.
+"""Evaluate the global model of several edge servers after the run, from the models that they kept.
 
-Servers without a centre know their own model each. A run of theirs keeps it in the rounds in which it is
-measured (``models/<round>.npz`` in the run's folder). Here those of all are put together, as the app says
-(``Experiment.together``), and measured as a run of one server would have.
+Without a cloud each server knows only its own model, and keeps it in the rounds in which it is evaluated
+(``models/<round>.npz`` in the run folder). Here the models of all servers are combined by the app's
+``Experiment.together`` and evaluated as in a run with one server.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["evaluate_together"]
 
 
 def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
-    """Measure what the servers of a run are together; return a record a round, and write them beside.
+    """Evaluate the global model of a run's servers; return one record per round, and write them to a file.
 
-    Each has the ``round``, ``central`` metrics, and in ``train`` what the app says of the models. The file is
-    in the first server's folder, where ``report``, ``table`` and ``plot`` find it.
+    A record has ``round``, the ``central`` metrics, and the app's metrics of the models in ``train``. The
+    file is in the first server's folder, where ``report``, ``table`` and ``plot`` find it.
 
     Raises
     ------
     ValueError
-        If no server kept a model, or the app puts none together.
+        If no server kept a model, or the app does not combine models.
     """
-    config, said = joined_config(parts), parts[0].config["run"]
+    config = joined_config(parts)
     spec = find_app(str(config["app"]))
-    settings = {**spec.config, **config["run"], "peers": said.get("peers", "")}
+    settings = {**spec.config, **config["run"], "peers": parts[0].config["run"].get("peers", "")}
     made = experiment_of(load_app(spec.folder).server_app, settings)
     if not isinstance(made, Experiment) or made.together is None:
         raise ValueError(f"app {spec.name!r} does not combine the models of several servers")
@@ -50,10 +50,10 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
         there = [part for part in parts if (part.folder / MODELS / name).is_file()]
         arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
         models = np.stack([layout.flatten(one, np.result_type(np.float32, *floats)) for one in arrays])
-        u, told = made.together(models, [_size(part, number) for part in there])
+        u, metrics = made.together(models, [_size(part, number) for part in there])
         record = {
             "round": number,
-            "train": {**told, "servers": [part.number for part in there]},
+            "train": {**metrics, "servers": [part.number for part in there]},
             "central": dict(made.measure(to_state_dict(layout.unflatten(u)))),
         }
         records.append(record)
@@ -63,6 +63,6 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
 
 
 def _size(part: OrchestratorFolder, number: int) -> float:
-    """Return the samples of a server's cluster in a round; before the first all are alike."""
+    """Return the number of samples in a server's cluster in a round; 1 before the first round."""
     sizes = [one["train"]["cluster-size"] for one in part.rounds if one["round"] == number and number]
     return float(sizes[-1]) if sizes else 1.0

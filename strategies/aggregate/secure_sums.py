@@ -102,7 +102,9 @@ def parse_secure_sum(
     if value is False:
         return None
     if (rule := next((one for one in aggregations if not one.is_mean), None)) is not None:
-        raise ValueError(f"aggregation must be 'mean' with secure_sum, got '{rule}': a sum gives no other")
+        raise ValueError(
+            f"aggregation must be 'mean' with secure_sum, got '{rule}': other rules need single updates"
+        )
     if probe_rounds:
         raise ValueError(f"probe_rounds must be 0 with secure_sum, got {probe_rounds}: they are each node's")
     return SecureSum() if value is True else value

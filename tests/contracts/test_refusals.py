@@ -1012,7 +1012,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"scheme": "labels(4)"}, r"'labels\(4\)': k must be in 1\.\.3"),
         ({"scheme": "labels(1)", "labels": np.repeat([0, 1], [30, 1]), "num_partitions": 6},
             "2 of 6 partitions of 31 samples have no sample"),
-        ({"scheme": "shards(5)"}, r"'shards\(5\)': 5 \* 3 partitions are more shards than the 12"),
+        ({"scheme": "shards(5)"}, r"'shards\(5\)' must give at most 12 shards, one per sample, got 5 \* 3"),
         ({"scheme": "ring(2)", "labels": np.arange(10), "num_partitions": 8},
             "num_partitions must be at least 9"),
         ({"num_partitions": 13}, r"with-replacement\(n\)"),
@@ -1060,7 +1060,9 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"workers": 2, "real_time": True}, "workers must be 1 with real time.*, got 2"),
         ({"workers": 0, "real_time": True, "ray": "auto"}, "ray must be '' with real time.*, got 'auto'"),
     ],
-    "sim:InProcessGrid": [({"num_nodes": 2, "node_configs": [{}]}, "node_configs: 1")],
+    "sim:InProcessGrid": [
+        ({"num_nodes": 2, "node_configs": [{}]}, "node_configs must have one config for each of 2 nodes")
+    ],
     "policy": [
         ({"monitr": True}, "unknown key 'monitr'; did you mean 'monitor'"),
         ({"max-epsilon": 3.0}, "privacy must be 'sound' with max-epsilon, got 'none'"),
@@ -1096,7 +1098,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"aggregation": "median", "adaptive": "observe"}, PLAIN_MEANS),
         (SUMS | {"adaptive": "observe"}, PLAIN_MEANS),
         (SUMS | {"device-aggregation": "median"},
-            r"device-aggregation must be 'mean' with secure-sum \(a sum gives no other\)"),
+            r"device-aggregation must be 'mean' with secure-sum \(other rules need single updates\)"),
         (SUMS | {"sealed": False}, "sealed must be True with secure-sum .*, got False"),
         (SUMS | {"method": "tdcd", "num-clients": 2},
             "method must be one with groups and a cloud, with secure-sum .*, got 'tdcd'"),

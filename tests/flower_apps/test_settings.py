@@ -26,7 +26,7 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (SD_FEEL, {"method": "feel", "clients-per-round": 21}, "must be at most num-clients = 20, got 21"),
     (SD_FEEL, {**DIRECT, "peers": ""}, "peers must be host:port of each of the 3 edge servers"),
     (SD_FEEL, {**DIRECT, "edge": 3}, "edge must be 0 to 2, as num-servers = 3, got 3"),
-    (SD_FEEL, {**DIRECT, "peer-ca": "a"}, "a file: all of peer-ca, peer-certificate and peer-key are"),
+    (SD_FEEL, {**DIRECT, "peer-ca": "a"}, "a file if any of peer-ca, peer-certificate and peer-key is"),
     (SD_FEEL, {**DIRECT, "partition": "own"}, "must be one of a data set with edge-servers = 'direct'"),
     (SD_FEEL, {**DIRECT, "method": "hierfavg"}, "edge-servers must be 'emulated' but for method = 'sd-feel'"),
     (SD_FEEL, {**DIRECT, "clusters": "group"}, "min-available-nodes must be > 0 with clusters = 'group'"),
@@ -36,7 +36,7 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (SD_FEEL, {**DIRECT, "stragglers": "lasting(0.1,2)"}, "must be '' but for edge-servers = 'emulated'"),
     (SD_FEEL, SMALL_SUMS, "aggregation must be 'mean' with secure-sum"),
     (SD_FEEL, SMALL_SUMS, "edge-servers must be 'emulated' or 'direct' with secure-sum"),
-    (SD_FEEL, SMALL_SUMS, "sum-min-nodes must be at most 2, the nodes that"),
+    (SD_FEEL, SMALL_SUMS, "sum-min-nodes must be at most 2, the nodes of"),
     (SD_FEEL, {**SUMS, "num-clients": 1021}, "must be False: a sum has at most 255 nodes, not 256"),
     (SD_FEEL, {**SUMS, "upload-clip": 1.0}, "upload-noise-multiplier must be > 0 with upload-clip = 1.0"),
     (SD_FEEL, {"upload-clip": 1.0, "upload-noise-multiplier": 2.0}, "must be 0 without secure-sum"),
@@ -54,7 +54,7 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (CEPS, {**SITE, "partition": "own", "problem": "logistic"}, "must be one of a data set with peers"),
     (CEPS, {**SITE, "stop-after": "bits=1"}, "stop-after must be iterations=N with peers, got 'bits=1'"),
     (CEPS, {**SITE, "min-available-nodes": 4}, "must be at most 3, the nodes of site 0, got 4"),
-    (CEPS, {**SITE, "peer-key": "a"}, "a file: all of peer-ca, peer-certificate and peer-key are, or none"),
+    (CEPS, {**SITE, "peer-key": "a"}, "a file if any of peer-ca, peer-certificate and peer-key is"),
 ]
 # fmt: on
 

@@ -224,7 +224,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     checkpoint_every: int = setting(10, "events between checkpoints")
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         yield self.at_most("interval-low", "interval-high")
         yield self.at_most("samples-low", "samples-high")

@@ -119,7 +119,7 @@ class Settings(TrainingSettings):
         return self.clients_per_round, self.clients_per_round
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         yield self.at_most("clients-per-round", "num-clients")
         if self.secure_sum:

@@ -303,7 +303,7 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
     def _sum_rules(self, groups: bool, all_means: bool) -> Rules:
         """Yield the conditions of secure sums."""
         key = "device-aggregation" if groups else "aggregation"
-        yield all_means, key, "'mean' with secure-sum (a sum gives no other)"
+        yield all_means, key, "'mean' with secure-sum (other rules need single updates)"
         yield (
             self.sealed, "sealed",
             "True with secure-sum (heads and encodings that the server reads tell what a sum hides)",

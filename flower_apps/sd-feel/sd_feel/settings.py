@@ -118,7 +118,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
         return nodes // servers, -(-nodes // servers)
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         feel, clustered = self.method == "feel", self.method in ("sd-feel", "hierfavg")
         if clustered or feel:

@@ -119,7 +119,7 @@ class Settings(TrainingSettings):
         return self.num_clients, self.num_clients
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield from super().rules()
         if self.secure_sum:
             chosen = _ALGORITHMS[self.algorithm][1] and not isinstance(

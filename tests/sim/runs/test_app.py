@@ -40,10 +40,10 @@ def test_a_component_of_the_wrong_kind_is_refused(make_app: MakeApp) -> None:
     pyproject = home / "pyproject.toml"
     text = pyproject.read_text()
     pyproject.write_text(text.replace("tinyapp.client_app:app", "tinyapp.server_app:app"))
-    with pytest.raises(ValueError, match="is a ServerApp, not a ClientApp"):
+    with pytest.raises(ValueError, match="must be a ClientApp, got a ServerApp"):
         load_app(home)
     pyproject.write_text(text.replace("tinyapp.client_app:app", "tinyapp.client_app:nothing"))
-    with pytest.raises(ValueError, match="is a NoneType, not a ClientApp"):
+    with pytest.raises(ValueError, match="must be a ClientApp, got a NoneType"):
         load_app(home)
 
 

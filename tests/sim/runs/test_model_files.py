@@ -53,7 +53,7 @@ def test_what_safetensors_does_not_hold_is_in_npz_alone(
 @pytest.mark.parametrize("data", [b"", b"\xff" * 64, b"PK\x03\x04" + bytes(40)])
 def test_a_damaged_file_is_one_error(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(RunFolderError, match=f"{name} is no model that can be read"):
+    with pytest.raises(RunFolderError, match=f"{name} cannot be read as a model"):
         read_model(tmp_path)
 
 

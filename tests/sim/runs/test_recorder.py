@@ -188,7 +188,10 @@ def test_what_an_older_version_did_not_know_and_is_not_the_default_is_refused(tm
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        (3, r"format must be an integer from 1 to 2, or left out for 1, got 3; a newer Hedgerow wrote it"),
+        (
+            3,
+            r"format must be an integer from 1 to 2, or left out for 1, got 3; it was written by",
+        ),
         (0, "format must be an integer from 1 to 2, or left out for 1, got 0$"),
     ],
 )

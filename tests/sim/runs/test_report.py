@@ -222,8 +222,8 @@ def test_a_network_is_drawn_with_each_links_share() -> None:
     assert drawing is not None
     # Four links, both ways.
     assert words(drawing).count("1 kB") == 4
-    assert "each link carried 1 kB each way." in drawing.said
-    assert drawing.said.endswith("client->edge: 100 B each. edge->client: 200 B each.")
+    assert "each link carried 1 kB each way." in drawing.description
+    assert drawing.description.endswith("client->edge: 100 B each. edge->client: 200 B each.")
     assert "×9" in words(drawing)
     assert len(drawing.figure.axes[0].lines) == 2 + 2 + 2 + 6
 
@@ -234,4 +234,4 @@ def test_an_edge_of_one_way_is_an_arrow_with_all_of_its_share() -> None:
     assert drawing is not None
     assert words(drawing).count("1 kB") == 3
     assert len([patch for patch in drawing.figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]) == 3
-    assert drawing.said.endswith("each link carried 1 kB.")
+    assert drawing.description.endswith("each link carried 1 kB.")

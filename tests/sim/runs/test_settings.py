@@ -73,7 +73,7 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_valid(
 @pytest.mark.parametrize(("key", "meant"), [("client", "clients"), ("methd", "method"), ("Rate", "rate")])
 def test_a_near_miss_is_answered_with_the_key_that_was_meant(key: str, meant: str) -> None:
     with pytest.raises(
-        SettingsError, match=rf"is not a setting of this app \(did you mean '{meant}'\?\); there"
+        SettingsError, match=rf"is not a setting of this app \(did you mean '{meant}'\?\); valid keys: "
     ):
         Settings.read({**GOOD, key: 3})
 
@@ -102,7 +102,7 @@ def test_a_field_that_says_nowhere_what_is_valid_is_refused() -> None:
     class Misspelt(RunSettings):
         evaluate_evry: int = setting(7)
 
-    with pytest.raises(TypeError, match=r"Misspelt\.evaluate_evry says nowhere what is valid"):
+    with pytest.raises(TypeError, match=r"Misspelt\.evaluate_evry must declare its valid values"):
         Misspelt.table()
 
 
@@ -121,7 +121,7 @@ def test_all_that_is_wrong_is_in_one_error() -> None:
         Settings.read(bad)
     lines = str(error.value).splitlines()[1:]
     assert [line.split()[1] for line in lines] == ["clients", "share", "beta", "method", "rate", "new", "old"]
-    assert lines[2] == "  - beta must be a number in (0, 1], and is missing"
+    assert lines[2] == "  - beta must be a number in (0, 1], got none"
 
 
 def test_all_that_does_not_go_together_is_in_one_error() -> None:

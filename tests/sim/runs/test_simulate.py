@@ -80,7 +80,7 @@ def test_the_folder_holds_what_a_run_folder_holds(tmp_path: Path) -> None:
     assert config["environment"]["engine"] == "inprocess"
     assert "momentum" in config["resumes"]
     # config.json is written before the strategy is known, which may be one that cannot go on.
-    assert "checkpoint/, which only a run whose strategy can go on writes" in config["resumes"]
+    assert "checkpoint/, which is written only if the strategy can be resumed" in config["resumes"]
     assert read_rounds(done.folder) == done.rounds
     assert [end["central"]["loss"] for end in done.rounds] == [1.0, 1 / 2, 1 / 3, 1 / 4]
     np.testing.assert_array_equal(np.load(done.folder / "model.npz")["0"], weights(done.result))

@@ -38,13 +38,13 @@ def test_paths_are_within_the_folder_and_told_in_full(folder: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "in JSON"),
         ("[]", "with 'node-config', a list of"),
         (json.dumps({"node-config": GOOD["node-config"]}), "'run-config'"),
         (json.dumps({**GOOD, "node-config": [{"group": 0}]}), "must have 'data'"),
         (
             json.dumps({**GOOD, "node-config": [{"data": "nope.npz"}]}),
-            "must be a file that is there, got 'nope.npz'",
+            "must be an existing file, got 'nope.npz'",
         ),
         (
             json.dumps({**GOOD, "node-config": [{"data": "../other.npz"}]}),

@@ -63,14 +63,14 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"bad\.toml") as error:
         read_sweep(file)
     for problem in (
-        "titel: not a key",
+        "titel is not a key",
         "nodes must be an integer from 1 to",
-        "app must be a folder, relative to the file, and is missing",
+        "app must be given: a folder, relative to the file",
         ", got 'epochs'",
         "y must be a text or a list of texts, got 3",
-        "below 2^63, got [1, 1]",
+        "[0, 2^63), got [1, 1]",
         "variant 1: label must be a text, got None",
-        "base: seed is set by the sweep itself",
+        "base must not set seed: the sweep sets it",
         "grid: tau1 must be a list of values, got 3",
         "grid: alpha must be a list of values, got []",
         "as {sim-seconds = 60}: budget must be one of iterations, sim-seconds, bits, payload-bytes",

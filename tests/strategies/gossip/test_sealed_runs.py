@@ -510,7 +510,7 @@ def test_a_locked_state_of_another_node_is_not_taken(devices: Path) -> None:
         state = RemoteState(grid, 10.0)
         told = state.state_dict()
         crossed = {**told, "1": {**told["1"], SEALED_RECORD: told["2"][SEALED_RECORD]}}
-        with pytest.raises(Exception, match="1 nodes did not take their state back"):
+        with pytest.raises(Exception, match="1 nodes did not restore their state"):
             state.load_state_dict(crossed)
 
 

@@ -24,7 +24,7 @@ class Settings(ImageSettings, RunSettings):
     num_clients: int = setting(10, "nodes")
 
     def rules(self) -> Rules:
-        """Yield what must hold between values that are each valid."""
+        """Yield the conditions between values that are each valid."""
         yield self.at_most("min-replies", "num-clients")
 
 
