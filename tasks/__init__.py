@@ -1,4 +1,4 @@
-"""What is learnt: data sets, how they are dealt to nodes, models and metrics."""
+"""Learning tasks: data sets, their partition among nodes, models and metrics."""
 
 from .augmentation import AUGMENTATIONS, augmented, check_augmentation
 from .datasets import Dataset, load

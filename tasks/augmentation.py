@@ -1,8 +1,8 @@
-"""Random flips and crops of images, for training: what the set-ups of papers on images do to each mini-batch.
+"""Random flips and crops of images in each mini-batch.
 
 As in the experiments of A. Beikmohammadi, S. Khirirat, S. Magnússon (flips) and, for CIFAR, of S. Li et al.,
-FedMUD (crops of the image padded by 4, and flips). Differs: images are standardised already, so that a border
-is the mean colour and not black.
+FedMUD (crops of the image padded by 4, and flips). Unlike there, images are already standardised, so the
+padding is the mean colour and not black.
 """
 
 import numpy as np
@@ -17,18 +17,18 @@ _BORDER = 4
 
 
 def check_augmentation(name: str, input_shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless samples of a shape can be augmented so."""
+    """Raise ValueError unless samples of this shape can be augmented like this."""
     if name not in AUGMENTATIONS:
         raise ValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}, got {name!r}")
     if name != "none" and len(input_shape) != 3:
         raise ValueError(
-            f"augmentation must be 'none' with samples of shape {input_shape}, which are no images "
+            f"augmentation must be 'none' with samples of shape {input_shape}, which are not images "
             f"(channels, height, width), got {name!r}"
         )
 
 
 def augmented(x: Tensor, name: str, stream: np.random.Generator) -> Tensor:
-    """Return images, each flipped left to right or not and moved by up to 4 pixels, as new tensors.
+    """Return randomly flipped and cropped images, as new tensors.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def augmented(x: Tensor, name: str, stream: np.random.Generator) -> Tensor:
         (samples, channels, height, width).
     name : str
         ``"none"`` returns ``x`` itself; ``"flips"``: each image with probability 1/2; ``"crops-and-flips"``:
-        each is cut to its own size out of the image with 4 pixels of zeros around it, then flipped or not.
+        each is padded by 4 pixels of zeros, cropped to its own size at random, then flipped or not.
     stream : numpy.random.Generator
-        Where draws come from: on the CPU, whatever the device.
+        The source of the draws: on the CPU, whatever the device.
     """
     check_augmentation(name, tuple(x.shape[1:]))
     if name == "none":

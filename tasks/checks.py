@@ -18,13 +18,13 @@ def at_least(least: int, **numbers: int) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number, Python's or numpy's."""
+    """Return whether this is a finite number, Python's or numpy's."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def described(value: object) -> str:
-    """Return what a value is, for messages."""
+    """Return a description of a value, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape}"
     return f"a {type(value).__name__}"

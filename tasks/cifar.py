@@ -1,7 +1,7 @@
-"""CIFAR-10 in its owners' two layouts: binary batches, and Python 2 pickles.
+"""CIFAR-10 in its two published formats: binary batches, and Python 2 pickles.
 
-A binary record is one label byte and 3,072 pixel bytes (3 x 32 x 32, channel first). The pickles are
-read without running anything in them: every class they name is replaced by a recorder of its arguments.
+A binary record is one label byte and 3,072 pixel bytes (3 x 32 x 32, channel first). Reading a pickle runs
+none of its code: every class that it names is replaced by one that records its arguments.
 """
 
 import pickle
@@ -29,7 +29,7 @@ _Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def missing_cifar10(folder: Path) -> list[str]:
-    """Return the names of the batches that the folder has neither as ``.bin`` nor as pickle."""
+    """Return the names of the batches missing from a folder, both as ``.bin`` and as pickle."""
     return [f"{name}[.bin]" for name in (*_TRAIN, _TEST) if _file(folder, name) is None]
 
 
@@ -39,7 +39,7 @@ def read_cifar10(folder: Path) -> Images:
     Raises
     ------
     ValueError
-        A batch is corrupt, or a pickle holds anything but pixels, labels and names.
+        If a batch is corrupt, or a pickle has anything but pixels, labels and names.
     """
     batches = [_read(_file(folder, name) or folder / name) for name in (*_TRAIN, _TEST)]
     x_train = np.concatenate([pixels for pixels, _ in batches[:-1]])
@@ -64,7 +64,7 @@ def _read_binary(path: Path) -> _Batch:
 
 
 class _Recorded:
-    """Stands for any object of a pickle: keeps what the object was to be made from."""
+    """Replaces any object of a pickle, and records its state."""
 
     state: Any = None
 
@@ -76,7 +76,7 @@ class _Recorded:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Builds containers, numbers and strings; runs no code that a file names."""
+    """Builds containers, numbers and strings; runs no code named by the file."""
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _NUMPY:

@@ -1,4 +1,4 @@
-"""Data sets by name, read from their owners' files and standardised per channel."""
+"""Data sets by name, read from their published files and standardised per channel."""
 
 import os
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Dataset", "load"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification data set in memory. Loaded sets are shared: read the arrays, never change them.
+    """A classification data set in memory. Loaded sets are shared: do not modify the arrays.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Dataset:
     Raises
     ------
     ValueError
-        A shape, dtype, length or value is not as above.
+        If a shape, dtype, length or value is not as above.
     """
 
     name: str
@@ -70,18 +70,18 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str
         One of ``DATASETS``, or an import path ``module:function`` of a function that takes the data
         folder (a ``Path`` or None) and returns a ``Dataset``.
     data_dir : str or path or None (default: None)
-        The folder that holds the files or a subfolder of them; relative, absolute or with ``~``. None
-        or empty takes the environment variable HEDGEROW_DATA_DIR.
+        The folder with the files or their subfolder; relative, absolute or with ``~``. None or empty uses
+        the environment variable HEDGEROW_DATA_DIR.
     scaling : {"standard", "unit"} (default: "standard")
-        Pixels with the training set's mean 0 and deviation 1 a channel, or in [0, 1]. What a function
-        returns is taken as it is.
+        Pixels with the training set's mean 0 and deviation 1 per channel, or in [0, 1]. The result of a
+        function is not scaled.
 
     Raises
     ------
     DatasetNotFound
-        The files are in none of the places where they may lie.
+        If the files are in none of the searched folders.
     ValueError
-        The name is unknown, the function returned no valid ``Dataset``, or a file is corrupt.
+        If the name is unknown, the function did not return a valid ``Dataset``, or a file is corrupt.
     """
     folder = resolve_data_dir(data_dir)
     if is_import_path(name):

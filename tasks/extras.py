@@ -1,4 +1,4 @@
-"""Packages that only some data need, imported when they do: a device has none of them."""
+"""Optional packages for some data, imported on use: a device needs none of them."""
 
 from importlib import import_module
 from typing import Any
@@ -14,9 +14,9 @@ def needed(module: str, extra: str, what: str) -> Any:
     module : str
         Its name, ``"sklearn.datasets"``.
     extra : str
-        The extra of this distribution that brings it.
+        The extra of this distribution that installs it.
     what : str
-        What it is needed for; a file's path, for example.
+        What it is needed for, such as a file's path.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A data set dealt to the nodes of a federation, as tensors."""
+"""A data set partitioned among the nodes of a federation, as tensors."""
 
 import os
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ __all__ = ["FederatedData", "federated"]
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A data set and who holds which of its training samples. Shared: read it, never change it.
+    """A data set and the partition of its training samples. Shared: do not modify it.
 
     Parameters
     ----------
     dataset : Dataset
-        What was dealt.
+        The whole data set.
     x, y : Tensor
         The training set, float32 (N, ...) and int64 (N,).
     x_test, y_test : Tensor
-        The test set, which is not dealt.
+        The test set, which is not partitioned.
     parts : sequence of ndarray of int64
         The training samples of each partition, as indices into ``x`` and ``y``.
     """
@@ -60,7 +60,7 @@ class FederatedData:
         Raises
         ------
         ValueError
-            There is no such partition.
+            If there is no such partition.
         """
         if not 0 <= partition_id < self.num_partitions:
             raise ValueError(f"partition-id must be from 0 to {self.num_partitions - 1}, got {partition_id}")
@@ -68,10 +68,10 @@ class FederatedData:
         return self.x[indices], self.y[indices]
 
     def to(self, device: torch.device | str) -> "FederatedData":
-        """Return the same data on a device; it is copied there once and stays resident."""
-        # An empty tensor shows which device "cuda" is at this moment: "cuda:0" for example.
+        """Return the same data on a device; it is copied there once and kept."""
+        # An empty tensor resolves "cuda" to the current device, such as "cuda:0".
         target = torch.empty(0, device=device).device
-        # One dictionary for all copies, the first included, so that there and back copies nothing.
+        # One dictionary for all copies including the original, so that moving back copies nothing.
         self._resident.setdefault(self.x.device, self)
         if target not in self._resident:
             tensors = {name: getattr(self, name).to(target) for name in ("x", "y", "x_test", "y_test")}
@@ -87,7 +87,7 @@ def federated(
     data_dir: str | os.PathLike[str] | None = None,
     scaling: str = "standard",
 ) -> FederatedData:
-    """Load a data set and deal its training samples; asked again for the same, give back the same object.
+    """Load a data set and partition its training samples, cached.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""A node's own files: arrays, tables, image folders and saved Hugging Face data sets, read and checked.
+"""Readers of a node's own files: arrays, tables, image folders and saved Hugging Face data sets.
 
-What is read is float32 and finite; labels and ids are texts. What is wrong is one ValueError that names file,
-row and column. Tables are read in chunks: beside what is returned, memory holds one chunk. CSV and arrays
-need no package that a device lacks.
+Inputs become finite float32; labels and ids become strings. Invalid content raises one ValueError that names
+file, row and column. Tables are read in chunks, so memory holds the result and one chunk. CSV and arrays need
+no extra package.
 """
 
 import csv
@@ -24,31 +24,31 @@ from .extras import needed
 __all__ = ["FileColumns", "FileData", "Labels", "named", "of_arrays", "read_constants", "read_file"]
 
 Floats = NDArray[np.float32]
-# The cells of a column, and the numbers of rows with their cells by the names of columns.
+# The cells of a column; row numbers with their cells by column name.
 _Cells = Sequence[Any] | NDArray[Any]
 _Chunk = tuple[Sequence[int], Mapping[str, _Cells]]
 
-# Cells of a table that are read at once: some 20 MB as texts.
+# Cells of a table per chunk: some 20 MB as strings.
 _CHUNK_CELLS = 2**18
-# Values of an array that are checked at once.
+# Values of an array checked at a time.
 _CHECKED = 2**23
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _FORMS = (
-    "a file .npz, .csv or .parquet, a folder of one folder of images a class, or a folder written by "
+    "a file .npz, .csv or .parquet, a folder with one folder of images per class, or a folder written by "
     "datasets.save_to_disk"
 )
 _FLAGS = {"true": 1.0, "false": 0.0}
 
 
 class Labels:
-    """Labels as texts, as they come.
+    """Labels as strings, collected in order.
 
     Attributes
     ----------
     first : dict of str to str
-        Each label once, in the order in which they came, and where it stands first, for messages.
+        Each distinct label in order of appearance, and where it first appears, for messages.
     codes : array of int64
-        Of each sample, its label's place in ``first``.
+        Each sample's label as an index into ``first``.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Labels:
         self._places: dict[str, int] = {}
 
     def add(self, values: Iterable[Any], where: Callable[[int], str]) -> None:
-        """Take more labels; ``where`` tells where the i-th of them stands. ValueError if one is empty."""
+        """Add labels; ``where(i)`` says where the i-th of them is. ValueError if one is empty."""
         for i, value in enumerate(values):
             label = _text(value)
             if label not in self._places:
@@ -68,24 +68,24 @@ class Labels:
             self.codes.append(self._places[label])
 
     def numbers(self, of_label: Sequence[int]) -> NDArray[np.int64]:
-        """Return each sample's number, (N,), from those of the labels in ``first``."""
+        """Return each sample's class number, (N,), given one for each label in ``first``."""
         return np.array(of_label, np.int64)[np.frombuffer(self.codes, np.int64)]
 
 
 @dataclass(frozen=True, eq=False)
 class FileData:
-    """What a file holds.
+    """The contents of a file.
 
     Parameters
     ----------
     x : ndarray of float32, (N, ...)
         Finite inputs, N >= 1; images are (N, C, H, W).
     labels : Labels or None
-        None where the file has none.
+        None if the file has none.
     ids : tuple of str (default: none)
-        Whose each sample is, where ids were asked for: different texts, none empty.
+        The id of each sample, if requested: distinct and non-empty.
     features : tuple of str (default: none)
-        The columns of a table.
+        The feature columns of a table.
     num_classes : int or None (default: None)
         The number of classes, if the file has it.
     """
@@ -102,24 +102,24 @@ class FileData:
             if not one:
                 raise ValueError(f"the id of sample {sample} must not be empty")
             if (before := first.setdefault(one, sample)) != sample:
-                # Whose id it is stays untold.
+                # The id itself is private.
                 raise ValueError(f"samples {before} and {sample} must not have the same id")
 
 
 @dataclass(frozen=True)
 class FileColumns:
-    """What is taken from a file.
+    """The parts of a file to read.
 
     Parameters
     ----------
     label : str (default: "label")
-        The column of labels in a table.
+        A table's label column.
     features : tuple of str (default: empty)
-        The columns of features in a table, in this order; empty for all others, in the file's order.
+        A table's feature columns, in this order; empty for all others, in the file's order.
     id : str or None (default: None)
-        The column of ids in a table; arrays have them as ``ids``, images as their files' names. None: no ids.
+        A table's id column. Arrays have ids as ``ids``, images use their file names. None: no ids.
     labelled : bool (default: True)
-        Whether there must be labels.
+        Whether labels are required.
     """
 
     label: str = "label"
@@ -128,7 +128,7 @@ class FileColumns:
     labelled: bool = True
 
     def features_in(self, header: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns of features of a table; ValueError if one of those in use is not there."""
+        """Return a table's feature columns; ValueError if a required column is missing."""
         if twice := sorted({name for name in header if header.count(name) > 1}):
             raise ValueError(f"each column must have a name of its own, got {twice[0]!r} twice")
         others = (self.label, self.id)
@@ -149,22 +149,21 @@ class FileColumns:
 
 
 def read_file(path: Path, columns: FileColumns) -> FileData:
-    """Return what a file or folder holds.
+    """Read a file or folder.
 
     Parameters
     ----------
     path : Path
-        A ``.csv`` with a header or a ``.parquet``, whose features are all numbers; an ``.npz`` with ``x``
-        (N, ...), ``y`` (N,) and, where they are told, ``ids`` (N,), texts, and ``classes``, a number; a
-        folder of class folders of images, or of images without labels; or what ``datasets.save_to_disk``
-        wrote.
+        A ``.csv`` with a header or a ``.parquet``, with numeric features; an ``.npz`` with ``x`` (N, ...),
+        ``y`` (N,) and optionally ``ids`` (N,), strings, and ``classes``, an integer; a folder with a folder
+        of images per class, or of images without labels; or a folder written by ``datasets.save_to_disk``.
     columns : FileColumns
-        What is taken from it.
+        The parts to read.
 
     Raises
     ------
     ValueError
-        There is no such file, it is of no known form, or what it holds is not valid.
+        If the file does not exist, has an unknown format, or has invalid content.
     """
     readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
     with named(path):
@@ -184,7 +183,7 @@ def read_file(path: Path, columns: FileColumns) -> FileData:
 
 @contextmanager
 def named(where: object) -> Iterator[None]:
-    """Make any error of a ``with`` block a ValueError that says where: damaged files fail in many ways."""
+    """Turn any error of a ``with`` block, for example about a damaged file, into a ValueError with a place."""
     try:
         yield
     except Exception as error:
@@ -196,12 +195,12 @@ def named(where: object) -> Iterator[None]:
 
 
 def of_arrays(x: Any, y: Any, ids: Any = None, classes: Any = None) -> FileData:
-    """Return inputs (N, ...) with labels (N,), ids (N,) and a number of classes, or None for each of these.
+    """Return inputs (N, ...) with labels (N,), ids (N,) and a number of classes, each of the latter optional.
 
     Raises
     ------
     ValueError
-        One has another type or shape, or an input is not finite.
+        If one has a wrong type or shape, or an input is not finite.
     """
     samples = len(x) if isinstance(x, np.ndarray) and x.ndim else 0
     for key, column, kinds, valid in (("y", y, "iubUSO", "integers or texts"), ("ids", ids, "US", "texts")):
@@ -220,7 +219,7 @@ def of_arrays(x: Any, y: Any, ids: Any = None, classes: Any = None) -> FileData:
 
 
 def _inputs(x: object) -> Floats:
-    """Return an array of numbers (N, ...) as float32; ValueError unless all are finite and N >= 1."""
+    """Return a numeric array (N, ...) as float32; ValueError unless all values are finite and N >= 1."""
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiub":
         raise ValueError(f"x must be an array of numbers (N, ...), got {described(x)}")
     if not x.size or x.ndim < 2:
@@ -251,9 +250,9 @@ def _read_npz(path: Path, columns: FileColumns) -> FileData:
 
 
 def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]) -> FileData:
-    """Return a table that comes in chunks."""
+    """Return a table from its chunks."""
     names, has_labels = columns.features_in(header), columns.label in header
-    # Grows in place: an array at the end would be a second copy.
+    # Grows in place: concatenating arrays would need a second copy.
     values, labels = bytearray(), Labels()
     ids: list[str] = []
     for rows, cells in chunks:
@@ -282,7 +281,7 @@ def _place(rows: Sequence[int], column: str, i: int) -> str:
 
 
 def _numbers(cells: _Cells) -> NDArray[Any]:
-    """Return the cells of a column as numbers, NaN for a cell that is not a number."""
+    """Return the cells of a column as numbers; NaN if a cell is not a number."""
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
         return cells
     try:
@@ -299,7 +298,7 @@ def _number(cell: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Return a label or id as a text: a float that is a whole number as that, true and false as 1 and 0."""
+    """Return a label or id as a string: an integral float as an integer, true and false as 1 and 0."""
     if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
         return ""
     if isinstance(value, bytes):
@@ -322,7 +321,7 @@ def _read_csv(path: Path, columns: FileColumns) -> FileData:
 
 
 def _csv_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the header, and each row that is not blank with its number; the header's is 1."""
+    """Return the header, and the non-blank rows with their numbers; the header is row 1."""
     reader = csv.reader(lines, strict=True)
     header = [name.strip() for name in next(reader, [])]
     if not header:
@@ -341,15 +340,15 @@ def _csv_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[tuple[int, list
 
 
 def read_constants(path: Path, features: Sequence[str]) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of these features from a ``.csv`` with columns feature, mean, std.
+    """Return the means and standard deviations of features from a ``.csv`` with columns feature, mean, std.
 
     Raises
     ------
     ValueError
-        A feature is missing, or a value is not finite, or a deviation not > 0.
+        If a feature is missing, a value is not finite, or a deviation is not > 0.
     """
     found: dict[str, tuple[float, float]] = {}
-    # Without the folder, which would reach the server.
+    # The error reaches the server, so it does not name the folder.
     with named(f"constants {path.name}"), path.open(newline="", encoding="utf-8-sig") as file:
         header, rows = _csv_rows(file)
         if not {"feature", "mean", "std"} <= {*header}:
@@ -382,17 +381,17 @@ def _used(columns: FileColumns, header: Sequence[str]) -> list[str]:
 
 
 def _arrow_chunks(batches: Iterable[Any], first_row: int) -> Iterator[_Chunk]:
-    """Yield pyarrow's batches or tables as NumPy has them: NaN or None where a cell is empty."""
+    """Yield pyarrow's batches or tables as NumPy arrays: NaN or None for an empty cell."""
     row = first_row
     for batch in batches:
-        # The one has options here, the other has not.
+        # to_numpy of batches and of tables have different options.
         cells = {name: np.asarray(batch.column(name)) for name in batch.schema.names}
         yield range(row, row + batch.num_rows), cells
         row += batch.num_rows
 
 
 def _read_saved(path: Path, columns: FileColumns) -> FileData:
-    """Return what ``datasets.Dataset.save_to_disk`` wrote: columns of numbers, or one of arrays or images."""
+    """Read a folder of ``datasets.Dataset.save_to_disk``: columns of numbers, or one of arrays or images."""
     datasets = needed("datasets", "datasets", "a saved data set")
     saved = datasets.load_from_disk(str(path))
     if not isinstance(saved, datasets.Dataset):
@@ -440,7 +439,7 @@ def _sample(name: str, row: int, value: Any) -> Floats:
 
 
 def _read_images(path: Path, columns: FileColumns) -> FileData:
-    """Return the images of a folder as (N, C, H, W) in [0, 1]: one channel or three."""
+    """Return the images of a folder as (N, C, H, W) in [0, 1], with one channel or three."""
     files = _images(path, "[!.]*/*")
     has_labels = bool(files)
     if not files and not columns.labelled:

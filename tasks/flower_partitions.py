@@ -1,8 +1,7 @@
 """Partitions by a partitioner of flwr-datasets, named with its arguments.
 
-``"flwr_datasets:DirichletPartitioner(alpha=0.5, min_partition_size=2)"`` for example. The number of
-partitions, the column of the labels and the run's seed are given to it. Arguments are literals: nothing is
-evaluated.
+For example ``"flwr_datasets:DirichletPartitioner(alpha=0.5, min_partition_size=2)"``. It also gets the number
+of partitions, the label column and the run's seed. Arguments are literals: nothing is evaluated.
 """
 
 import ast
@@ -22,7 +21,7 @@ _LABEL = "label"
 
 
 def named_partitioner(scheme: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the class and the arguments that a scheme names.
+    """Return the class and the arguments of a scheme.
 
     Raises
     ------
@@ -43,12 +42,12 @@ def named_partitioner(scheme: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def parts_of(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> list[NDArray[np.int64]]:
-    """Return each partition's samples (n,), ascending, as the named partitioner deals them.
+    """Return each partition's samples (n,), ascending, from a named partitioner.
 
     Parameters
     ----------
     scheme : str
-        As ``named_partitioner`` reads it.
+        As for ``named_partitioner``.
     labels : ndarray of int, (N,)
         The training labels.
     num_partitions : int

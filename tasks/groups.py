@@ -1,8 +1,8 @@
-"""How the people of a vertical data set are dealt to hospitals and devices, and how two parties' rows meet.
+"""Partitions of a vertical data set's people to hospitals and devices, and matching of two parties' rows.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", experiments. Ours, where the paper is silent: which
-pairs of classes dominate a group, and how skewed its MIMIC-III split is.
+E-health with Horizontal and Vertical Data Partitioning", experiments. The paper does not say which pairs of
+classes dominate a group, nor how skewed its MIMIC-III split is: these choices are ours.
 """
 
 import re
@@ -23,20 +23,20 @@ Ids = NDArray[np.str_]
 
 GROUP_SCHEMES = ("iid", "pairs", "rates", "sites")
 
-# Streams are keyed (seed, round, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
+# Random streams are keyed (seed, round, 0, purpose), as in the whole suite; 2 is the purpose "partition".
 _PURPOSE = 2
-# Samples of a class, and the concentration of a Dirichlet distribution, whose other end is 1 over it.
+# The most samples of a class, and the largest concentration; the smallest is its reciprocal.
 _MOST = 1e9
 
 
 @dataclass(frozen=True, eq=False)
 class GroupSplit:
-    """Who is in which group, and on which device of it.
+    """The samples of each group and of its devices.
 
     Parameters
     ----------
     groups : list of ndarray of int64
-        The training samples of each group, K_m each, in random order. A sample is in one group at most.
+        The training samples of each group, K_m each, in random order. A sample is in at most one group.
     devices : list of list of ndarray of int64
         The samples of each device of each group: ``groups`` cut into pieces.
     """
@@ -45,7 +45,7 @@ class GroupSplit:
     devices: list[list[Indices]]
 
     def dominance(self, labels: NDArray[Any]) -> list[float]:
-        """Return the share of its two largest classes in each group: what a skewed scheme achieved."""
+        """Return the share of the two largest classes in each group."""
         counts = [np.sort(np.unique(labels[group], return_counts=True)[1])[::-1] for group in self.groups]
         return [float(count[:2].sum() / count.sum()) for count in counts]
 
@@ -59,27 +59,28 @@ def group_split(
     people: Ids | None = None,
     sites: Ids | None = None,
 ) -> GroupSplit:
-    """Deal training samples to groups of equal size, and each group's to its devices.
+    """Assign training samples to groups of equal size, and each group's samples to its devices.
 
-    Where people have several samples, ``iid`` and ``sites`` deal people, each to one group, so that groups
-    have equally many people and about as many samples; ``pairs`` and ``rates`` deal samples all the same.
+    If people have several samples, ``iid`` and ``sites`` assign people, each to one group, so that groups
+    have equally many people and about as many samples; ``pairs`` and ``rates`` always assign samples.
 
     Parameters
     ----------
     scheme : str
         - ``"iid"``: at random. K_m = floor(N / M); the remainder is left out, as in the paper.
         - ``"pairs(n_major, n_minor)"``: n_major samples, an even number, of two classes and n_minor of the
-          others; K_m = n_major + n_minor. The paper's splits are pairs(700, 220) for ESR and, for
-          OrganAMNIST, pairs(3000, 458): its file has 20 images less by now, so take pairs(3000, 456).
-          With as many groups as pairs of classes, each pair has its group; else a group gets the class with
-          most and the one with fewest samples left. Where a class runs out, what is left takes its place:
-          ``GroupSplit.dominance`` tells.
-        - ``"rates(concentration)"``, > 0: a group's class rates are drawn from a Dirichlet around the rates
-          of the whole (small: skewed, large: iid); every group has a sample of each class that has enough.
-          For the paper's MIMIC-III split, of which it gives no numbers; 1 is our guess. K_m = floor(N / M).
-        - ``"sites"``: a group's people are of one site, and a site's are dealt to its groups at random. Each
-          site has a group at least, and the others go where a group has most people: two sites of equal size
-          have half of the groups each. K_m is the floor of a site's people over its groups.
+          others; K_m = n_major + n_minor. The paper's splits are pairs(700, 220) for ESR and pairs(3000, 458)
+          for OrganAMNIST. OrganAMNIST's current file has 20 fewer images, so use pairs(3000, 456). With as
+          many groups as pairs of classes, each pair has one group; otherwise a group gets the class with
+          the most and the class with the fewest samples left. An exhausted class is replaced by what is
+          left, see ``GroupSplit.dominance``.
+        - ``"rates(concentration)"``, > 0: a group's class rates are drawn from a Dirichlet around the overall
+          rates (small: skewed, large: iid); every group has a sample of each class that has enough. For the
+          paper's MIMIC-III split, of which it gives no numbers; 1 is our guess. K_m = floor(N / M).
+        - ``"sites"``: a group's people are from one site, and a site's people are assigned to its groups at
+          random. Each site has at least one group, and further groups go to the site with the most people
+          per group: two sites of equal size have half of the groups each. K_m is the floor of a site's
+          people over its groups.
     labels : ndarray of int, (N,)
         The training labels.
     num_groups : int
@@ -87,16 +88,16 @@ def group_split(
     seed : int
         The run's seed, >= 0. The same seed gives the same split.
     samples_per_device : int (default: 1)
-        Samples of a device, >= 1; a group's last device takes the remainder. The paper's devices have one.
+        Samples of a device, >= 1; a group's last device has the remainder. The paper's devices have one.
     people : ndarray of str or None (default: None)
-        Whose each sample is, (N,); None: everyone has one.
+        The person of each sample, (N,); None: everyone has one sample.
     sites : ndarray of str or None (default: None)
-        Where each is from, (N,); ``sites`` needs it. A person is from one site.
+        The site of each sample, (N,); required by ``sites``. A person is from one site.
 
     Raises
     ------
     ValueError
-        An argument is out of its range.
+        If an argument is out of range.
     """
     labels = np.asarray(labels)
     name, arguments = _parse(scheme)
@@ -128,19 +129,19 @@ def group_split(
 
 
 def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices:
-    """Return where a party holds the wanted samples: ``held[match_ids(wanted, held)] == wanted``.
+    """Return a party's rows of the wanted samples: ``held[match_ids(wanted, held)] == wanted``.
 
     Parameters
     ----------
     wanted : ndarray of str, (n,)
-        The ids of a batch, as the other party names them.
+        The ids of a batch from the other party.
     held : ndarray of str, (N,)
-        The ids of the party's own rows, each once.
+        The ids of the party's own rows, distinct.
 
     Raises
     ------
     ValueError
-        The party does not hold a wanted sample, or holds one twice.
+        If the party lacks a wanted sample, or has one twice.
     """
     place = {str(name): number for number, name in enumerate(held)}
     if len(place) < len(held):
@@ -154,7 +155,7 @@ def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices
 
 
 def validate_group_scheme(scheme: str) -> None:
-    """Raise ValueError where ``group_split`` would, whatever the labels; for checks of a configuration."""
+    """Raise ValueError if a scheme cannot be parsed; for checks of a configuration."""
     _parse(scheme)
 
 
@@ -208,7 +209,7 @@ def _groups(
 def _of_sites(
     sites: Ids | None, people: Ids | None, count: int, M: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Return groups each of which is of one site, site after site in the order of their names."""
+    """Return groups of people from one site, sorted by the site's name."""
     if sites is None:
         raise ValueError("partition must not be 'sites' with data that do not tell their people's sites")
     people = np.arange(count).astype(str) if people is None else people
@@ -233,12 +234,12 @@ def _of_sites(
 
 
 def _whole_people(rows: Indices, people: Ids, M: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal the people of these rows, each with all of its own, to groups of equally many people."""
+    """Assign the people of these rows, each with all their samples, to groups of equally many people."""
     names, person = np.unique(people, return_inverse=True)
     K = names.size // M
     if not K:
         raise ValueError(f"num-groups must be at most {names.size}, the number of people, got {M}")
-    # The group of each person; those who are left over have none.
+    # The group of each person; -1 for the remainder.
     group = np.full(names.size, -1)
     group[rng.permutation(names.size)[: M * K]] = np.repeat(np.arange(M), K)
     return [rng.permutation(rows[group[person] == m]) for m in range(M)]
@@ -247,7 +248,7 @@ def _whole_people(rows: Indices, people: Ids, M: int, rng: np.random.Generator) 
 def _dealt(
     labels: NDArray[Any], classes: NDArray[Any], counts: Indices, rng: np.random.Generator
 ) -> list[Indices]:
-    """Return each group's samples at random, counts[m, c] of class c."""
+    """Return each group's samples, drawn at random: counts[m, c] of class c."""
     cuts = [
         np.split(rng.permutation(np.flatnonzero(labels == label)), taken.cumsum())[:-1]
         for label, taken in zip(classes, counts.T, strict=True)
@@ -256,7 +257,7 @@ def _dealt(
 
 
 def _pair_counts(totals: Indices, M: int, n_major: int, n_minor: int) -> Indices:
-    """Return the samples (groups, classes) where two classes dominate a group."""
+    """Return the numbers of samples (groups, classes) such that two classes dominate each group."""
     C = totals.size
     counts = np.zeros((M, C), np.int64)
     every_pair = list(combinations(range(C), 2))
@@ -274,9 +275,9 @@ def _pair_counts(totals: Indices, M: int, n_major: int, n_minor: int) -> Indices
 
 
 def _even_minors(pairs: Sequence[tuple[int, int]], C: int, n_minor: int) -> Indices:
-    """Return n_minor samples of the classes outside each pair, numbers that differ by one at most.
+    """Return n_minor samples of the classes outside each pair, with counts that differ by at most one.
 
-    Who gets the odd ones turns with the pair: for odd C every class gets the same over all pairs, so that
+    The odd samples rotate with the pair: for odd C every class gets the same total over all pairs, so that
     ESR's classes of 1,840 are used up exactly.
     """
     minors = np.zeros((len(pairs), C), np.int64)
@@ -300,9 +301,9 @@ def _take_pair(counts: Indices, m: int, totals: Indices, n_major: int) -> tuple[
 
 
 def _fill(counts: Indices, pairs: Sequence[tuple[int, int]], totals: Indices, K: int) -> None:
-    """Fill the groups in turn, one sample each, with what is left of the classes outside the pair.
+    """Fill the groups in turn, one sample each, from what is left of the classes outside the pair.
 
-    The divisor (1 + what the group has of the class) keeps a group from taking one class only.
+    The divisor (1 + the group's samples of the class) spreads a group over the classes.
     """
     left = totals - counts.sum(axis=0)
     outside = np.ones(counts.shape, bool)
@@ -316,19 +317,19 @@ def _fill(counts: Indices, pairs: Sequence[tuple[int, int]], totals: Indices, K:
 
 
 def _rate_counts(totals: Indices, M: int, K: int, concentration: float, rng: np.random.Generator) -> Indices:
-    """Return the samples (groups, classes) with class rates drawn around those of the whole."""
+    """Return the numbers of samples (groups, classes), with rates drawn around the overall rates."""
     least = ((totals >= M) & (totals.size <= K)).astype(np.int64)
     counts, left = np.zeros((M, totals.size), np.int64), totals.copy()
     for m in range(M):
         room = left - (M - m - 1) * least
         rates = rng.dirichlet(concentration * totals / totals.sum())
         counts[m] = np.clip((rates * K).astype(np.int64), least, room)
-        # Rounding, and classes that ran out: correct where most is left, or most was taken.
+        # Correct for rounding and exhausted classes: add where most is left, remove where most was taken.
         while (lack := K - counts[m].sum()) > 0:
             c = (room - counts[m]).argmax()
             counts[m, c] += min(lack, room[c] - counts[m, c])
         while (lack := K - counts[m].sum()) < 0:
             counts[m, (counts[m] - least).argmax()] -= 1
         left = left - counts[m]
-    # The last groups got what the others left: shuffled, a group's number has no meaning.
+    # Shuffled, because the last groups got what the others left.
     return rng.permutation(counts)

@@ -1,6 +1,6 @@
 """IDX, the file format of MNIST and Fashion-MNIST.
 
-Four big-endian header bytes (0, 0, element type, number of axes), one 32-bit length an axis, then the
+Four big-endian header bytes (0, 0, element type, number of axes), one 32-bit length per axis, then the
 elements in row-major order. Only unsigned bytes (type 8) occur in these sets.
 """
 
@@ -26,7 +26,7 @@ _NAMES = (
 
 
 def missing_idx(folder: Path) -> list[str]:
-    """Return the names of the set's files that the folder has neither plain nor as ``.gz``."""
+    """Return the names of the set's files missing from a folder, both plain and as ``.gz``."""
     return [f"{name}[.gz]" for name in _NAMES if _file(folder, name) is None]
 
 
@@ -36,7 +36,7 @@ def read_idx_set(folder: Path) -> Images:
     Raises
     ------
     ValueError
-        A file is corrupt, or images and labels differ in number.
+        If a file is corrupt, or images and labels differ in number.
     """
     train_images, train_labels, test_images, test_labels = (_file(folder, name) or folder for name in _NAMES)
     x_train, y_train = _pair(train_images, train_labels)
@@ -50,7 +50,7 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     Raises
     ------
     ValueError
-        Bad magic number, or more or fewer bytes than the header announces.
+        If the magic number is wrong, or the size does not match the header.
     """
     raw = _bytes(path)
     magic = bytes([0, 0, _UNSIGNED_BYTE, axes])

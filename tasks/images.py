@@ -1,4 +1,4 @@
-"""Images as their owners publish them: bytes, before any scaling."""
+"""Images as published, in bytes, and their scaling."""
 
 from typing import NamedTuple
 
@@ -51,11 +51,11 @@ def standardise(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 
 def _standardised_levels(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    # Mean and deviation come from the histogram: exact, and no float64 copy of the set. In blocks,
-    # because bincount widens what it counts to eight bytes a pixel.
+    # From the histogram: exact, without a float64 copy of the set. In blocks, because bincount converts its
+    # input to eight bytes per pixel.
     histogram = sum(np.bincount(block.ravel(), minlength=256) for block in np.array_split(pixels, _BLOCKS))
     level = np.arange(256, dtype=np.float64)
     mean = np.average(level, weights=histogram)
     deviation = np.sqrt(np.average((level - mean) ** 2, weights=histogram))
-    # A constant channel carries nothing: it becomes zeros, not a division by zero.
+    # A constant channel becomes zeros.
     return ((level - mean) / (deviation or 1.0)).astype(np.float32)

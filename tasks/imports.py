@@ -21,29 +21,29 @@ def is_import_path(name: str) -> bool:
 
 
 def import_callable(key: str, path: str) -> Callable[..., Any]:
-    """Return the function that an import path names.
+    """Return the function of an import path.
 
     Parameters
     ----------
     key : str
-        The configuration key that holds the path, for messages.
+        The configuration key with the path, for messages.
     path : str
-        ``module:function``; the module is one that Python finds, or lies in the folder where the program was
-        started, which is looked in last. (An app's folder is among those where Python looks.)
+        ``module:function``. The module is on Python's path, which includes the app's folder, or in the
+        current folder, which is searched last.
 
     Raises
     ------
     ValueError
-        The path is none, the module cannot be imported, or has no callable of that name.
+        If the path is invalid, the module cannot be imported, or it has no callable of that name.
     PermissionError
-        The owner of this machine does not allow it, see ``permissions``.
+        If the owner of this machine does not allow it, see ``permissions``.
     """
     if not is_import_path(path):
         raise ValueError(f"{key} must be an import path, module:function, got {path!r}")
     check_import(key, path)
     module_name, function_name = path.split(":")
-    # Last, so that nothing there can stand for a module that is installed. It stays: a module may import
-    # another one later.
+    # Last, so that nothing there can shadow an installed module. It stays, because a module may import
+    # others later.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
         invalidate_caches()
@@ -59,13 +59,13 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
 
 
 def call_imported(key: str, path: str, *arguments: Any) -> Any:
-    """Call the function that an import path names; return what it returns.
+    """Call the function of an import path and return its result.
 
     Raises
     ------
     ValueError
-        As ``import_callable`` does; and what the function raises, saying where, unless it is a ValueError or
-        an OSError itself.
+        As ``import_callable`` does, and for any error of the function, with its location, other than a
+        ValueError or an OSError.
     """
     function = import_callable(key, path)
     try:

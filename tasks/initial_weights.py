@@ -9,12 +9,12 @@ from torch import Tensor
 
 __all__ = ["draw_normal", "draw_uniform", "weight_generator"]
 
-# Streams are keyed (seed, 0, 0, purpose) as everywhere in the suite; 1 is the purpose "model".
+# Random streams are keyed (seed, 0, 0, purpose), as in the whole suite; 1 is the purpose "model".
 _PURPOSE = 1
 
 
 def weight_generator(seed: int) -> np.random.Generator:
-    """Return the stream of a run's initial weights."""
+    """Return the random stream of a run's initial weights."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE]))
 
 

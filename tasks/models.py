@@ -1,4 +1,4 @@
-"""Models by name, initialised from a seed of their own.
+"""Models by name, initialised from a seed.
 
 ``lenet`` is the 21,840-parameter network of Sun et al., Semi-Decentralized Federated Edge Learning,
 experiments (after the network of Liu et al., Client-Edge-Cloud Hierarchical Federated Learning);
@@ -30,7 +30,7 @@ __all__ = ["MODELS", "build_model", "count_parameters", "forward_macs"]
 
 Shape = tuple[int, ...]
 
-# Streams are keyed (seed, 0, 0, purpose) as everywhere in the suite; 1 is the purpose "model".
+# Random streams are keyed (seed, 0, 0, purpose), as in the whole suite; 1 is the purpose "model".
 _PURPOSE = 1
 
 
@@ -58,24 +58,24 @@ def build_model(
     num_classes : int
         Number of classes, at least 2.
     seed : int
-        The run's seed, >= 0. Layers are initialised as torch does by default, but for the models with
-        batch normalisation, whose weights are N(0, 0.01^2) and biases 0. All come from a generator of
-        this seed alone: the same seed gives the same bits, and torch's global generator is left as it was.
+        The run's seed, >= 0. Layers are initialised as torch does by default, except in models with batch
+        normalisation, whose weights are N(0, 0.01^2) and biases 0. The draws come from their own generator:
+        the same seed gives the same bits, and torch's global generator is restored.
     dropout : float (default: 0.0)
-        ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer. 0 leaves it
-        out. Its masks come from torch's global generator, so that a run with dropout repeats only where
-        the caller seeds that generator around each training step.
+        ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer; 0 for none.
+        Its masks come from torch's global generator, so a run with dropout is reproducible only if the
+        caller seeds that generator around each training step.
 
     Raises
     ------
     ValueError
-        An argument is out of its range, or the user's function gave no such model.
+        If an argument is out of range, or the user's function did not return such a model.
     """
     _check_arguments(name, input_shape, num_classes, seed, dropout)
     if is_import_path(name):
         return _build_own(name, input_shape, num_classes, seed)
     options = {"dropout": dropout} if name == "lenet" else {}
-    # Layers draw when they are built; the meta device would not, but takes half a second to import.
+    # Layers draw on construction; the meta device would not, but takes half a second to import.
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = _BUILDERS[name](input_shape, num_classes, **options)
     draw = _initialise_normal if name in _BATCH_NORMALISED else initialise
@@ -89,7 +89,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def forward_macs(model: nn.Module, input_shape: Shape) -> int:
-    """Return the multiply-accumulates of one sample's forward pass: matrix products and convolutions only.
+    """Return the multiply-accumulates of one sample's forward pass, in matrix products and convolutions.
 
     Biases, activations, pooling and normalisation are not counted.
 
@@ -109,7 +109,7 @@ def forward_macs(model: nn.Module, input_shape: Shape) -> int:
 
 
 def _products(model: nn.Module, input_shape: Shape) -> int:
-    """Count by the layers' outputs: PyTorch's counter takes most of a second to import."""
+    """Count from the layers' outputs, because PyTorch's counter takes most of a second to import."""
     counts: list[int] = []
 
     def count(module: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -187,7 +187,7 @@ def _cnn10(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _plain_cnn(input_shape: Shape, num_classes: int, widths: tuple[int, ...], convolutions: int) -> nn.Module:
-    """Return blocks of so many convolutions each, without biases, and halve the image after each block."""
+    """Return blocks of ``convolutions`` each, without biases; each block halves the image."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(layout=ChannelsLast())
     channels, number = input_shape[0], 0
     for block, width in enumerate(widths, start=1):
@@ -252,7 +252,7 @@ def _torch_seed(seed: int) -> int:
 
 
 def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
-    # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
+    # A user's constructors draw from the global generator, which is seeded for them and then restored.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(seed))
         model = call_imported("model", path, input_shape, num_classes)

@@ -1,4 +1,4 @@
-"""Evaluation mode that leaves no trace."""
+"""Temporary evaluation mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["evaluating"]
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode without gradients, and each of its modules back as it was."""
+    """Put the model in evaluation mode without gradients, and restore the mode of each of its modules."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""OrganAMNIST, abdominal CT slices in MedMNIST's own file; its validation images stay unused."""
+"""OrganAMNIST, abdominal CT slices in MedMNIST's file; its validation images are not used."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def read_organamnist(folder: Path) -> Images:
     Raises
     ------
     ValueError
-        An array is missing, or has another type or shape.
+        If an array is missing, or has a wrong type or shape.
     """
     path = folder / "organamnist.npz"
     with np.load(path) as file:

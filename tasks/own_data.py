@@ -1,7 +1,7 @@
-"""A node's own data: what its node config names, read and checked, as classes; and how it is standardised.
+"""A node's own data: reading and checking what its node config names, classes, and standardisation.
 
-A node of a deployment (``partition = "own"``) learns on what its own node config names. Nothing of it is an
-index into a common set, and no server can name a file or a module on a node.
+With ``partition = "own"`` a node of a deployment learns from the data that its own node config names. No
+server can name a file or a module on a node.
 """
 
 import json
@@ -32,9 +32,9 @@ __all__ = [
     "read_own",
 ]
 
-# The partition of a run whose nodes have data of their own.
+# The partition of a run whose nodes have their own data.
 OWN = "own"
-# The keys of a node config that say what its data are.
+# The node config's keys about data.
 NODE_DATA_KEYS = (
     "allow-imports",
     "data",
@@ -89,14 +89,14 @@ class OwnData:
 
 @dataclass(frozen=True)
 class Classes:
-    """What a run's key ``classes`` says.
+    """The value of a run's key ``classes``.
 
     Parameters
     ----------
     number : int or None
-        How many, at least 2; None if each node's file says so.
+        Number of classes, at least 2; None to use each file's.
     names : tuple of str
-        The name of each class, as the files' labels have it; empty where labels are 0, 1, …
+        The label of each class in the files; empty if labels are 0, 1, …
     """
 
     number: int | None = None
@@ -104,15 +104,15 @@ class Classes:
 
 
 def parse_classes(text: str) -> Classes:
-    """Return the classes of a run: ``"10"``, or the labels that files have, ``"benign,malignant"``.
+    """Parse the classes of a run: ``"10"``, or the labels in the files, ``"benign,malignant"``.
 
-    The i-th name is class i, whatever a node's file holds and in whatever order. Empty: labels are 0, 1, …,
-    and there are as many classes as the file tells, or its largest label and one.
+    The i-th name is class i, at every node. Empty: labels are 0, 1, …, and the number of classes is the
+    file's, or else its largest label plus one.
 
     Raises
     ------
     ValueError
-        If it is none of these, or a name stands twice.
+        If it is none of these, or a name is repeated.
     """
     names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
     if not names:
@@ -128,20 +128,20 @@ def parse_classes(text: str) -> Classes:
 
 @dataclass(frozen=True)
 class OwnSource:
-    """What a node config says of the node's data; hashable.
+    """A node config's entries about data; hashable.
 
     Parameters
     ----------
     data : str
-        A file or folder, as ``files.read_file`` takes it, or ``module:function``.
+        A file or folder for ``files.read_file``, or ``module:function``.
     label : str
-        The column of a table that holds labels.
+        A table's label column.
     features : tuple of str
-        The other columns to take, in this order; empty for all in the file's order.
+        A table's feature columns, in this order; empty for all others, in the file's order.
     allowed : tuple of str
-        Import paths that this node lets a run name.
+        Import paths that the node allows.
     config : tuple
-        The whole node config, which a function is given.
+        The whole node config, which is passed to the function.
     """
 
     data: str
@@ -157,7 +157,7 @@ class OwnSource:
         Raises
         ------
         ValueError
-            If a key is missing or no text, or data is an import path that the node does not allow.
+            If a key is missing or not a text, or data is an import path that the node does not allow.
         """
         texts = {}
         for key, default in (("data", ""), ("label", "label"), ("features", ""), ("allow-imports", "")):
@@ -191,14 +191,14 @@ def read_own(source: OwnSource, classes: Classes | None = None) -> OwnData:
     ----------
     source : OwnSource
         From the node config. A function is called with the node config as a dictionary and returns
-        ``(x, y)``: x a NumPy array of numbers (N, ...), y integers or texts (N,).
+        ``(x, y)``: x a NumPy array of numbers (N, ...), y integers or strings (N,).
     classes : Classes or None (default: None)
         The run's; None is ``Classes()``.
 
     Raises
     ------
     ValueError
-        Where the file, or what it holds, is not valid; it names file, row and column.
+        If the file or its content is invalid; it names file, row and column.
     """
     classes = classes or Classes()
     if is_import_path(source.data) and not Path(source.data).exists():
@@ -216,7 +216,7 @@ def _called(source: OwnSource) -> FileData:
     if not isinstance(found, tuple) or len(found) != 2:
         raise ValueError(f"data = {path!r} must return (x, y), got a {type(found).__name__}")
     with named(path):
-        # Copied: what the function keeps must not change with what is done here.
+        # A copy, because x is standardised in place.
         return of_arrays(np.array(found[0]), np.asarray(found[1]))
 
 
@@ -246,26 +246,26 @@ def _number(text: str) -> int | None:
 
 
 def num_features(input_shape: tuple[int, ...]) -> int:
-    """Return how many features are standardised by themselves: an image's channels, else the last axis."""
+    """Return the number of features to standardise: an image's channels, else the last axis."""
     return input_shape[0] if len(input_shape) == 3 else input_shape[-1]
 
 
 def _by_feature(x: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Return values of features in the shape that goes with x (N, ...)."""
+    """Return values per feature, shaped to broadcast with x (N, ...)."""
     return values[:, None, None] if x.ndim == 4 else values
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What a node reports of its features.
+    """The statistics that a node reports of its features.
 
     Parameters
     ----------
     count : int
         Values of each feature: samples, times pixels or steps.
     mean, squares : ndarray of float64, (features,)
-        Their mean, and the sum of squared deviations from it: sums of plain squares would lose the digits of
-        a feature whose mean is large.
+        Their mean, and the sum of squared deviations from it. Sums of plain squares would lose precision for
+        a feature with a large mean.
     """
 
     count: int
@@ -286,27 +286,27 @@ def moments(x: NDArray[np.float32]) -> Moments:
 
 @dataclass(frozen=True)
 class Standardisation:
-    """What is taken off each feature and what it is then divided by.
+    """The mean to subtract from each feature, and the deviation to divide it by.
 
     Parameters
     ----------
     mean, std : tuple of float
-        One a feature, or a single one for all; deviations > 0.
+        One per feature, or one for all; deviations > 0.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def apply(self, x: NDArray[np.float32]) -> None:
-        """Take the mean off samples x (N, ...) and divide them by the deviation, in place.
+        """Standardise samples x (N, ...) in place.
 
-        What float32 cannot hold becomes its largest number: a server that chose the numbers would read from
-        an error how large the samples are.
+        An overflow becomes float32's largest number: an error would tell a server that chose the constants
+        how large the samples are.
 
         Raises
         ------
         ValueError
-            If there are not as many numbers as features.
+            If the number of constants is not that of the features.
         """
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         features = num_features(x.shape[1:])
@@ -323,7 +323,7 @@ class Standardisation:
 
 
 def parse_standardise(text: str) -> Standardisation | None:
-    """Return the constants of a run's key ``standardise``, ``"0.13,0.31"``: a mean and a deviation for all.
+    """Parse a run's key ``standardise``: ``"0.13,0.31"``, a mean and a deviation for all features.
 
     None for ``"federated"`` and ``"none"``.
 

@@ -1,10 +1,10 @@
-"""How a training set is dealt to nodes: schemes by name, ``"dirichlet(0.5)"`` for example.
+"""Partition schemes of a training set by name, for example ``"dirichlet(0.5)"``.
 
 ``dirichlet`` is the partition of Sun et al., Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data, experiments. Where that leaves a node without samples the whole draw is
-repeated: the paper does not say what an empty node would train on. ``capped-dirichlet`` and ``labels`` are
-Non-IID-1 and Non-IID-2 of Li et al., The Panaceas for Improving Low-Rank Decomposition in Communication-
-Efficient Federated Learning (FedMUD), experiments.
+Convergence on Non-IID Data, experiments. A draw that leaves a node without samples is repeated as a whole:
+the paper does not say what an empty node would train on. ``capped-dirichlet`` and ``labels`` are Non-IID-1
+and Non-IID-2 of Li et al., The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient
+Federated Learning (FedMUD), experiments.
 """
 
 import math
@@ -33,7 +33,7 @@ Indices = NDArray[np.int64]
 
 _ATTEMPTS = 1_000
 _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 1e9
-# Streams are keyed (seed, attempt, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
+# Random streams are keyed (seed, attempt, 0, purpose), as in the whole suite; 2 is the purpose "partition".
 _PURPOSE = 2
 _WITH_REPLACEMENT = "with-replacement"
 
@@ -47,7 +47,7 @@ class Scheme:
     name : str
         One of ``SCHEMES``.
     argument : float or int or None
-        The number in parentheses; None where the scheme takes none.
+        The number in parentheses; None if the scheme takes none.
     """
 
     name: str
@@ -59,16 +59,16 @@ class Scheme:
 
 @dataclass(frozen=True)
 class DrawnParts(Sequence[Indices]):
-    """Partitions of ``num_samples`` samples each, which are drawn when one is asked for, and not kept.
+    """Partitions of ``num_samples`` samples each, drawn on access and not kept.
 
     Parameters
     ----------
     most : int
         Samples of the training set, >= 1.
     num_partitions, num_samples : int
-        Partitions, and samples of each, >= 1.
+        Number of partitions, and samples of each, >= 1.
     seed : int
-        Keys the draws, a stream a partition.
+        Keys the random streams, one per partition.
     """
 
     most: int
@@ -84,7 +84,7 @@ class DrawnParts(Sequence[Indices]):
     @overload
     def __getitem__(self, at: slice) -> list[Indices]: ...
     def __getitem__(self, at: int | slice) -> Indices | list[Indices]:
-        """Return a partition's sample indices, ascending; some of them may be there more than once."""
+        """Return a partition's sample indices, ascending, possibly with repetitions."""
         partitions = range(self.num_partitions)[at]
         if isinstance(partitions, range):
             return [self[i] for i in partitions]
@@ -93,35 +93,35 @@ class DrawnParts(Sequence[Indices]):
 
 
 def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> Sequence[Indices]:
-    """Deal samples to partitions, none of which is empty, each sample to one but ``with-replacement``.
+    """Assign samples to non-empty partitions, each to exactly one except with replacement.
 
     Parameters
     ----------
     scheme : str
-        - ``"iid"``: a random permutation in parts whose sizes differ by one at most.
+        - ``"iid"``: a random permutation in parts whose sizes differ by at most one.
         - ``"dirichlet(alpha)"``, alpha > 0: for each class, the proportions of the partitions are drawn
-          from a symmetric Dirichlet(alpha), and the shuffled class is cut at floor(cumsum(p) * n_class).
-          Small alpha: few classes a partition, unequal sizes; large alpha: near ``"iid"``. A draw that
+          from a symmetric Dirichlet(alpha), and the shuffled class is split at floor(cumsum(p) * n_class).
+          Small alpha: few classes per partition, unequal sizes; large alpha: close to ``"iid"``. A draw that
           leaves a partition empty is repeated with the next sub-seed, so the result is the Dirichlet
           scheme conditioned on no partition being empty; after 1,000 draws it is an error.
-        - ``"capped-dirichlet(alpha)"``, alpha > 0: the same, but a partition that already has the mean number
-          of samples or more gets none of the classes that follow, and the draw is repeated until the
+        - ``"capped-dirichlet(alpha)"``, alpha > 0: the same, but a partition that already has at least the
+          mean number of samples gets none of the following classes, and the draw is repeated until the
           smallest has 10 samples: see ``capped_dirichlet``.
-        - ``"shards(k)"``, k >= 1: samples sorted by label are cut into k * num_partitions chunks whose
-          sizes differ by one at most; each partition receives k of them at random.
-        - ``"ring(k)"``, 1 <= k <= number of classes C: partition i holds the classes i, i+1, …, i+k-1
-          modulo C, and the holders of a class share it equally; the seed says which samples they get.
-        - ``"labels(k)"``, 1 <= k <= number of classes: each partition is given k classes, the numbers of
-          holders of any two classes differ by one at most, and the holders of a class share it equally.
-          Partition by partition, the least held classes are taken, ties at random from the seed: a stable
-          order would give only a few distinct sets of classes.
-        - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement, by
-          itself and when it is asked for: for federations of more nodes than there are samples.
+        - ``"shards(k)"``, k >= 1: samples sorted by label are split into k * num_partitions chunks whose
+          sizes differ by at most one; each partition receives k of them at random.
+        - ``"ring(k)"``, 1 <= k <= number of classes C: partition i has the classes i, i+1, …, i+k-1
+          modulo C. The partitions of a class share it equally; the seed determines who gets which samples.
+        - ``"labels(k)"``, 1 <= k <= number of classes: each partition has k classes, the numbers of
+          partitions of any two classes differ by at most one, and the partitions of a class share it
+          equally. Each partition in turn takes the least assigned classes, with ties broken at random: a
+          stable order would give only a few distinct sets of classes.
+        - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement,
+          independently and on access: for federations with more nodes than samples.
         - ``"flwr_datasets:NAME(key=value, ...)"``: a partitioner of flwr-datasets, see ``parts_of``.
     labels : ndarray of int, (N,)
         The training labels.
     num_partitions : int
-        Number of partitions, 1..N; any with replacement.
+        Number of partitions, 1..N; unlimited with replacement.
     seed : int
         The run's seed, >= 0. The same seed gives the same partition.
 
@@ -133,7 +133,7 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     Raises
     ------
     ValueError
-        An argument is out of its range, or the scheme cannot give every partition a sample.
+        If an argument is out of range, or the scheme cannot give every partition a sample.
     """
     labels = np.asarray(labels)
     if scheme.startswith(PREFIX):
@@ -154,8 +154,7 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     short = sum(part.size < smallest for part in parts)
     raise ValueError(
         f"partition = {scheme!r}: {short} of {num_partitions} partitions of {labels.size} samples have "
-        f"{lack} (last of {attempt + 1} draws); take fewer partitions or a "
-        "less skewed scheme"
+        f"{lack} (last of {attempt + 1} draws); use fewer partitions or a less skewed scheme"
     )
 
 
@@ -164,9 +163,9 @@ def capped_dirichlet(
 ) -> list[Indices]:
     """Return one draw of the capped Dirichlet scheme: parts of any size, in random order.
 
-    Class by class, in ascending order: shuffle its samples, draw proportions from Dirichlet(alpha), set them
-    to 0 where a part already has the mean number of samples or more, renormalise, cut at the floors of their
-    cumulated sums.
+    For each class in ascending order: shuffle its samples, draw proportions from Dirichlet(alpha), set them
+    to 0 for parts that already have at least the mean number of samples, renormalise, and split at the floors
+    of their cumulative sums.
 
     Parameters
     ----------
@@ -177,16 +176,16 @@ def capped_dirichlet(
     alpha : float
         The distribution's parameter, > 0.
     rng : Generator or RandomState
-        Where the draws come from: of each class first its shuffle, then its proportions.
+        The source of the draws: for each class its shuffle, then its proportions.
     """
     parts: list[Indices] = [np.empty(0, np.int64) for _ in range(num_partitions)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         p = rng.dirichlet(np.full(num_partitions, alpha))
         is_open = np.array([part.size * num_partitions < labels.size for part in parts])
-        p = p * is_open if (p * is_open).any() else is_open  # a tiny alpha draws zeros: then evenly
+        p = p * is_open if (p * is_open).any() else is_open  # a tiny alpha may draw only zeros
         cumulated = np.cumsum(p)
-        # Divided by its own last entry, so that rounding leaves nothing over for a full part at the end.
+        # Divided by its own last entry, so that rounding leaves no remainder for a full last part.
         cuts = np.floor(cumulated[:-1] / cumulated[-1] * members.size).astype(np.int64)
         pieces = np.split(members, cuts)
         parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
@@ -199,7 +198,7 @@ def parse_scheme(scheme: str) -> Scheme:
     Raises
     ------
     ValueError
-        Unknown name, or an argument that is missing, superfluous or out of range.
+        If the name is unknown, or the argument is missing, superfluous or out of range.
     """
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", scheme)
     name, text = match.groups() if match else (None, None)
@@ -209,7 +208,7 @@ def parse_scheme(scheme: str) -> Scheme:
 
 
 def validate_scheme(scheme: str) -> None:
-    """Raise ``ValueError`` where a scheme cannot be read; for checks of a configuration."""
+    """Raise ``ValueError`` if a scheme cannot be parsed; for checks of a configuration."""
     if scheme.startswith(PREFIX):
         named_partitioner(scheme)
     else:
@@ -226,7 +225,7 @@ def _concentration(scheme: str, text: str | None) -> float:
         alpha = float(text or "")
     except ValueError:
         alpha = math.nan
-    # Smaller or larger ones leave what Gamma variates of float64 can tell apart.
+    # Beyond these, Gamma variates in float64 are indistinguishable.
     if not _LEAST_ALPHA <= alpha <= _MOST_ALPHA:
         name = scheme.partition("(")[0].strip()
         raise ValueError(
@@ -240,9 +239,7 @@ def _count(scheme: str, text: str | None) -> int:
     text = (text or "").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         name = scheme.partition("(")[0].strip()
-        raise ValueError(
-            f"partition must have a whole number k >= 1, '{name}(2)' for example, got {scheme!r}"
-        )
+        raise ValueError(f"partition must have an integer k >= 1, '{name}(2)' for example, got {scheme!r}")
     return int(text)
 
 
@@ -285,7 +282,7 @@ def _deal_shards(
             f"partition = 'shards({k})' must give at most {labels.size} shards, one per sample, got {k} * "
             f"{num_partitions}"
         )
-    # Shuffled first, so that which samples of a label fall into which shard depends on the seed.
+    # Shuffled first, so that the seed decides which samples of a label are in which shard.
     shuffled = rng.permutation(labels.size)
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     chunks = np.array_split(by_label, k * num_partitions)
@@ -312,7 +309,7 @@ def _deal_ring(labels: NDArray[Any], num_partitions: int, k: int, rng: np.random
             f"partition = 'ring({k})': {num_partitions} partitions hold the first {num_partitions + k - 1} "
             f"of {classes.size} classes; num_partitions must be at least {classes.size - k + 1}"
         )
-    # By distance: with as many partitions as classes, piece j of class c goes to partition c - j.
+    # By distance: with as many partitions as classes, partition c - j gets piece j of class c.
     near = np.arange(num_partitions)
     holders = []
     for label in range(classes.size):
@@ -335,7 +332,7 @@ def _deal_classes(
     num_partitions: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Share each class equally among its holders."""
+    """Divide each class equally among its partitions."""
     shares: list[list[Indices]] = [[] for _ in range(num_partitions)]
     for label, holders in zip(classes, holders_of, strict=True):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -347,13 +344,13 @@ def _deal_classes(
 def _holders(
     num_classes: int, num_partitions: int, k: int, rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Return the partitions that hold each class."""
+    """Return the partitions of each class."""
     holds = np.zeros((num_partitions, num_classes), bool)
     for holder in range(num_partitions):
-        # The k classes that fewest hold so far, ties at random: counts never differ by more than one.
+        # The k classes with the fewest partitions, ties at random: counts never differ by more than one.
         tie_break = rng.permutation(num_classes)
         holds[holder, np.lexsort((tie_break, holds.sum(axis=0)))[:k]] = True
-    # In random order: array_split gives its larger pieces to those who come first.
+    # In random order, because array_split gives its larger pieces to the first.
     return [rng.permutation(np.flatnonzero(column)) for column in holds.T]
 
 
@@ -384,9 +381,9 @@ _FORMS = (
     f"{_WITH_REPLACEMENT}(n)",
     f"{PREFIX}NAME(key=value, ...)",
 )
-# Schemes whose sizes are random, so that another draw may do what this one did not.
+# Schemes with random sizes, for which another draw may succeed.
 _REDRAWN = {"dirichlet", "capped-dirichlet"}
-# Samples that a partition must have, where that is more than one.
+# The least samples of a partition, if more than one.
 _SMALLEST = {"capped-dirichlet": 10}
 
 SCHEMES = tuple(_ARGUMENTS)

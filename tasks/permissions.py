@@ -1,7 +1,7 @@
-"""What code that reads data may import and open: all, unless the owner of the machine said otherwise.
+"""What code that reads data may import and open: everything, unless the machine's owner restricts it.
 
-A server's run config names modules and files. Where a node has a policy, its checks stand here, at the places
-where a name becomes an import or a path, whichever key it came under.
+A server's run config names modules and files. A node's policy is checked here, where a name becomes an import
+or a path, whatever its key.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,27 +14,27 @@ __all__ = ["Permissions", "check_file", "check_import", "permitted"]
 
 @dataclass(frozen=True)
 class Permissions:
-    """The checks: each raises PermissionError where the owner does not allow it.
+    """The checks: each raises PermissionError if the owner does not allow it.
 
     Parameters
     ----------
     check_import : Callable[[str, str], None]
         Takes a configuration key and its import path, before anything is imported.
     check_file : Callable[[str, Path], None]
-        Takes a configuration key and its file or folder, before it is looked at.
+        Takes a configuration key and its file or folder, before any access to it.
     """
 
     check_import: Callable[[str, str], None]
     check_file: Callable[[str, Path], None]
 
 
-# Of the process, not of a thread: what a thread of a handler reads is checked too.
+# Per process, not per thread, so that the threads of a handler are checked too.
 _now: Permissions | None = None
 
 
 @contextmanager
 def permitted(permissions: Permissions) -> Iterator[None]:
-    """Let these checks stand for a ``with`` block."""
+    """Apply these checks for a ``with`` block."""
     global _now  # noqa: PLW0603
     before, _now = _now, permissions
     try:

@@ -1,9 +1,9 @@
-"""Sparse regression problems, dealt to nodes: a synthetic linear one, and pairs of classes to separate.
+"""Sparse regression problems partitioned among nodes: a synthetic linear one, and binary classification.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Section V, Examples 1
-and 2. Ours: node i's samples of Example 1 are a function of (seed, i), so that a device makes its own; and
-images of two classes, as qot and real-sim, the paper's data, must be fetched by hand. (The paper prints their
-sizes the wrong way round: qot has 8,992 samples of 1,024 features, real-sim 72,309 of 20,958.)
+and 2. Our choices: node i's samples of Example 1 are a function of (seed, i), so that a device can make its
+own; and images of two classes, because the paper's data, qot and real-sim, must be downloaded by hand. (The
+paper swaps their sizes: qot has 8,992 samples of 1,024 features, real-sim 72,309 of 20,958.)
 """
 
 import os
@@ -21,7 +21,7 @@ from .permissions import check_file
 
 __all__ = ["LinearData", "binary_images", "binary_libsvm", "linear_part", "sparse_truth"]
 
-# This room may not import the wire; it uses the number that the wire has for data.
+# ``tasks`` may not import ``wire``; this is wire's number of the purpose "data".
 _PURPOSE = 14
 
 Vector = NDArray[np.float64]
@@ -31,7 +31,7 @@ BinaryPart = tuple[Any, Vector]
 
 @dataclass(frozen=True)
 class LinearData:
-    """Example 1: b_i = A_i w* + noise e_i, with A_i and e_i of independent standard normal numbers.
+    """Example 1: b_i = A_i w* + noise e_i, with independent standard normal A_i and e_i.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class LinearData:
     noise : float (default: 0.5)
         Standard deviation of the noise, >= 0. The objective's floor is noise^2 / 2.
     samples : tuple[int, int] (default: (250, 750))
-        The least and the largest number of samples of a node, uniform between them, both included.
+        The least and the largest number of samples of a node, which is uniform between them, inclusive.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def sparse_truth(data: LinearData, seed: int) -> Vector:
 
 
 def linear_part(data: LinearData, node: int, seed: int) -> tuple[Vector, Vector]:
-    """Return A_i (m_i, n) and b_i (m_i,) of one node, the same w* at all of them.
+    """Return A_i (m_i, n) and b_i (m_i,) of one node; w* is the same at all nodes.
 
     Parameters
     ----------
@@ -111,14 +111,14 @@ def binary_images(
     num_nodes : int
         Groups, 1 to the number of images.
     seed : int
-        Of the split, >= 0.
+        The seed of the split, >= 0.
     data_dir : path or None (default: None)
-        Where the files are.
+        The data folder, as for ``load``.
 
     Returns
     -------
     list[tuple[NDArray, NDArray]]
-        One node each: float64 features (samples, pixels) in [0, 1], and labels (samples,) 0 or 1.
+        For each node, float64 features (samples, pixels) in [0, 1], and labels (samples,), 0 or 1.
 
     Raises
     ------
@@ -145,30 +145,30 @@ def binary_libsvm(
     num_nodes : int
         Groups, 1 to the number of samples.
     seed : int
-        Of the split, >= 0.
+        The seed of the split, >= 0.
     n_features : int or None (default: None)
         Features; None is the largest index in the file.
 
     Returns
     -------
     list[tuple[csr_matrix, NDArray]]
-        One node each: float64 features (samples, features), and labels (samples,) 0 or 1.
+        For each node, float64 features (samples, features), and labels (samples,), 0 or 1.
 
     Raises
     ------
     ValueError
-        If there is no such file, it has not two labels, or there are more nodes than samples.
+        If there is no such file, it does not have two labels, or there are more nodes than samples.
     """
     check_file("libsvm", Path(path))
     if not Path(path).is_file():
-        raise ValueError(f"path must be a file in LIBSVM's format, got {os.fspath(path)!r}, which is no file")
-    # Here, not above: importing scikit-learn takes a second and a half of every start.
+        raise ValueError(f"path must be an existing file in LIBSVM's format, got {os.fspath(path)!r}")
+    # Imported here because scikit-learn takes 1.5 seconds to import.
     load_svmlight_file = needed("sklearn.datasets", "sim", os.fspath(path)).load_svmlight_file
     x, y = load_svmlight_file(os.fspath(path), n_features=n_features, dtype=np.float64)
     labels = np.unique(y)
     if labels.size != 2:
         raise ValueError(
-            f"path must be a file of two labels, got {os.fspath(path)!r} with {labels.tolist()[:5]}"
+            f"path must be a file with two labels, got {os.fspath(path)!r} with {labels.tolist()[:5]}"
         )
     return _split(x, (y == labels[1]).astype(np.float64), num_nodes, seed)
 

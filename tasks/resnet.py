@@ -22,7 +22,7 @@ class ResNet(nn.Module):
     in_channels, num_classes : int
         Channels of an image; classes.
     widths : sequence of int (default: (64, 128, 256, 512))
-        Channels of the stages. Each after the first halves the image. The default is ResNet-18.
+        Channels of the stages; each stage after the first halves the image. The default is ResNet-18.
     """
 
     def __init__(

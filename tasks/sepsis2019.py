@@ -1,10 +1,10 @@
-"""The PhysioNet/CinC Challenge 2019: 40,000 stays in intensive care by the hour, who turns septic, and when.
+"""The PhysioNet/CinC Challenge 2019: hourly data of 40,000 stays in intensive care, with the onset of sepsis.
 
 M. Reyna et al., "Early Prediction of Sepsis From Clinical Data: The PhysioNet/Computing in Cardiology
-Challenge 2019", Critical Care Medicine 48(2): the label of an hour, and the utility of telling it. Two tasks
-are made of it, with vital signs on the device and laboratory values at the hospital: matched series of 48
-hours (``read_sepsis2019``), and hours drawn from all stays, as summaries of what was known by then
-(``read_sepsis2019_windows``). Files are parsed once; what they hold is kept beside them.
+Challenge 2019", Critical Care Medicine 48(2): the label of an hour, and the utility of predicting it. There
+are two tasks, with vital signs on the device and laboratory values at the hospital: matched series of 48
+hours (``read_sepsis2019``), and hours sampled from all stays, as summaries of the measurements until then
+(``read_sepsis2019_windows``). Files are parsed once and cached beside them.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _MATCHING_SEED = 2019
 _WINDOW_SEED = 20_190
 _TEST_SHARE = 0.2
 
-# Of values whose upper tail is long the logarithm is summarised.
+# Values with a long upper tail, which are summarised as logarithms.
 # fmt: off
 _LOGGED = frozenset({
     "AST", "BUN", "Alkalinephos", "Creatinine", "Bilirubin_direct", "Glucose", "Lactate", "Phosphate",
@@ -59,14 +59,14 @@ _LOGGED = frozenset({
 })
 # fmt: on
 _LEAST_LOGGED = 0.01
-# A fraction: the files have some per cents and some negative ones among them.
+# Fractions: some files have percentages or negative values.
 _FRACTIONS = frozenset({"FiO2"})
 _SUMMARIES = ("last", "mean", "min", "max", "trend", "count", "measured")
-# Deviations from the mean at which a feature is cut: one wild value would else move a step of its device.
+# Features are clipped at this many deviations, so that an outlier cannot dominate its device's step.
 _CLIP = 5.0
 
-# Hours from the onset: the first for which telling a sepsis is worth something, the best, and the last that
-# counts; the owners' labels are 1 from the best on.
+# Hours from the onset: the first at which predicting sepsis has a positive utility, the best, and the last
+# that counts; the challenge's labels are 1 from the best on.
 _EARLY, _BEST, _LATE = -12, -6, 3
 _MISSED, _FALSE_ALARM = -2.0, -0.05
 
@@ -78,7 +78,7 @@ class _Stays:
     Parameters
     ----------
     values : ndarray of float32, (hours, 41)
-        The files' columns; NaN where nothing was measured.
+        The files' columns; NaN if missing.
     lengths : ndarray of int64, (stays,)
         Hours of each stay.
     names : ndarray of str, (stays,)
@@ -99,7 +99,7 @@ class _Stays:
 
     @cached_property
     def onsets(self) -> Indices:
-        """The hour at which each stay's label turns 1, (stays,); -1 where it never does."""
+        """The hour at which each stay's label becomes 1, (stays,); -1 if never."""
         labelled = np.flatnonzero(self.values[:, _LABEL] == 1)
         stays = np.searchsorted(self.first, labelled, side="right") - 1
         turned, places = np.unique(stays, return_index=True)
@@ -109,27 +109,29 @@ class _Stays:
 
 
 def read_sepsis2019(folder: Path) -> Table:
-    """Read who will have a sepsis, from the hours before it shows, as series of cases and their controls.
+    """Read series of hours before sepsis, and of matched controls: the task is to predict sepsis.
 
-    The owners' label of an hour turns 1 six hours before a sepsis begins. A *case* is a patient whose label
-    turns 1 at an hour t >= 6; the sample is the 48 hours before t, none of which is labelled. Each case has
-    one *control*: a patient of the same hospital, never labelled, who stayed at least t hours, taken at the
-    same hour t. So the classes are equally large, and the length of a stay, which is shorter before a sepsis,
-    tells nothing. A case for whom no control is left, is left out. Of 40,336 patients that leaves some 3,000.
+    The challenge's label becomes 1 six hours before sepsis begins. A *case* is a patient whose label becomes
+    1 at an hour t >= 6; the sample is the 48 hours before t, none of which is labelled. Each case has one
+    *control*: a patient of the same hospital, never labelled, who stayed at least t hours, sampled at the
+    same hour t. So the classes have equal size, and the length of a stay, which is shorter before sepsis,
+    carries no information. A case without a control is excluded. Some 3,000 of 40,336 patients remain.
 
-    The device has 8 vital signs, the hospital 26 laboratory values, (N, 48, ·), the last hour last; hours
+    The device has 8 vital signs, the hospital 26 laboratory values, (N, 48, ·), in order of time; hours
     before the admission are NaN. A patient is one sample.
 
     Raises
     ------
     ValueError
-        A file has other columns, or a value is no number.
+        If a file has other columns, or a value is not a number.
     """
     stays = _read_stays(folder)
     rng = np.random.default_rng(_MATCHING_SEED)
     samples = [one for part in _PARTS for one in _cases_and_controls(stays, part, rng)]
     if not samples:
-        raise ValueError(f"{folder}: no patient becomes septic after {SEPSIS_LEAST_HOURS} hours or more")
+        raise ValueError(
+            f"{folder} must have a patient whose sepsis begins after {SEPSIS_LEAST_HOURS} hours or more"
+        )
     series = np.full((len(samples), SEPSIS_HOURS, _MEASURED), np.nan, np.float32)
     for window, (stay, _, hour) in zip(series, samples, strict=True):
         start = stays.first[stay]
@@ -148,35 +150,35 @@ def read_sepsis2019(folder: Path) -> Table:
 
 
 def read_sepsis2019_windows(folder: Path) -> Table:
-    """Read the challenge's own task: whether to predict a sepsis at this hour, from what was measured so far.
+    """Read the challenge's own task: whether to predict sepsis at an hour, from the measurements so far.
 
-    A sample is a patient at an hour t, with the owners' label of that hour: 1 from six hours before a sepsis
-    begins. Every eighth hour of every stay is a sample, from a first one that is drawn for each patient from
-    0 to 7. So each hour is as likely as any other, in a short stay and in a long one, of who turns septic and
-    of who does not; hours later than 3 after the onset, which score nothing in the challenge, are left out.
-    No feature looks ahead, counts hours from either end of the stay, or is taken at its end.
+    A sample is a patient at an hour t, with the challenge's label of that hour: 1 from six hours before
+    sepsis begins. Every eighth hour of each stay is a sample, starting at a random hour from 0 to 7. So every
+    hour is equally likely, in short and long stays, with and without sepsis. Hours more than 3 after the
+    onset, which score nothing in the challenge, are excluded. No feature looks ahead or depends on the
+    beginning or the end of the stay.
 
-    The device has of each of 8 vital signs, and the hospital of each of 26 laboratory values, seven features:
-    the last value measured up to t; mean, min, max, least-squares trend (1/h) and number (``log(1 + n)``) of
-    those measured in the 12 hours to t, where there are none the last value, three times, and 0 and 0; and
-    whether it was ever measured. Values with a long tail are taken as logarithms. The hospital has age, sex,
-    unit and the time since its own admission (h, ``log(1 + h)``) beside. What was never measured is NaN.
+    The device has seven features of each of 8 vital signs, the hospital of each of 26 laboratory values: the
+    last value up to t; the mean, min, max, least-squares trend (1/h) and number (``log(1 + n)``) of the
+    values in the 12 hours to t (without any: three times the last value, 0 and 0); and whether it was ever
+    measured. Values with a long tail are logarithms. The hospital also has age, sex, unit and the time since
+    its own admission (h, ``log(1 + h)``). A value that was never measured is NaN.
 
-    ``people`` are patients, of whom a fifth, drawn in each hospital from those who turn septic and from the
-    others, are the test set; ``sites`` are the two hospital systems, set_A and set_B; ``payoffs`` are the
-    challenge's, see there.
+    ``people`` are patients. The test set is a fifth of them, drawn per hospital system and separately among
+    those with and without sepsis. ``sites`` are the two hospital systems, set_A and set_B, and ``payoffs``
+    those of the function ``payoffs``.
 
     Raises
     ------
     ValueError
-        A file has other columns, or a value is no number.
+        If a file has other columns, or a value is not a number.
     """
     stays = _read_stays(folder)
     rows, stay = _sampled_hours(stays)
     labels = stays.values[rows, _LABEL].astype(np.int64)
     if not 0 < labels.sum() < len(labels):
         raise ValueError(
-            f"{folder} must have some hours labelled, and not all, got {labels.sum()} of {len(labels)}"
+            f"{folder} must have some but not all hours labelled, got {labels.sum()} of {len(labels)}"
         )
     summaries = [_summaries(stays, column, rows, stays.first[stay]) for column in range(_MEASURED)]
     names = [[f"{stays.columns[column]} {what}" for what in _SUMMARIES] for column in range(_MEASURED)]
@@ -200,19 +202,19 @@ def read_sepsis2019_windows(folder: Path) -> Table:
 
 
 def payoffs(hours: Indices, onsets: Indices) -> Doubles:
-    """Return what the challenge pays for telling "no sepsis" and "sepsis" at an hour, (N, 2).
+    """Return the challenge's utility of predicting "no sepsis" and "sepsis" at an hour, (N, 2).
 
-    With s the hour at which a sepsis begins, six after its first label: telling it pays -0.05 up to 12 hours
-    before s, from there a line up to 1 at s - 6, and one down to 0 at s + 3; not telling it costs nothing up
-    to s - 6, and a line from there down to -2 at s + 3. Later hours pay nothing. Of who is never septic a
-    false alarm costs 0.05, and nothing else pays.
+    Let s be the hour at which sepsis begins, six after the first label. Predicting sepsis is worth -0.05
+    until 12 hours before s, then rises linearly to 1 at s - 6, and falls linearly to 0 at s + 3. Not
+    predicting it is worth 0 until s - 6, then falls linearly to -2 at s + 3. Later hours are worth 0. For
+    patients without sepsis a false alarm is worth -0.05, no alarm 0.
 
     Parameters
     ----------
     hours : ndarray of int64, (N,)
         Hours since the first of the stay.
     onsets : ndarray of int64, (N,)
-        The hour of the stay whose label is the first 1; -1 where none is.
+        The hour of the stay with the first label 1; -1 if there is none.
     """
     t = (hours - onsets + _BEST).astype(np.float64)  # hours from s
     septic = onsets >= 0
@@ -225,9 +227,9 @@ def payoffs(hours: Indices, onsets: Indices) -> Doubles:
 
 
 def _sampled_hours(stays: _Stays) -> tuple[Indices, Indices]:
-    """Return the rows of the hours that are samples, and their stays."""
+    """Return the rows of the sampled hours, and their stays."""
     start = np.random.default_rng(_WINDOW_SEED).integers(0, WINDOW_STRIDE, len(stays.lengths))
-    # The label turns 1 at s + _BEST; what lies after s + _LATE is left out.
+    # The label becomes 1 at s + _BEST; hours after s + _LATE are excluded.
     last = np.where(stays.onsets < 0, stays.lengths - 1, stays.onsets + _LATE - _BEST)
     count = np.maximum(np.minimum(last, stays.lengths - 1) - start + WINDOW_STRIDE, 0) // WINDOW_STRIDE
     stay = np.repeat(np.arange(len(count)), count)
@@ -236,7 +238,7 @@ def _sampled_hours(stays: _Stays) -> tuple[Indices, Indices]:
 
 
 def _summaries(stays: _Stays, column: int, rows: Indices, first: Indices) -> Doubles:
-    """Return ``_SUMMARIES`` of a column at each sampled hour, (N, 7); ``first``: their stays' first rows."""
+    """Return ``_SUMMARIES`` of a column at each sampled hour, (N, 7); ``first`` are the stays' first rows."""
     name, values = stays.columns[column], stays.values[:, column].astype(np.float64)
     if name in _FRACTIONS:
         values = np.where((values > 0) & (values <= 1), values, np.nan)
@@ -247,14 +249,14 @@ def _summaries(stays: _Stays, column: int, rows: Indices, first: Indices) -> Dou
     end = np.searchsorted(at, rows, side="right")
     begin = np.searchsorted(at, np.maximum(rows - WINDOW_HOURS + 1, first))
     ever = end > np.searchsorted(at, first)
-    # One more, so that an empty window at the end has a place too.
+    # One extra entry, so that an empty window at the end has a valid index.
     last = np.where(ever, np.append(v, np.nan)[np.maximum(end - 1, 0)], np.nan)
     n = end - begin
-    # Hours from the middle of all: sums of squares of whole numbers this small are exact.
+    # Hours from the middle: sums of squares of integers this small are exact.
     t = at.astype(np.float64) - len(values) // 2
     sum_v, sum_t, sum_tt, sum_tv = (_window_sums(x, begin, end) for x in (v, t, t * t, t * v))
     some = np.maximum(n, 1)
-    # Centred at the window's mean hour before it meets the values: t itself is a million hours.
+    # Centred at the window's mean hour, because t itself is up to a million hours.
     spread = sum_tt - sum_t**2 / some
     trend = np.where(spread > 0.1, (sum_tv - sum_t * sum_v / some) / np.maximum(spread, 0.1), 0.0)
     least, most = (_window_extremes(function, v, begin, end) for function in (np.minimum, np.maximum))
@@ -280,10 +282,10 @@ def _window_sums(x: Doubles, begin: Indices, end: Indices) -> Doubles:
 
 
 def _window_extremes(function: np.ufunc, x: Doubles, begin: Indices, end: Indices) -> Doubles:
-    """Return a ufunc's reduction over x[begin:end] each; anything where that is empty."""
+    """Return a ufunc's reduction over each x[begin:end]; arbitrary values for empty ones."""
     if not len(x):
         return np.full(len(begin), np.nan)
-    # reduceat takes pairs of places, and those within the array; an empty pair gives the value at its begin.
+    # reduceat needs indices within the array; an empty pair gives the value at its begin.
     pairs = np.stack([begin, end], axis=1).reshape(-1)
     padded = np.append(x, x[-1])
     result: Doubles = function.reduceat(padded, pairs)[::2]
@@ -292,14 +294,14 @@ def _window_extremes(function: np.ufunc, x: Doubles, begin: Indices, end: Indice
 
 def _admission(values: Floats) -> tuple[Doubles, tuple[str, ...]]:
     unit1, unit2 = (np.nan_to_num(values[:, column]) for column in (_UNIT1, _UNIT2))
-    # Negative: hours before the stay in intensive care. Some are after, by the files' own fault.
+    # Negative: hours before intensive care. Some files wrongly have positive values.
     admitted = np.log1p(np.maximum(-values[:, _ADMITTED].astype(np.float64), 0))
     features = np.stack([values[:, _AGE], values[:, _GENDER], unit1, unit2, admitted], axis=1)
     return features.astype(np.float64), ("age", "sex", "unit 1", "unit 2", "hours in hospital")
 
 
 def _test_stays(stays: _Stays) -> NDArray[np.bool_]:
-    """Choose a fifth of the septic and a fifth of the other patients of each part."""
+    """Choose a fifth of each part's patients with sepsis, and a fifth of the others."""
     rng = np.random.default_rng(_WINDOW_SEED + 1)
     parts = np.array([name.partition("/")[0] for name in stays.names])
     test = np.zeros(len(stays.names), bool)
@@ -311,13 +313,13 @@ def _test_stays(stays: _Stays) -> NDArray[np.bool_]:
 
 
 def _cases_and_controls(stays: _Stays, part: str, rng: np.random.Generator) -> Iterable[tuple[int, int, int]]:
-    """Yield (stay, label, hour), a case and its control in turn."""
+    """Yield (stay, label, hour), alternately a case and its control."""
     members = [stay for stay, name in enumerate(stays.names) if name.partition("/")[0] == part]
     onsets = {stay: int(stays.onsets[stay]) for stay in members}
     cases = [(onset, stay) for stay, onset in onsets.items() if onset >= SEPSIS_LEAST_HOURS]
     others = sorted((int(stays.lengths[stay]), stay) for stay, onset in onsets.items() if onset < 0)
     free: list[int] = []
-    # From the latest onset to the earliest: who stayed long enough for one case did so for all that follow.
+    # From the latest onset to the earliest: a stay long enough for one case is so for all that follow.
     for onset, case in sorted(cases, reverse=True):
         while others and others[-1][0] >= onset:
             free.append(others.pop()[1])
@@ -327,7 +329,7 @@ def _cases_and_controls(stays: _Stays, part: str, rng: np.random.Generator) -> I
 
 
 def _read_stays(folder: Path) -> _Stays:
-    """Return all stays: from what was kept of these files, else from the files, and then keep them."""
+    """Return all stays, from the cache or else from the files, which are then cached."""
     paths = [path for part in _PARTS for path in sorted((folder / part).glob("*.psv"))]
     if not paths:
         raise ValueError(f"{folder} must have at least one .psv file in {' or '.join(_PARTS)}")
@@ -344,7 +346,7 @@ def _read_stays(folder: Path) -> _Stays:
 
 
 def _digest(folder: Path, paths: Sequence[Path]) -> str:
-    """Return what the files are known by: their names, sizes and times of change."""
+    """Return a digest of the files' names, sizes and modification times."""
     digest = hashlib.sha256()
     for path in paths:
         found = path.stat()
@@ -357,7 +359,7 @@ def _cache_folder() -> Path:
 
 
 def _kept(place: Path) -> _Stays | None:
-    """Return the contents of a file; None if it is missing or damaged."""
+    """Return the stays of a cache file; None if it is missing or damaged."""
     try:
         with np.load(place) as file:
             stays = _Stays(file["values"], file["lengths"], file["names"], tuple(file["columns"].tolist()))
@@ -368,13 +370,13 @@ def _kept(place: Path) -> _Stays | None:
 
 
 def _keep(stays: _Stays, place: Path, mode: int) -> bool:
-    """Write stays where they are found the next time; False where nothing can be written.
+    """Write stays to a cache file; False if nothing can be written there.
 
-    Who may read it (``mode``) is who may read the files: they are patients'.
+    ``mode`` is that of the original files, because these are patients' data.
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: runs of a sweep may start together.
+        # Atomic, because runs of a sweep may start together.
         with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
@@ -399,7 +401,7 @@ def _keep(stays: _Stays, place: Path, mode: int) -> bool:
 def _parsed(folder: Path, paths: Sequence[Path]) -> _Stays:
     columns = _header(paths[0])
     with warnings.catch_warnings():
-        # What NumPy says of text that it cannot read to its end.
+        # NumPy's warning about text that it cannot parse to the end.
         warnings.simplefilter("error", DeprecationWarning)
         stays = [_hours(path) for path in paths]
     return _Stays(
@@ -430,7 +432,7 @@ def _hours(path: Path) -> Floats:
     except (ValueError, DeprecationWarning):
         values = np.empty(0, np.float32)
     if not values.size or values.size != _COLUMNS * len(lines):
-        # Slower, and it says what is wrong and in which row.
+        # Slower, but its error names the row.
         values = read_numbers(path, "|", columns=_COLUMNS, skip=1)
     hours = values.reshape(-1, _COLUMNS)
     if not np.isin(hours[:, _LABEL], (0, 1)).all():

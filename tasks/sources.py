@@ -1,6 +1,6 @@
-"""The known data sets: what each is, where it may lie on this machine, who reads it, and how to get it.
+"""The known data sets: description, possible locations on this machine, reader, and how to get them.
 
-A row of ``SOURCES`` is a data set, for ``load``, ``load_vertical`` or both, and a line of ``hedgerow data``.
+An entry of ``SOURCES`` is a data set of ``load``, ``load_vertical`` or both, and a line of ``hedgerow data``.
 """
 
 import os
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class DatasetNotFound(FileNotFoundError):  # noqa: N818
-    """A data set's files are nowhere that was looked at; the message lists the places and the remedy."""
+    """A data set's files were not found; the message lists the searched folders and how to get the files."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Fetch:
     Parameters
     ----------
     function : str
-        ``package.module.function``; it takes ``root``, a folder, and ``download``.
+        ``package.module.function``, with the parameters ``root``, a folder, and ``download``.
     split : str or None (default: None)
-        Which split the function wants named; all are fetched.
+        The function's ``split``, if it requires one; all splits are downloaded anyway.
     """
 
     function: str
@@ -68,12 +68,12 @@ class Fetch:
         return self.function.partition(".")[0]
 
     def line(self, folder: Path) -> str:
-        """Return the Python that fetches it into a folder."""
+        """Return the Python command that downloads the set to a folder."""
         split = f", split={self.split!r}" if self.split else ""
         return f"import {self.package}; {self.function}(root={str(folder)!r}, download=True{split})"
 
     def __call__(self, folder: Path) -> None:
-        """Fetch it into a folder; what the package raises where it is not here, or there is no internet."""
+        """Download the set to a folder; any error of the package if it or the internet is missing."""
         function = attrgetter(self.function.partition(".")[2])(import_module(self.package))
         folder.mkdir(parents=True, exist_ok=True)
         function(root=str(folder), download=True, **({"split": self.split} if self.split else {}))
@@ -88,13 +88,13 @@ class CatalogueEntry:
     name : str
         The name to load it by.
     description, size : str
-        What it is, for people.
+        Shown to users.
     found_at : str or None
-        The folder that holds its files, or the package that brings it; None where it was not found.
+        The folder with its files, or the package that includes it; None if not found.
     how_to_get : str
-        What to do to have it.
+        Instructions for getting it.
     fetch : Fetch or None
-        What downloads it; None where nothing does.
+        Its download function; None if there is none.
     """
 
     name: str
@@ -107,28 +107,28 @@ class CatalogueEntry:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a set may lie, how to read it there, and how to get it.
+    """A data set's locations, its reader, and how to get it.
 
     Parameters
     ----------
     description, size, how_to_get : str
-        For people; ``fetch`` is one more way to get it.
+        Shown to users.
     missing : Callable[[Path], list of str]
-        Return the names of the files that a folder lacks.
+        Return the names of the files missing from a folder.
     read : Callable[[Path], Images or Table]
-        Read it from a folder that lacks none.
+        Read a complete folder.
     subfolders : tuple of str (default: none)
-        Folders within the data folder where it is looked for, before the data folder itself.
+        Subfolders of the data folder, searched before the data folder itself.
     standard_folders : tuple of Path (default: none)
-        Folders where it is looked for last.
+        Folders searched last.
     package : str (default: empty)
-        The package that brings it, and not a folder.
+        The package that includes the set, in place of a folder.
     fetch : Fetch or None (default: None)
-        What downloads it.
+        Its download function.
     classes : tuple of str (default: 0 to 9)
-        Names of the classes of images; a table has its own.
+        Class names of images; a table has its own.
     whole, halves : bool (default: False, True)
-        Whether ``load`` knows it, and ``load_vertical``.
+        Whether ``load``, and ``load_vertical``, can load it.
     """
 
     description: str
@@ -145,15 +145,15 @@ class DataSource:
     halves: bool = True
 
     def folders(self, data_dir: Path | None) -> list[Path]:
-        """Return every folder to look in, in order."""
+        """Return every folder to search, in order."""
         given = [data_dir / subfolder for subfolder in self.subfolders] if data_dir else []
-        # The data folder itself comes last: MNIST and Fashion-MNIST use the same file names, so a
-        # folder that bears the set's name is the better witness, and one named for another set is none.
+        # MNIST and Fashion-MNIST have the same file names, so a folder with the set's name takes precedence
+        # over the data folder, and a data folder named after another set is not searched.
         itself = [data_dir] if data_dir and self.subfolders and not self._is_of_another(data_dir) else []
         return [*given, *itself, *(folder.expanduser() for folder in self.standard_folders)]
 
     def found_in(self, data_dir: Path | None) -> Path | None:
-        """Return the first folder that lacks none of its files."""
+        """Return the first complete folder."""
         return next((folder for folder in self.folders(data_dir) if not self.missing(folder)), None)
 
     def _is_of_another(self, folder: Path) -> bool:
@@ -216,7 +216,7 @@ SOURCES = {
         halves=False,
     ),
     "breast-cancer": DataSource(
-        "two halves of the features of breast masses, benign or malignant",
+        "features of breast masses, benign or malignant, in two halves",
         "569 people, 15 + 15 features",
         "comes with scikit-learn: pip install 'hedgerow[sim]'",
         _without_sklearn,
@@ -233,7 +233,7 @@ SOURCES = {
         ("ecg5000",),
     ),
     "support2": DataSource(
-        "seriously ill adults, who died in hospital or not: vital signs, and laboratory values",
+        "seriously ill adults, and death in hospital: vital signs and laboratory values",
         "9,105 people, 4 + 10 features",
         "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
         partial(_lacking, ("support2.csv",)),
@@ -241,7 +241,7 @@ SOURCES = {
         ("support2",),
     ),
     "sepsis2019": DataSource(
-        "hours in intensive care, of people with sepsis and without: vital signs, and the rest",
+        "hours in intensive care, of people with sepsis and without: vital signs and laboratory values",
         "48 hours a stay, 26 + 8 values an hour",
         _CHALLENGE,
         _without_challenge,
@@ -249,7 +249,7 @@ SOURCES = {
         ("sepsis2019",),
     ),
     "sepsis2019-windows": DataSource(
-        "hours in intensive care, and whether a sepsis is near: summaries of what was measured so far",
+        "hours in intensive care, and whether sepsis is imminent: summaries of the measurements so far",
         "some 190,000 hours of 40,336 people, 187 + 56 features",
         _CHALLENGE,
         _without_challenge,
@@ -257,7 +257,7 @@ SOURCES = {
         ("sepsis2019",),
     ),
     "esr": DataSource(
-        "a second of an electroencephalogram each, epileptic seizures among them",
+        "seconds of electroencephalograms, some with epileptic seizures",
         "11,500 series of 178 steps",
         "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
         partial(_lacking, ("data.csv",)),
@@ -265,7 +265,7 @@ SOURCES = {
         ("esr",),
     ),
     "mimic3": DataSource(
-        "the first 48 hours in intensive care, and who died in hospital",
+        "the first 48 hours in intensive care, and death in hospital",
         "48 hours a stay, 38 + 38 features an hour",
         "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
         "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
@@ -274,7 +274,7 @@ SOURCES = {
         ("mimic3",),
     ),
     "organamnist": DataSource(
-        "abdominal CT slices of eleven organs, cut in two",
+        "abdominal CT slices of eleven organs, in two halves",
         "some 52,000 images 1x28x28",
         "put organamnist.npz of MedMNIST into DATA_DIR/organamnist",
         partial(_lacking, ("organamnist.npz",)),
@@ -287,14 +287,14 @@ SOURCES = {
 }
 
 DATASETS = tuple(name for name, source in SOURCES.items() if source.whole)
-# Those that are sets of two parties first.
+# Sets of two parties first.
 VERTICAL_DATASETS = tuple(
     sorted((name for name, source in SOURCES.items() if source.halves), key=DATASETS.__contains__)
 )
 
 
 def catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
-    """Return what is known by name, and where this machine has it; reads no data.
+    """Return the known data sets and where this machine has them; reads no data.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ def _remedy(name: str) -> str:
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the data folder as an absolute path, or None where neither argument nor environment has one."""
+    """Return the data folder as an absolute path; None if neither argument nor environment has one."""
     given = os.fspath(data_dir or "") or os.environ.get(DATA_DIR_VARIABLE, "")
     try:
         folder = Path(given).expanduser().absolute() if given else None
@@ -330,7 +330,7 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | N
 
 
 def known(name: str, names: Sequence[str]) -> str:
-    """Return the name of a data set; ValueError unless it is one of these."""
+    """Return the name of a data set; ValueError unless it is one of ``names``."""
     if name not in names:
         raise ValueError(
             f"dataset must be one of {', '.join(names)}, or an import path module:function, got {name!r}"
@@ -339,7 +339,7 @@ def known(name: str, names: Sequence[str]) -> str:
 
 
 def find(name: str, data_dir: Path | None) -> Path:
-    """Return the folder that has the files of a known data set; DatasetNotFound if none has."""
+    """Return the folder of a known data set; DatasetNotFound if there is none."""
     source = SOURCES[name]
     if (found := source.found_in(data_dir)) is not None:
         return found
@@ -356,7 +356,7 @@ def find(name: str, data_dir: Path | None) -> Path:
 
 
 def imported(path: str, data_dir: Path | None, kind: type[T]) -> T:
-    """Return the result of a user's function on the data folder; ValueError unless it is of this kind."""
+    """Return the result of a user's function of the data folder; ValueError unless it is a ``kind``."""
     dataset = call_imported("dataset", path, data_dir)
     if not isinstance(dataset, kind):
         raise ValueError(f"dataset = {path!r} must return a {kind.__name__}, got a {type(dataset).__name__}")

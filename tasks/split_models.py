@@ -2,8 +2,8 @@
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", experiments: convolutions without fully connected
-layers for images, LSTMs for series. Its figure with the layers' sizes is not in its text: sizes are ours, and
-so are the networks for tables. Nothing normalises over a batch: a device's batch is one sample.
+layers for images, LSTMs for series. The text lacks the figure with the layers' sizes, so the sizes are ours,
+as are the networks for tables. There is no batch normalisation, because a device's batch is one sample.
 """
 
 import math
@@ -41,8 +41,8 @@ class SplitModel(nn.Module):
     Raises
     ------
     ValueError
-        If an encoding's length is not an integer >= 1, or the pieces hold what is no parameter: running
-        statistics are neither averaged nor exchanged by the method.
+        If an encoding's length is not an integer >= 1, or the pieces have buffers: the method does not
+        average or exchange running statistics.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class SplitModel(nn.Module):
             raise ValueError(f"the model must have trainable parameters only, got {buffers[0]!r}")
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Return the logits of samples whose parts are x1 and x2."""
+        """Return the logits of samples with the parts x1 and x2."""
         logits: Tensor = self.head(self.hospital(x1), self.device(x2))
         return logits
 
 
 class _Head(nn.Module):
-    """Layers over both encodings, side by side."""
+    """Layers over both encodings, concatenated."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -98,12 +98,12 @@ def split_loss(logits: Tensor, y: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def weighted_loss(weights: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return ``split_loss`` times the weight of a sample's class, one object a set of weights.
+    """Return ``split_loss`` times the weight of a sample's class, cached by weights.
 
     Parameters
     ----------
     weights : tuple of float
-        One for each class, > 0; none is ``split_loss`` itself.
+        One for each class, > 0; empty for ``split_loss`` itself.
     """
     if not weights:
         return split_loss
@@ -122,14 +122,14 @@ def split_model(
     Parameters
     ----------
     name : str
-        - ``"auto"``: by the number of axes of the party's samples that have more, 1 ``mlp``, 2 ``lstm``,
-          3 ``cnn``.
+        - ``"auto"``: by the larger number of axes of the parties' samples, 1 ``mlp``, 2 ``lstm``, 3 ``cnn``.
         - ``"cnn"``: for both, two 5x5 convolutions of stride 2 (8, 16 channels) with ReLU, and max-pooling
           by 2; a head with a hidden layer of 64. 28x28 grey images, both parties' on the whole canvas:
-          e = 144, 3,424 parameters an encoder; 19,211 in the head of 11 classes.
+          e = 144, 3,424 parameters per encoder; 19,211 in the head of 11 classes.
         - ``"lstm"``: for both, an LSTM of 16 units, e = 16; a linear head.
-        - ``"mlp"``: for both, a hidden layer of 16 and e = 8, or half the features where that is less: an
-          encoding as long as the features could be read back. A head with a hidden layer of 16.
+        - ``"mlp"``: for both, a hidden layer of 16 and e = 8, or half the number of features if that is less:
+          from an encoding as long as the features they could be reconstructed. A head with a hidden layer of
+          16.
         - ``module:function``: a function (hospital_shape, device_shape, num_classes) that returns a
           ``SplitModel``.
     hospital_shape, device_shape : tuple of int
@@ -138,13 +138,13 @@ def split_model(
     num_classes : int
         At least 2; two classes have one logit.
     seed : int
-        The run's seed, >= 0. Layers are initialised as torch does by default, from a generator of this seed
-        alone; torch's global generator is left as it was.
+        The run's seed, >= 0. Layers are initialised as torch does by default, from their own generator;
+        torch's global generator is restored.
 
     Raises
     ------
     ValueError
-        An argument is out of its range, or the user's function gave no such model.
+        If an argument is out of range, or the user's function did not return such a model.
     """
     if name == "auto":
         name = _BY_AXES.get(max(len(hospital_shape), len(device_shape)), "mlp")
@@ -213,7 +213,7 @@ def _linear_head(encodings: int, logits: int) -> nn.Module:
 def _build_own(
     path: str, hospital_shape: Shape, device_shape: Shape, num_classes: int, seed: int
 ) -> SplitModel:
-    # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
+    # A user's constructors draw from the global generator, which is seeded for them and then restored.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(seed))
         model = call_imported("model", path, hospital_shape, device_shape, num_classes)

@@ -1,7 +1,7 @@
-"""Known data sets written as the files of nodes, dealt as a simulation deals them.
+"""Known data sets written as files of nodes, partitioned as in a simulation.
 
 A run on these files with ``partition = "own"``, ``standardise = "none"``, ``holdout = 0`` (on devices in the
-node config) and the same seed is the simulation's: docs/bits.md.
+node config) and the same seed equals the simulation: docs/bits.md.
 """
 
 import csv
@@ -34,14 +34,14 @@ def write_split(
     data_dir: str | os.PathLike[str] | None = None,
     scaling: str = "standard",
 ) -> Path:
-    """Write the training set of a data set as one file a node.
+    """Write the training set of a data set as one file per node.
 
     Parameters
     ----------
     dataset : str
         A name or import path, as for ``load``.
     folder : str or path
-        Where the files go; made if it is not there.
+        The output folder, created if missing.
     num_nodes : int
         Number of files, >= 1.
     scheme : str
@@ -54,8 +54,8 @@ def write_split(
     Returns
     -------
     Path
-        ``manifest.json`` in the folder: what was dealt how, each node's number of samples and node config
-        (``data`` is the file, relative to the folder), and what the run config must say.
+        ``manifest.json`` in the folder: the partition, each node's number of samples and node config
+        (``data`` is the file, relative to the folder), and the required run config.
 
     Raises
     ------
@@ -90,27 +90,27 @@ def write_split(
 def write_groups(
     data: VerticalDataset, groups: Sequence[NDArray[np.int64]], folder: str | os.PathLike[str], layout: str
 ) -> list[dict[str, str | int]]:
-    """Write a data set as the files of its parties, and return their node configs, by partition.
+    """Write a data set as files of its parties, and return their node configs by partition.
 
-    Nodes that learn from these with ``holdout = 0`` and ``standardise = "none"`` have what a simulation on
-    the data set has, people in the order of their hashes.
+    Nodes that learn from these files with ``holdout = 0`` and ``standardise = "none"`` have the same data as
+    a simulation, with people in the order of their hashes.
 
     Parameters
     ----------
     data : VerticalDataset
-        Its training people.
+        The data set, whose training people are written.
     groups : sequence of ndarray of int64
         The rows of each hospital's people.
     folder : str or path
-        A folder ``group-<m>`` with ``hospital.csv``, ``match.key`` and ``edge.csv`` or ``device-<n>.csv``
-        is made in it for each group. Every file is its owner's alone (mode 0600).
+        The output folder. Each group has a folder ``group-<m>`` in it with ``hospital.csv``, ``match.key``
+        and ``edge.csv`` or ``device-<n>.csv``, readable only by their owner (mode 0600).
     layout : {"edges", "devices"}
-        Whether a group's devices are one file, or one each.
+        One file for all devices of a group, or one per device.
 
     Raises
     ------
     ValueError
-        The samples are no rows of a table, the layout is unknown, or a file is there already.
+        If the samples are not rows of a table, the layout is unknown, or a file exists already.
     """
     if data.hospital_train.ndim != 2 or data.device_train.ndim != 2:
         raise ValueError(f"data set {data.name!r} must have samples of shape (N, features), rows of a table")
@@ -153,26 +153,26 @@ def write_group_split(
     layout: str = "edges",
     people: int | None = None,
 ) -> Path:
-    """Write a data set's training people as one file a party, dealt as a simulation deals them.
+    """Write a data set's training people as one file per party, partitioned as in a simulation.
 
     Parameters
     ----------
     dataset, data_dir
         As for ``load_vertical``; a set of tables.
     folder : str or path
-        Where the files go, as ``write_groups`` lays them out; made if it is not there.
+        The output folder, created if missing, with the files of ``write_groups``.
     num_groups, scheme, seed
         As for ``group_split``.
     layout : {"edges", "devices"} (default: "edges")
         As for ``write_groups``.
     people : int or None (default: None)
-        People of a group at most, >= 1; None takes all.
+        The most people of a group, >= 1; None for all.
 
     Returns
     -------
     Path
-        ``manifest.json`` in the folder: what was dealt how, each party's node config (paths are relative to
-        the folder), and what the run config must say.
+        ``manifest.json`` in the folder: the partition, each party's node config (with paths relative to the
+        folder), and the required run config.
 
     Raises
     ------

@@ -1,11 +1,11 @@
-"""Medical data sets in the files that their owners publish, as two halves of the same people's features.
+"""Readers of published medical data sets: two halves of the same people's features.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", experiments: ESR and MIMIC-III. Ours: ECG5000,
-SUPPORT2, scikit-learn's breast cancer and, in ``sepsis2019``, the challenge of that year, which need no
-permission; and MIMIC-III is cut 38 + 38, since the printed 36 + 36 are not the 76 features that there are.
+E-health with Horizontal and Vertical Data Partitioning", experiments: ESR and MIMIC-III. Not in the paper:
+ECG5000, SUPPORT2, scikit-learn's breast cancer and, in ``sepsis2019``, that year's challenge, which are all
+freely available. MIMIC-III is split 38 + 38, because the printed 36 + 36 do not add up to its 76 features.
 
-Readers only read: what was not measured is NaN; splitting, imputation and scaling come after.
+A missing measurement is NaN; splitting, imputation and scaling come later.
 """
 
 import csv
@@ -36,8 +36,8 @@ _SUPPORT2_VITALS = ("meanbp", "hrt", "resp", "temp")
 _SUPPORT2_LABS = ("wblc", "pafi", "alb", "bili", "crea", "sod", "ph", "glucose", "bun", "urine")
 
 _MIMIC_HOURS = 48
-# Each variable with the value taken where none was measured yet, and the categories of a categorical one:
-# the discretizer settings of the MIMIC-III benchmark, which make 59 columns, and 17 masks.
+# Each variable with the value to use before the first measurement, and the categories of a categorical one:
+# the discretizer settings of the MIMIC-III benchmark, which give 59 columns and 17 masks.
 _MIMIC_VARIABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Capillary refill rate": ("0.0", ("0.0", "1.0")),
     "Diastolic blood pressure": ("59.0", ()),
@@ -109,34 +109,34 @@ _MIMIC_HOSPITAL = 38
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a reader gives: both halves of every sample, as measured.
+    """The result of a reader: both halves of every sample, as measured.
 
     Parameters
     ----------
     hospital, device : ndarray of float32
-        (N, F), or (N, T, F) for series; NaN where nothing was measured.
+        (N, F), or (N, T, F) for series; NaN if missing.
     labels : ndarray of int64
         (N,), indices into ``classes``.
     ids : ndarray of str
-        (N,), one of each sample.
+        (N,), the id of each sample.
     classes : tuple of str
         Names of the classes.
     hospital_features, device_features : tuple of str
-        Names of the features, empty where they have none.
+        Names of the features, empty if they have none.
     test : ndarray of bool or None (default: None)
-        (N,), the owners' test set, or the reader's; None where there is none.
+        (N,), the published test set or the reader's own; None if there is none.
     people : ndarray of str or None (default: None)
-        (N,), whom the sample comes from; None: everyone has one sample.
+        (N,), the person of each sample; None: everyone has one sample.
     sites : ndarray of str or None (default: None)
-        (N,), the hospital system that the person was at; None where nobody knows.
+        (N,), the person's hospital system; None if unknown.
     payoffs : ndarray of float64 or None (default: None)
-        (N, classes), what it is worth to tell each class of the sample; None where nobody says.
+        (N, classes), the utility of predicting each class; None if not defined.
     flags : frozenset of str (default: empty)
-        Features of 0 and 1, which are not scaled.
+        Binary features, which are not scaled.
     masks : bool (default: False)
-        Whether a series is filled forward, with masks of what was measured.
+        Whether a series is filled forward and gets masks of what was measured.
     clip : float or None (default: None)
-        Deviations from the mean at which scaled features are cut, > 0; None: nowhere.
+        Clip scaled features at this many deviations, > 0; None: no clipping.
     """
 
     hospital: Floats
@@ -156,12 +156,12 @@ class Table:
 
 
 def read_breast_cancer(_folder: Path) -> Table:
-    """Read the copy that scikit-learn carries: 569 biopsies, 30 features of their cell nuclei.
+    """Read scikit-learn's copy: 569 biopsies with 30 features of their cell nuclei.
 
     Each of ten properties has a mean, an error and a worst value. The device has the first five properties
     (the size and outline of the nuclei), the hospital the last five (their shape).
     """
-    # Here, not above: importing scikit-learn takes a second and a half of every start.
+    # Imported here because scikit-learn takes 1.5 seconds to import.
     bunch = needed("sklearn.datasets", "sim", "data set 'breast-cancer'").load_breast_cancer()
     features = np.asarray(bunch.feature_names)
     at_hospital = np.arange(features.size) % 10 >= 5
@@ -182,7 +182,7 @@ def read_ecg5000(folder: Path) -> Table:
     Raises
     ------
     ValueError
-        A file has other than a label 1 to 5 and 140 numbers a row.
+        If a row is not a label from 1 to 5 and 140 numbers.
     """
     parts = [folder / "ECG5000_TRAIN.tsv", folder / "ECG5000_TEST.tsv"]
     tables = [read_numbers(path, "\t", columns=141) for path in parts]
@@ -205,15 +205,15 @@ def read_ecg5000(folder: Path) -> Table:
 
 
 def read_esr(folder: Path) -> Table:
-    """Read UCI's Epileptic Seizure Recognition: seconds of EEG, 178 samples, cut into 89 and 89.
+    """Read UCI's Epileptic Seizure Recognition: seconds of EEG with 178 samples each, split 89 + 89.
 
-    A second's name, ``X21.V1.791`` for example, is its place in a recording and the recording: ``people``
-    are the recordings, so that all seconds of one can be kept in one part.
+    The name of a second, such as ``X21.V1.791``, is its position in a recording and the recording.
+    ``people`` are the recordings, so that all seconds of one can be kept together.
 
     Raises
     ------
     ValueError
-        A row has other than a name, 178 numbers and a label 1 to 5.
+        If a row is not a name, 178 numbers and a label from 1 to 5.
     """
     path = folder / "data.csv"
     rows = _rows(path, columns=180)
@@ -225,7 +225,7 @@ def read_esr(folder: Path) -> Table:
         labels=labels,
         ids=np.array(names),
         classes=("seizure", "tumour area", "healthy area", "eyes closed", "eyes open"),
-        # The class belongs to a recording's name: one number may stand for recordings of several classes.
+        # Recordings of different classes may have the same number.
         people=np.array(
             [f"{label}:{name.partition('.')[2] or name}" for label, name in zip(labels, names, strict=True)]
         ),
@@ -233,14 +233,14 @@ def read_esr(folder: Path) -> Table:
 
 
 def read_support2(folder: Path) -> Table:
-    """Read SUPPORT2: vital signs on the device, laboratory values at the hospital, died in hospital or not.
+    """Read SUPPORT2: vital signs on the device, laboratory values at the hospital; the label is death there.
 
-    Both are of the third day. A patient without any value on one side is left out (one in the owners' file).
+    Both are of the third day. Patients without any value on one side (one in the file) are excluded.
 
     Raises
     ------
     ValueError
-        A column is missing, or a value is no number.
+        If a column is missing, or a value is not a number.
     """
     path = folder / "support2.csv"
     header, *rows = _rows(path)
@@ -262,17 +262,17 @@ def read_support2(folder: Path) -> Table:
 
 
 def read_mimic3(folder: Path) -> Table:
-    """Read the in-hospital-mortality task that the MIMIC-III benchmark's scripts write.
+    """Read the in-hospital mortality task written by the MIMIC-III benchmark's scripts.
 
-    ``train/listfile.csv`` and ``test/listfile.csv`` name a stay's file and outcome; the file has the hour and
-    17 variables a row. An hour takes the last value measured in it, else the one before, else a normal one
-    (the benchmark's imputation). Then categories become columns: 59, and 17 masks that tell what was
-    measured. The hospital has the first 38 of the 76 columns, the device the others.
+    ``train/listfile.csv`` and ``test/listfile.csv`` list each stay's file and outcome; a row of the file has
+    the hour and 17 variables. An hour has the last value measured in it, else the one before, else a normal
+    one (the benchmark's imputation). Categories are one-hot encoded, which gives 59 columns; 17 masks mark
+    what was measured. The hospital has the first 38 of the 76 columns, the device the others.
 
     Raises
     ------
     ValueError
-        A column is missing, a category is unknown, or a value is no number.
+        If a column is missing, a category is unknown, or a value is not a number.
     """
     listed = [
         (part, name, label)
@@ -322,7 +322,7 @@ def _mimic_series(path: Path) -> Floats:
     values: list[list[str]] = [[""] * len(places) for _ in range(_MIMIC_HOURS)]
     for place in np.argsort(hours, kind="stable"):
         if 0 <= hours[place] <= _MIMIC_HOURS:
-            # A full hour ends its slot, as in the benchmark: 1.0 belongs to the first.
+            # A full hour ends its slot, as in the benchmark: 1.0 is in the first.
             slot = values[max(0, math.ceil(hours[place]) - 1)]
             slot[:] = [rows[place][at] or before for at, before in zip(places, slot, strict=True)]
     measured = np.array([[cell != "" for cell in slot] for slot in values])  # (48, 17)
@@ -334,13 +334,13 @@ def _mimic_series(path: Path) -> Floats:
 
 
 def _mimic_values(path: Path, variable: str, cells: Sequence[str]) -> Floats:
-    """Return one variable's columns, (48, 1) or (48, categories), every hour filled."""
+    """Return one variable's columns, (48, 1) or (48, categories), with every hour filled."""
     last, categories = _MIMIC_VARIABLES[variable]
     filled = [last := cell or last for cell in cells]
     if not categories:
         return _floats(path, [[cell] for cell in filled])
     if variable == "Glascow coma scale total":
-        # The owners' scripts write it as 15 or 15.0, as pandas pleases.
+        # The benchmark's scripts write 15 or 15.0, depending on pandas.
         filled = [cell.removesuffix(".0") for cell in filled]
     unknown = set(filled) - set(categories)
     if unknown:
@@ -355,7 +355,7 @@ def _sequence_halves(samples: Floats) -> dict[str, Any]:
 
 
 def _rows(path: Path, columns: int | None = None) -> list[list[str]]:
-    """Return a CSV file's rows; with a number of columns without the header, and checked."""
+    """Return a CSV file's rows; with a number of columns, check it and drop the header."""
     with path.open(newline="") as file:
         rows = [row for row in csv.reader(file) if row]
     if not rows:
@@ -382,7 +382,7 @@ def _column(path: Path, rows: Sequence[Sequence[str]], place: int) -> Floats:
 
 
 def _floats(path: Path, cells: Sequence[Sequence[str]]) -> Floats:
-    """Return a table of numbers; an empty cell is NaN."""
+    """Return cells as numbers; an empty cell is NaN."""
     if not cells:
         raise ValueError(f"{path} must have at least one row below the header")
     try:
@@ -392,7 +392,7 @@ def _floats(path: Path, cells: Sequence[Sequence[str]]) -> Floats:
 
 
 def read_numbers(path: Path, delimiter: str, columns: int, skip: int = 0) -> Floats:
-    """Return a text file's table of numbers, (rows, columns); ValueError names the file and what is wrong."""
+    """Return a text file's table of numbers, (rows, columns); ValueError if it is not such a table."""
     try:
         table = np.loadtxt(path, np.float32, delimiter=delimiter, skiprows=skip, ndmin=2)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Independent tasks on several threads, each with its arithmetic on one."""
+"""Independent tasks on several threads, with single-threaded arithmetic in each."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +16,15 @@ R = TypeVar("R")
 def map_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     """Return ``[function(item) for item in items]``, computed on ``threads`` threads of the CPU.
 
-    Inside, torch's own operations run on one thread each, also where ``threads`` is 1. The caller's
-    setting is left as it was.
+    Each of torch's operations inside runs on one thread, even if ``threads`` is 1. The caller's setting is
+    restored.
 
     Parameters
     ----------
     function : Callable[[T], R]
-        Safe to run beside itself.
+        Thread-safe.
     items : Sequence[T]
-        Taken in order; the first exception is raised.
+        Processed in order; the first exception is raised.
     threads : int
         At least 1.
     """
@@ -33,8 +33,8 @@ def map_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int)
         if threads == 1:
             torch.set_num_threads(1)
             return [function(item) for item in items]
-        # The setting is a thread's own, and the default of threads that are new to torch: the pool's
-        # threads take 1 before their first operation, and the default is put back below.
+        # The setting is per thread, and also the default of threads new to torch: the pool's threads set 1
+        # before their first operation, and the default is restored below.
         with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
             futures = [pool.submit(function, item) for item in items]
             try:

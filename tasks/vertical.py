@@ -1,9 +1,9 @@
-"""Data sets whose features lie with two parties: row i of both is the same person.
+"""Data sets with features at two parties: row i of both is the same person.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", system model and experiments. Ours, where the paper
-is silent: 300 and 484 pixels are read as frame and 22x22 centre; each party scales its own features, by the
-training set; no person has samples in both training and test set.
+E-health with Horizontal and Vertical Data Partitioning", system model and experiments. Our choices where the
+paper is silent: 300 and 484 pixels are the frame and the 22x22 centre; each party scales its own features by
+the training set; no person has samples in both training and test set.
 """
 
 import os
@@ -32,7 +32,7 @@ _SPLIT_SEED = 5_000
 
 @dataclass(frozen=True, eq=False)
 class VerticalDataset:
-    """A classification data set of two parties: row i of both is the same person. Shared: never change it.
+    """A classification data set of two parties: row i of both is the same person. Shared: do not modify it.
 
     Parameters
     ----------
@@ -43,24 +43,24 @@ class VerticalDataset:
     y_train : ndarray of int64
         Labels, (N,), indices into ``classes``; both parties may read them.
     ids_train : ndarray of str
-        One id a sample, (N,); no id occurs twice, in training and test set together.
+        One id per sample, (N,), unique over training and test set.
     hospital_test, device_test, y_test, ids_test : ndarray
         The same for the test samples.
     classes : tuple of str
         Names of the classes, at least 2.
     hospital_features, device_features : tuple of str (default: empty)
-        Names along a party's last axis; empty where they have none.
+        Names along a party's last axis; empty if there are none.
     people_train : ndarray of str or None (default: None)
-        Whose each training sample is, (N,); None: everyone has one sample.
+        The person of each training sample, (N,); None: everyone has one sample.
     sites_train : ndarray of str or None (default: None)
-        The hospital system that each was at, (N,); None where nobody knows. A person is at one site.
+        The hospital system of each training sample, (N,); None if unknown. A person is at one site.
     payoffs_test : ndarray of float64 or None (default: None)
-        What it is worth to tell each class of a test sample, (N, classes), finite; None where nobody says.
+        The utility of predicting each class for a test sample, (N, classes), finite; None if not defined.
 
     Raises
     ------
     ValueError
-        A shape, dtype, length or value is not as above.
+        If a shape, dtype, length or value is not as above.
     """
 
     name: str
@@ -137,7 +137,7 @@ class VerticalDataset:
 
 @dataclass(frozen=True)
 class ImageCut:
-    """How an image is cut: a square and the frame around it. A party's canvas is 0 where it sees nothing.
+    """The split of an image into a square and the frame around it. A party's missing pixels are 0.
 
     Parameters
     ----------
@@ -146,12 +146,12 @@ class ImageCut:
     offset : int (default: 3)
         Rows above and columns left of the square, >= 0.
     centre_owner : {"hospital", "device"} (default: "hospital")
-        Who has the square.
+        The party with the square.
 
     Raises
     ------
     ValueError
-        A value is out of range, or the square leaves nothing of the image or does not fit into it.
+        If a value is out of range, or the square covers the whole image or does not fit into it.
     """
 
     size: int = 22
@@ -165,7 +165,7 @@ class ImageCut:
             raise ValueError(f"centre_owner must be hospital or device, got {self.centre_owner!r}")
 
     def masks(self, height: int, width: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the hospital's and the device's pixels, (height, width) each: disjoint, together all."""
+        """Return the hospital's and the device's pixels, (height, width) each, a partition of the image."""
         end = self.offset + self.size
         if end > min(height, width) or self.size**2 == height * width:
             raise ValueError(
@@ -180,13 +180,13 @@ class ImageCut:
 def load_vertical(
     name: str, data_dir: str | os.PathLike[str] | None = None, cut: ImageCut | None = None
 ) -> VerticalDataset:
-    """Return a data set of two parties by name; asked again for the same, give back the same object.
+    """Return a data set of two parties by name, cached.
 
-    Tables and series have each party's features scaled to the training set's mean 0 and deviation 1 over what
-    was measured. What was not is, in a table, the training set's median; in a series, the last value before,
-    or else the mean, 0, and features named "... measured" tell by 1 and 0. Images are in [-1, 1].
-    The owners' test set is kept; where they have none, a fifth of each class is it, the same everywhere.
-    Hours in intensive care (``sepsis2019-windows``) have their features cut at 5 deviations.
+    Each party's features of tables and series are scaled to the training set's mean 0 and deviation 1 over
+    the measured values. A missing value is, in a table, the training set's median; in a series, the last
+    value before it, or else the mean, 0, and features named "... measured" are 1 or 0. Images are in [-1, 1].
+    The test set is the published one or else a fifth of each class, the same everywhere. Hours in intensive
+    care (``sepsis2019-windows``) have their features clipped at 5 deviations.
 
     Parameters
     ----------
@@ -194,17 +194,17 @@ def load_vertical(
         One of ``VERTICAL_DATASETS``, or an import path ``module:function`` of a function that takes the data
         folder (a ``Path`` or None) and returns a ``VerticalDataset``.
     data_dir : str or path or None (default: None)
-        The folder that holds the files or a subfolder with the set's name; None or empty takes the
-        environment variable HEDGEROW_DATA_DIR.
+        The folder with the files or with a subfolder of the set's name; None or empty uses the environment
+        variable HEDGEROW_DATA_DIR.
     cut : ImageCut or None (default: None)
-        How images are cut; None is ``ImageCut()``. Other sets take no notice.
+        The split of images; None is ``ImageCut()``. Ignored for other sets.
 
     Raises
     ------
     DatasetNotFound
-        The files are in none of the places where they may lie.
+        If the files are in none of the searched folders.
     ValueError
-        The name is unknown, the function returned no ``VerticalDataset``, or a file is corrupt.
+        If the name is unknown, the function did not return a ``VerticalDataset``, or a file is corrupt.
     """
     folder = resolve_data_dir(data_dir)
     if is_import_path(name):
@@ -252,7 +252,7 @@ def _from_table(name: str, table: Table) -> VerticalDataset:
 
 
 def _test_samples(labels: NDArray[np.int64], people: Ids) -> NDArray[np.bool_]:
-    """Choose people of each class at random, as many as a fifth of its samples allows; whole people only."""
+    """Choose people of each class at random, with all their samples, up to a fifth of the class's samples."""
     rng = np.random.default_rng(_SPLIT_SEED)
     test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -284,18 +284,18 @@ def _prepared(
 
 
 def _standardised(x: Floats, train: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return x with the training samples' mean 0 and deviation 1 in each feature, over what was measured."""
+    """Return x scaled to the training samples' mean 0 and deviation 1 per feature, over measured values."""
     seen = x[train].reshape(-1, x.shape[-1]).astype(np.float64)
     count = np.maximum((~np.isnan(seen)).sum(axis=0), 1)
     mean = np.nansum(seen, axis=0) / count
     deviation = np.sqrt(np.nansum((seen - mean) ** 2, axis=0) / count)
-    # A constant feature carries nothing: it becomes zeros, not a division by zero.
+    # A constant feature becomes zeros.
     standardised: NDArray[np.float64] = (x - mean) / np.where(deviation > 0, deviation, 1.0)
     return standardised
 
 
 def _medians(x: Floats) -> Floats:
-    """Return each feature's median, (features,); 0, the mean, for one that was never measured."""
+    """Return each feature's median, (features,); 0, the mean, for a feature without measurements."""
     rows = x.reshape(-1, x.shape[-1])
     return np.array(
         [np.median(column[~np.isnan(column)]) if not np.isnan(column).all() else 0.0 for column in rows.T],
@@ -304,7 +304,7 @@ def _medians(x: Floats) -> Floats:
 
 
 def _filled_forward(series: Floats, measured: NDArray[np.bool_]) -> Floats:
-    """Return (N, T, F) where each hour has the last value measured up to it; 0 before the first."""
+    """Return (N, T, F) with the last value measured up to each hour; 0 before the first."""
     hours = np.arange(series.shape[1])[:, None]
     last = np.maximum.accumulate(np.where(measured, hours, -1), axis=1)
     values = np.take_along_axis(series, np.maximum(last, 0), axis=1)
@@ -321,7 +321,7 @@ def _from_images(
     cut: ImageCut,
 ) -> VerticalDataset:
     hospital, device = cut.masks(*x_train.shape[-2:])
-    # MedMNIST's scaling, which needs no statistics: neither party sends the other anything about its pixels.
+    # MedMNIST's scaling, which needs no statistics and so no exchange between the parties.
     train, test = 2 * x_train - 1, 2 * x_test - 1
     return VerticalDataset(
         name,

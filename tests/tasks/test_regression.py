@@ -82,7 +82,7 @@ def test_a_libsvm_file_becomes_sparse_parts_with_labels_zero_and_one(tmp_path: P
 def test_what_cannot_be_dealt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_nodes must be an integer from 1 to 5 samples, got 6"):
         binary_libsvm(libsvm(tmp_path, [-1, 1, 1, -1, 1]), 6, 0)
-    with pytest.raises(ValueError, match="must be a file of two labels"):
+    with pytest.raises(ValueError, match="must be a file with two labels"):
         binary_libsvm(libsvm(tmp_path, [1, 2, 3]), 1, 0)
     with pytest.raises(ValueError, match="which is no file"):
         binary_libsvm(tmp_path / "nothing", 1, 0)

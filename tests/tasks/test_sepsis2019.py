@@ -73,7 +73,7 @@ def test_at_most_the_last_48_hours_before_the_first_labelled_are_seen_of_each_pa
 
 def test_a_file_with_other_columns_is_named_and_a_folder_without_a_case_is_an_error(sepsis, tmp_path):
     write_stay(tmp_path / "none/set_A/well.psv", 20)
-    with pytest.raises(ValueError, match="no patient becomes septic after 6 hours"):
+    with pytest.raises(ValueError, match="must have a patient whose sepsis begins after 6 hours"):
         read_sepsis2019(tmp_path / "none")
     path = sepsis / "set_A/case60.psv"
     path.write_text(path.read_text().replace("|SepsisLabel", "|Label"))
