@@ -183,7 +183,7 @@ def read_file(path: Path, columns: FileColumns) -> FileData:
 
 @contextmanager
 def named(where: object) -> Iterator[None]:
-    """Turn any error of a ``with`` block, for example about a damaged file, into a ValueError with a place."""
+    """Turn any error of a ``with`` block, such as a damaged file's, into a ValueError that says where."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Whole numbers as fields of a few bits each, the highest bit of the first field first."""
+"""Integers packed into fields of a few bits, most significant bit first."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def index_width(size: int) -> int:
 
 
 def bytes_of(bits: int) -> int:
-    """Return the bytes that hold so many bits."""
+    """Return the number of bytes for ``bits`` bits."""
     return -(-bits // 8)
 
 
@@ -29,19 +29,19 @@ def to_bits(numbers: NDArray[np.integer[Any]], width: int) -> Bytes:
 
 
 def from_bits(bits: Bytes, count: int, width: int) -> NDArray[np.int64]:
-    """Return ``count`` numbers of as many times ``width`` zeros and ones: the inverse of ``to_bits``."""
+    """Return ``count`` numbers from ``count * width`` zeros and ones: the inverse of ``to_bits``."""
     padded = np.zeros((count, 32), np.uint8)
     padded[:, 32 - width :] = bits.reshape(count, width)
     return np.packbits(padded, axis=1).view(">u4")[:, 0].astype(np.int64)
 
 
 def packed(numbers: NDArray[np.integer[Any]], width: int) -> Bytes:
-    """Return the lowest ``width`` bits of each number in bytes, zeros at the end."""
+    """Return the lowest ``width`` bits of each number packed into bytes, padded with zeros."""
     return np.packbits(to_bits(numbers, width))
 
 
 def bits_in(coded: Bytes, count: int) -> Bytes:
-    """Return the first ``count`` bits of bytes; PayloadError ``bad padding`` if one after them is set."""
+    """Return the first ``count`` bits of bytes; PayloadError ``bad padding`` if a later one is set."""
     bits = np.unpackbits(coded)
     if bits[count:].any():
         raise PayloadError("bad padding", "the bits after the last field are not zero")

@@ -1,4 +1,4 @@
-"""NumPy's matrix products on one thread, whatever the machine has: their last bits depend on the number."""
+"""Single-threaded NumPy matrix products, because their last bits depend on the number of threads."""
 
 import sys
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ __all__ = ["one_blas_thread"]
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let BLAS use one thread inside; torch's threads are its own, and stay as they are."""
+    """Limit BLAS to one thread for a ``with`` block; torch's threads are not affected."""
     with _controller("scipy.linalg" in sys.modules).limit(limits=1, user_api="blas"):
         yield
 
 
 @cache
 def _controller(scipy_is_loaded: bool) -> ThreadpoolController:
-    """Return what knows the libraries that are loaded; scipy brings one of its own."""
+    """Return a controller of the loaded libraries; scipy loads its own."""
     return ThreadpoolController()

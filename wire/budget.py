@@ -1,4 +1,4 @@
-"""What a run may spend, so that methods are compared at equal cost."""
+"""The budget of a run, for comparing methods at equal cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hedgerow.wire.printable import quoted
 
 __all__ = ["BUDGETS", "Budget"]
 
-# What a budget may be of, and the figure of a strategy's ``progress()`` that counts it.
+# The kinds of budgets, and the attribute of a strategy's ``progress()`` for each.
 BUDGETS: Mapping[str, str] = {
     "iterations": "iterations",
     "sim-seconds": "sim_seconds",
@@ -22,14 +22,14 @@ BUDGETS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend: its last round is the first after which it has spent so much.
+    """The budget of a run: the run ends with the first round after which it is spent.
 
     Parameters
     ----------
     of : str
         One of ``BUDGETS``: local iterations, simulated seconds, nominal bits or serialised bytes.
     most : float
-        How much, finite and > 0.
+        The amount, finite and > 0.
 
     Raises
     ------
@@ -48,12 +48,12 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget | None:
-        """Return the budget that a text such as ``sim-seconds=60`` names; None for an empty one.
+        """Parse a budget such as ``sim-seconds=60``; None for an empty text.
 
         Raises
         ------
         ValueError
-            If it names none.
+            If it is not a budget.
         """
         if not text.strip():
             return None
@@ -65,6 +65,6 @@ class Budget:
         return cls(of.strip(), number)
 
     def spent(self, progress: Any) -> bool:
-        """Tell whether a run has spent it; never so where what it is of is not known."""
+        """Return whether a run has spent it; False if the run does not count this kind."""
         so_far = getattr(progress, BUDGETS[self.of])
         return so_far is not None and so_far >= self.most

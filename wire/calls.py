@@ -1,7 +1,7 @@
-"""What a batched client handler receives and returns.
+"""The arguments and results of batched client handlers.
 
-A client's work is written once, over a list of calls: Flower's own engines hand it a list of one,
-an engine that holds a whole round hands it the whole round.
+A client's work is written once, over a list of calls: Flower's own engines pass a list of one call, an engine
+that has a whole round passes all of its calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,21 +34,20 @@ __all__ = [
     "Told",
 ]
 
-# Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and the run that they
-# are of.
+# Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and their run.
 NODE_RECORD = "hedgerow.node"
-# The record of ``context.state`` that ``query.state`` leaves out and ``query.restore`` does not set.
+# The record of ``context.state`` that ``query.state`` omits and ``query.restore`` does not set.
 SECRET_RECORD = "hedgerow.secret"
-# What a node knows of its sealed links, and the seeds that are told on them. A device tells it locked alone,
-# with all else that it keeps, in the record below.
+# A node's state of its sealed links, and the seeds sent over them. A device sends it only encrypted, with the
+# rest of its state, in the record below.
 LINKS_RECORD = "hedgerow.links"
 SEALED_RECORD = "hedgerow.sealed-state"
-# Under this key a record in ``context.state`` says which run it is of.
+# The key of the run of a record in ``context.state``.
 RUN_KEY = "run"
 
 
 class LocalDataError(ValueError):
-    """A node's own data cannot be used: its owner's mistake, told in one line, and no bug to be traced."""
+    """A node's own data are invalid: a mistake of their owner, shown in one line without a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,14 @@ class Call:
     Parameters
     ----------
     content : RecordDict
-        The records of the instruction message. Shared between nodes when they were sent the same
-        object: read it, never change it.
+        The records of the instruction message. Shared between nodes that were sent the same object: do not
+        modify it.
     context : Context
-        The node's context. ``context.state`` is the only thing that lives until its next call.
+        The node's context. Only ``context.state`` is kept until its next call.
     message_type : str
-        Flower's message type, ``"train"`` or ``"train.local_step"`` for example.
+        Flower's message type, such as ``"train"`` or ``"train.local_step"``.
     app : tuple of str (default: none)
-        The message types that the app answers, sorted: ``BatchClientApp`` says so to its handlers.
+        The message types that the app answers, sorted; set by ``BatchClientApp``.
     """
 
     content: RecordDict
@@ -75,9 +74,9 @@ class Call:
 
     @property
     def partition_id(self) -> int:
-        """The node's partition id, from its node config; of one that has a name alone, a number of that.
+        """The node's partition id from its node config; for a node with only a name, a hash of the name.
 
-        Streams are keyed by it. The place that a server gives to a name may be another in every run.
+        It keys random streams. The partition that a server assigns to a name may differ between runs.
         """
         config = self.context.node_config
         if "partition-id" not in config and config.get("name"):
@@ -87,14 +86,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Nodes of an exchange that were sent the same.
+    """Nodes of an exchange that were sent the same content.
 
     Parameters
     ----------
     content : RecordDict
-        The records of their instruction. Read it, never change it.
+        The records of their instruction. Do not modify it.
     contexts : Sequence[Context]
-        Theirs; what a handler writes to them is not kept.
+        The nodes' contexts; changes of a handler are not kept.
     """
 
     content: RecordDict
@@ -103,14 +102,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class InColumns:
-    """The replies of K nodes, each of one ArrayRecord with the keys that it was sent and one MetricRecord.
+    """The replies of K nodes: an ArrayRecord with the keys that were sent and a MetricRecord each.
 
     Parameters
     ----------
     rows : NDArray or Tensor
-        The values of each one's arrays, in the order of the keys (K, M); a tensor stays on its device.
+        The values of the arrays, in the order of the keys (K, M); a tensor stays on its device.
     metrics : Mapping[str, NDArray]
-        Its metrics, integers or float64, (K,) each.
+        The metrics, integers or float64, (K,) each.
     """
 
     rows: "NDArray[Any] | Tensor"
@@ -122,12 +121,11 @@ class InColumns:
         return self.rows if isinstance(self.rows, np.ndarray) else self.rows.numpy(force=True)
 
 
-# Nodes answer at once, in the order of their contexts. One that cannot raises: then all are sent messages.
+# Returns the replies of all nodes, in the order of their contexts. If it raises, messages are sent instead.
 ColumnHandler = Callable[[Sequence[Told]], InColumns]
 
 
-# One answer a call, in the order of the calls. An exception in place of a record fails that node
-# alone: the others' answers stand.
+# Returns one reply per call, in order. An exception in place of a record fails only that node.
 BatchHandler = Callable[[Sequence[Call]], Sequence[RecordDict | Exception]]
 
 
@@ -136,7 +134,7 @@ class Batched(Protocol):
     """A ClientApp whose handlers can take many nodes at once."""
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
-        """Return the handler for a message type, or None where calls must be made one by one."""
+        """Return the handler for a message type, or None if calls must be made one by one."""
 
 
 @runtime_checkable
@@ -144,23 +142,24 @@ class AnswersColumns(Protocol):
     """A ClientApp that can answer an exchange for all its nodes at once, without messages."""
 
     def column_handler(self, message_type: str) -> ColumnHandler | None:
-        """Return what does, or None where messages must go."""
+        """Return the handler, or None if messages must be sent."""
 
 
 @runtime_checkable
 class TellsSizes(Protocol):
-    """A ClientApp that can say for all nodes of a simulation at once what each would tell of itself."""
+    """A ClientApp that knows the introductions of all nodes of a simulation."""
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
-        """Return the nodes' numbers of examples, >= 1, by partition id; None where nodes say more, or other.
+        """Return the nodes' numbers of examples, >= 1, by partition id.
 
-        More is anything beside ``partition-id`` and ``num-examples``: shapes of data of their own, names.
+        None if nodes introduce themselves with more than ``partition-id`` and ``num-examples``, such as the
+        shapes of their own data, or names.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNodes:
-    """All nodes of a grid that knows who they are, and in which none comes or goes."""
+    """All nodes of a grid that knows them in advance, and whose nodes do not change."""
 
     node_ids: NDArray[np.uint64]  # (N,): Their ids, by partition id.
     sizes: Sequence[int]  # Their numbers of examples, >= 1, by partition id.

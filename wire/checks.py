@@ -28,14 +28,14 @@ _BETWEEN = str.maketrans("", "", "-_ ")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the known name that an unknown one is nearest to, as a question; empty without one."""
+    """Return the most similar known name, as a question; empty if there is none."""
     plain = {plain_name(one): one for one in known}
     near = get_close_matches(plain_name(name[:200]), plain, n=1)
     return f"did you mean {plain[near[0]]!r}?" if near else ""
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what people leave out or mix up: case, hyphens, underscores, spaces."""
+    """Return a name without case, hyphens, underscores and spaces."""
     return name.casefold().translate(_BETWEEN)
 
 
@@ -51,19 +51,19 @@ def at_least(least: int, **numbers: int) -> None:
 
 
 def int_at_least(least: int, **numbers: int) -> None:
-    """Raise ValueError unless each is Python's integer >= ``least``: messages and records take no other."""
+    """Raise ValueError unless each is a Python integer >= ``least``, as messages and records require."""
     _integers(int, least, numbers)
 
 
 def int_between(least: int, most: int, **numbers: int) -> None:
-    """Raise ValueError unless each is Python's integer from ``least`` to ``most``."""
+    """Raise ValueError unless each is a Python integer from ``least`` to ``most``."""
     for key, number in numbers.items():
         whole = isinstance(number, int) and not isinstance(number, bool)
         require(key, number, f"an integer from {least} to {most}", whole and least <= number <= most)
 
 
 def is_real(value: object) -> bool:
-    """Whether this is a finite number, Python's or numpy's."""
+    """Return whether this is a finite number, Python's or numpy's."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)  # type: ignore[arg-type]
 

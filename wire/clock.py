@@ -1,7 +1,7 @@
-"""The simulated clock: what a bit and a floating-point operation cost in seconds.
+"""The simulated clock, and the seconds that bits and floating-point operations take.
 
-A method's latency formula adds these costs up; the clock only keeps the sum. Simulated seconds are
-computed, never measured: a record states them beside the real wall time, not instead of it.
+A method's latency formula adds these costs; the clock keeps the sum. Simulated seconds are computed, never
+measured: a record has them beside the real wall time, not in place of it.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Rates:
     bits_per_second: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        # A copy, so that the caller's dictionary cannot change a rate after it was checked.
+        # A copy, so that the caller cannot change a rate after the check.
         object.__setattr__(self, "bits_per_second", dict(self.bits_per_second))
         for link, rate in self.bits_per_second.items():
             positive(**{f"bits_per_second[{link!r}]": rate})
@@ -45,7 +45,7 @@ class Rates:
         """
         if link not in self.bits_per_second:
             known = ", ".join(map(repr, sorted(self.bits_per_second)))
-            valid = f"one of {known}" if known else "given a rate"
+            valid = f"one of {known}" if known else "one with a rate"
             raise ValueError(f"link must be {valid}, got {link!r}")
         not_negative(bits=bits)
         return bits / self.bits_per_second[link]
@@ -104,11 +104,11 @@ class Clock:
         return self._seconds
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint must hold for the clock to go on from here."""
+        """Return the state for a checkpoint."""
         return {"seconds": self._seconds}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take over the time of a checkpoint.
+        """Restore the state of a checkpoint.
 
         Raises
         ------

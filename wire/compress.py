@@ -1,9 +1,9 @@
-"""Contractive compressors: what of a model update travels, as real bytes.
+"""Contractive compressors of model updates, and their encoding as bytes.
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity", Assumption 3: ||Q(v) - v||^2 <= (1 - alpha) ||v||^2. Ours, where the paper leaves it
-open: ties in Top-k go to the lower index, so that exactly k entries travel; the ternary quantiser has the
-least-squares scale, because one of scale ||v||_2 is not contractive.
+without Data Similarity", Assumption 3: ||Q(v) - v||^2 <= (1 - alpha) ||v||^2. Our choices where the paper is
+silent: ties in Top-k go to the lower index, so that exactly k entries are sent; the ternary quantiser has the
+least-squares scale, because the scale ||v||_2 is not contractive.
 """
 
 import re
@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 COMPRESSORS = ("identity", "randk", "sign", "ternary", "topk")
-# Why nodes do not compress what was made private.
+# Why nodes do not compress private updates.
 UNSOUND = (
-    "error feedback adds what was dropped before to updates that were clipped already, so that they exceed "
-    "the norm and the privacy guarantee is void. Clip at the server, "
-    "Compressed(DifferentialPrivacyServerSideFixedClipping(...)), or take error_feedback=False"
+    "error feedback adds earlier residuals to updates that were already clipped, so that they exceed the "
+    "norm and the privacy guarantee is void. Clip at the server, "
+    "Compressed(DifferentialPrivacyServerSideFixedClipping(...)), or use error_feedback=False"
 )
-# The arrays that travel, under the keys of their compressor.
+# The arrays that are sent, under their compressor's keys.
 Payload = dict[str, NDArray[Any]]
 
 _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -70,13 +70,13 @@ _MAX_ROUND = 10**10
 
 
 class Compressor(Code[Payload], Protocol):
-    """A compressor Q of vectors (d,), 1 <= d < 2^31, and the code of what it keeps."""
+    """A compressor Q of vectors (d,), 1 <= d < 2^31, and the encoding of its results."""
 
     def __str__(self) -> str:
-        """The name that ``parse_compressor`` reads back."""
+        """The name, which ``parse_compressor`` parses."""
 
     def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
-        """Return Q(v) (size,); PayloadError if the payload is none of a vector of that size."""
+        """Return Q(v) (size,); PayloadError if the payload is not that of a vector of this size."""
 
     def contraction(self, size: int) -> float:
         """Return the largest alpha of Assumption 3 that holds for every vector (size,)."""
@@ -115,7 +115,7 @@ class Identity(Compressor):
 
 @dataclass(frozen=True)
 class _Keeping:
-    """How many entries of a vector are kept: a fraction of them, or a count."""
+    """The number of entries to keep, as a fraction or a count."""
 
     fraction: float | None = None
     count: int | None = None
@@ -137,7 +137,7 @@ class _Keeping:
     def kept(self, size: int) -> int:
         """Return k for vectors (size,)."""
         if self.fraction is not None:
-            # The decimal that was written: 0.29 * 100 is below 29 in binary.
+            # Exact decimal arithmetic: 0.29 * 100 is below 29 in binary.
             return max(1, int(Fraction(repr(float(self.fraction))) * size))
         return min(self.count or size, size)
 
@@ -146,7 +146,7 @@ class _Keeping:
 class TopK(_Keeping, Compressor):
     """Keep the k entries of largest magnitude, over all layers at once; alpha = k / d.
 
-    Indices travel by ``encode_indices``: with 1 % of the entries about 8.6 bits each, where the specification
+    Indices are encoded by ``encode_indices``: about 8.6 bits each for 1 % of the entries, where the paper
     counts 32, or ceil(log2 d) if packed.
 
     Parameters
@@ -154,25 +154,25 @@ class TopK(_Keeping, Compressor):
     fraction : float or None
         k = floor(fraction * d), but at least 1; in (0, 1].
     count : int or None
-        k itself, >= 1; vectors with fewer entries are kept whole. Either fraction or count is given.
+        k itself, >= 1; vectors with fewer entries are kept whole. Exactly one of fraction and count is given.
 
     Raises
     ------
     ValueError
-        If none or both are given, or one is out of range.
+        If neither or both are given, or one is out of range.
     """
 
     def __str__(self) -> str:
         return f"topk({self._share})"
 
     def encode(self, v: NDArray[Any], seed: Seed = ()) -> Payload:
-        """Return ``indices``, the code of k ascending ones, and ``values``, float32 (k,)."""
+        """Return ``indices``, the encoding of k ascending indices, and ``values``, float32 (k,)."""
         vector, magnitudes = _checked(v)
         indices = largest(magnitudes, self.kept(vector.size))
         return self._payload(indices, vector[indices], vector.size)
 
     def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
-        """Return the vector of the values at the indices, zero elsewhere."""
+        """Return the vector with the values at the indices, zero elsewhere."""
         k = self.kept(size)
         arrays = _agreed(payload, indices=(np.uint8, None), values=(np.float32, k))
         vector = np.zeros(size, np.float32)
@@ -188,7 +188,7 @@ class TopK(_Keeping, Compressor):
         return self.kept(size) / size
 
     def encode_stack(self, v: Tensor, seeds: Sequence[Seed] = ()) -> list[Payload]:
-        """Return ``encode`` of each row; a GPU selects in all rows at once, and sends home what is kept."""
+        """Return ``encode`` of each row; a GPU selects in all rows at once."""
         if v.device.type == "cpu":
             return super().encode_stack(v, seeds)
         indices, values = _largest_of_rows(v.detach(), self.kept(v.shape[1]))
@@ -200,18 +200,18 @@ class TopK(_Keeping, Compressor):
 
 @dataclass(frozen=True)
 class RandK(_Keeping, Compressor):
-    """Keep k entries that are drawn anew each round, the same at all nodes; alpha = k / d in expectation.
+    """Keep k entries, drawn anew each round and the same at all nodes; alpha = k / d in expectation.
 
-    Entries are kept as they are, not scaled by d / k: error feedback, which it needs, adds the others later.
-    What all nodes tell a value of can be compared entry by entry, so that a median, a trimmed mean or Krum
-    works on it, which fails where each node chooses entries of its own.
+    The values are not scaled by d / k: error feedback, which is required, adds the other entries later. All
+    nodes send the same entries, so a median, a trimmed mean or Krum works on them, unlike on entries that
+    each node chooses.
 
     Parameters
     ----------
     fraction, count : float or None, int or None
         As in ``TopK``.
     round : int or None (default: None)
-        The round that keys the draw, 0 <= round < 10^10; with None nothing can be encoded, see ``in_round``.
+        The round that keys the draw, 0 <= round < 10^10; required for encoding, see ``in_round``.
 
     Raises
     ------
@@ -235,7 +235,7 @@ class RandK(_Keeping, Compressor):
         return {"values": vector[self._support(vector.size)]}
 
     def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
-        """Return the vector of the values at the round's indices, zero elsewhere."""
+        """Return the vector with the values at the round's indices, zero elsewhere."""
         support = self._support(size)
         vector = np.zeros(size, np.float32)
         vector[support] = _agreed(payload, values=(np.float32, support.size))["values"]
@@ -246,7 +246,7 @@ class RandK(_Keeping, Compressor):
         return 32 * self.kept(size)
 
     def contraction(self, size: int) -> float:
-        """Return k / d, of Assumption 3 in expectation over rounds; in one round nothing may be kept."""
+        """Return k / d: Assumption 3 holds in expectation over rounds, not in each round."""
         return self.kept(size) / size
 
     def _support(self, size: int) -> NDArray[np.int64]:
@@ -272,7 +272,7 @@ class ScaledSign(Compressor):
         return {"bits": np.packbits(vector >= 0), "scale": np.array([mean], np.float32)}
 
     def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
-        """Return the scale with the signs."""
+        """Return the scale times the signs."""
         arrays = _agreed(payload, bits=(np.uint8, bytes_of(size)), scale=(np.float32, 1))
         return _signed(arrays, "bits", size)
 
@@ -309,7 +309,7 @@ class Ternary(Compressor):
         }
 
     def decode(self, payload: Payload, size: int, seed: Seed = ()) -> NDArray[np.float32]:
-        """Return the scale with the signs at the indices, zero elsewhere."""
+        """Return the scale times the signs at the indices, zero elsewhere."""
         indices = self._indices(payload, size)
         values = _signed(payload, "signs", indices.size)
         if indices[-1] >= size or not (indices[1:] > indices[:-1]).all():
@@ -319,9 +319,9 @@ class Ternary(Compressor):
         return vector
 
     def bits(self, size: int, payload: Payload | None = None) -> int:
-        """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
+        """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which determines m*."""
         if payload is None:
-            raise ValueError("payload must be given: ternary has no fixed size")
+            raise ValueError("payload must be given, because ternary has no fixed size")
         return 32 + self._indices(payload, size).size * (1 + index_width(size))
 
     def contraction(self, size: int) -> float:
@@ -380,14 +380,14 @@ def parse_compressor(text: str) -> Compressor:
 
 
 def validate_compressor(text: str) -> None:
-    """Raise ValueError unless ``text`` names a compressor of all rounds; ``randk`` draws anew in each."""
+    """Raise ValueError unless ``text`` names a compressor, without a round."""
     compressor = parse_compressor(text)
     if isinstance(compressor, RandK) and compressor.round is not None:
-        raise ValueError(f"compressor must be 'randk(0.1)', whose rounds a run counts, got {text!r}")
+        raise ValueError(f"compressor must be without a round, like 'randk(0.1)', got {text!r}")
 
 
 def in_round(compressor: Compressor, round: int) -> Compressor:
-    """Return the compressor of a round, which ``RandK`` needs to know; any other is the same in all."""
+    """Return the compressor for a round: ``RandK`` with its number, any other unchanged."""
     return replace(compressor, round=round) if isinstance(compressor, RandK) else compressor
 
 
@@ -399,14 +399,14 @@ def _common_support(size: int, keep: int, round: int) -> NDArray[np.int64]:
 
 
 def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) -> NDArray[np.int64]:
-    """Return the ascending indices that Rand-K keeps, which both sides draw: only values travel.
+    """Return the ascending indices that Rand-K keeps; both sides draw them, so only values are sent.
 
     Parameters
     ----------
     size, keep : int
-        K of so many entries, 1 <= keep <= size.
+        Number of entries, and K, 1 <= keep <= size.
     seed, round, partition_id : int
-        What they are drawn from, each >= 0.
+        Key of the random stream, each >= 0.
 
     Raises
     ------
@@ -424,12 +424,12 @@ def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) ->
 
 
 def record_payload(record: ArrayRecord) -> Payload:
-    """Return the record's arrays, read-only; PayloadError ``undecodable`` if one is no array."""
+    """Return the record's arrays, read-only; PayloadError ``undecodable`` if one is not an array."""
     return {key: view(array) for key, array in record.items()}
 
 
 def compressed_keys(layout: Layout) -> tuple[str, ...]:
-    """Return the keys of a state dict that are compressed: floating point, and no running statistics."""
+    """Return the compressed keys of a state dict: floating point, except running statistics."""
     return tuple(
         key
         for key, dtype in zip(layout.keys, layout.dtypes, strict=True)
@@ -445,7 +445,7 @@ def compressed_part(layout: Layout) -> Layout:
 
 @lru_cache(maxsize=64)
 def dense_part(layout: Layout) -> Layout:
-    """Return the layout of the keys that travel as they are, beside the payload."""
+    """Return the layout of the keys that are sent uncompressed, beside the payload."""
     return _part(layout, frozenset(layout.keys) - frozenset(compressed_keys(layout)))
 
 
@@ -459,7 +459,7 @@ def pack_update(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | N
     payload : Mapping[str, NDArray]
         The encoded message (d,) over ``compressed_part(layout)``.
     dense : Mapping[str, Tensor or NDArray]
-        The values of ``dense_part(layout)``: values, not differences.
+        The values of ``dense_part(layout)``, not differences.
 
     Raises
     ------
@@ -482,8 +482,8 @@ def unpack_update(
     Raises
     ------
     PayloadError
-        If the record is not what ``pack_update`` makes for this layout; nothing larger than the model is
-        allocated to find out.
+        If the record is not one of ``pack_update`` for this layout. The check allocates no more than the
+        model's size.
     """
     rest = dense_part(layout)
     dense = ArrayRecord()
@@ -501,16 +501,16 @@ def unpack_update(
 
 
 def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return what the arrays of a node's answer are changes of, where answers are added up.
+    """Return the reference values of a node's reply whose changes are summed.
 
-    - ``compressor``: ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an
+    - ``compressor``: ``Identity``, whose reply is a whole model, or ``RandK`` with a round, whose reply is an
       update.
     - ``sent``: The model that the node was sent.
 
     Raises
     ------
     ValueError
-        If it is another, of which each node sends other entries.
+        For any other compressor, with which each node sends different entries.
     """
     if isinstance(compressor, Identity):
         return dict(sent)
@@ -524,9 +524,9 @@ def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> d
 
 
 def promoted(layout: Layout, record: ArrayRecord) -> ArrayRecord:
-    """Return the record with integers as floats where the layout has floats.
+    """Return the record with integers converted to floats where the layout has floats.
 
-    A weighted mean turns a model's counters into floats; nodes go on to count in integers.
+    A weighted mean turns a model's counters into floats, while nodes still send integers.
     """
     declared = dict(zip(layout.keys, layout.dtypes, strict=True))
     out = record.copy()
@@ -547,8 +547,8 @@ def _part(layout: Layout, keys: frozenset[str]) -> Layout:
 
 
 def _checked(v: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Return the vector in float32, and its magnitudes as integers: same order, and faster to select."""
-    with np.errstate(over="ignore"):  # What overflows is infinite, and refused below.
+    """Return the vector in float32, and its magnitudes as integers of the same order, faster to select."""
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         vector = np.ascontiguousarray(v, np.float32)
     if v.ndim != 1 or not 1 <= vector.size <= _MAX_SIZE:
         raise ValueError(f"the vector must have the shape (d,) with 1 <= d < 2^31, got {v.shape}")
@@ -559,7 +559,7 @@ def _checked(v: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
 
 
 def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return indices and values (nodes, k) of ``largest`` of each row, found on the tensor's device."""
+    """Return indices and values (nodes, k) of ``largest`` of each row, computed on the tensor's device."""
     v = v.to(torch.float32)
     magnitudes = v.abs()  # (nodes, d)
     if v.numel() and not torch.isfinite(magnitudes.amax()):
@@ -573,7 +573,7 @@ def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _agreed(payload: Payload, **forms: tuple[type[np.generic], int | None]) -> Payload:
-    """Return the payload if its arrays are of the agreed keys, dtypes and lengths (None: any), and finite."""
+    """Return the payload if its arrays are finite, with the agreed keys, dtypes and lengths (None: any)."""
     if missing := sorted(set(forms) - set(payload)):
         raise PayloadError("missing key", f"{missing[0]!r}")
     if unknown := sorted(set(payload) - set(forms)):
@@ -590,7 +590,7 @@ def _agreed(payload: Payload, **forms: tuple[type[np.generic], int | None]) -> P
 
 
 def _signed(payload: Payload, signs: str, count: int) -> NDArray[np.float32]:
-    """Return the payload's scale with the signs that it has under a key."""
+    """Return the payload's scale times its signs under a key."""
     scale = payload["scale"][0]
     if scale < 0:
         raise PayloadError("bad scale", f"{scale} is negative")

@@ -1,11 +1,11 @@
-"""Discrete Gaussian noise: exact in integers, from a cryptographic stream, and what a sum of it promises.
+"""Discrete Gaussian noise, exact in integers and from a cryptographic stream, and the privacy of its sums.
 
 Papers: C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020),
 Algorithms 1 to 3; P. Kairouz, Z. Liu, T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated
 Learning with Secure Aggregation" (ICML 2021), Theorem 1.
-Differs: many numbers are drawn at once, each by the same coin flips as the paper's loop; the scale of the
+Differences: many numbers are drawn at once, each by the same coin flips as the paper's loop; the scale of the
 discrete Laplace proposals is sigma instead of floor(sigma) + 1, which the algorithm allows; proposals beyond
-100 sigma, of a probability below e^-100, are rejected, so that 64 bits hold all that is computed.
+100 sigma, with probability below e^-100, are rejected, so that 64 bits suffice.
 """
 
 import os
@@ -25,7 +25,7 @@ __all__ = ["KEY_BYTES", "MAX_DEVIATION", "CoinFlips", "concentration", "deviatio
 KEY_BYTES = 32
 MAX_DEVIATION = 2**24
 _FURTHEST = 100
-# Of the tries, how many about give a number where sigma is large: 1 - 1/e, and sqrt(pi / (2 e)).
+# The shares of tries that yield a number for large sigma: 1 - 1/e, and sqrt(pi / (2 e)).
 _LAPLACE_SHARE, _GAUSSIAN_SHARE = 0.632, 0.760
 
 Whole = NDArray[np.int64]
@@ -35,11 +35,11 @@ Flags = NDArray[np.bool_]
 class CoinFlips:
     """Uniform integers from the key stream of ChaCha20.
 
-    - ``key``: 32 bytes; None has the operating system draw them.
+    - ``key``: 32 bytes; None to draw them from the operating system.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        # A key is of one stream, so that its nonce can be any.
+        # Each key has one stream, so its nonce does not matter.
         cipher = Cipher(ChaCha20(os.urandom(KEY_BYTES) if key is None else key, bytes(16)), mode=None)
         self._stream = cipher.encryptor()
 
@@ -61,10 +61,10 @@ class CoinFlips:
 
 
 def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
-    """Return ``count`` integers y, each of a probability ~ exp(-y^2 / (2 sigma^2)), Algorithm 3.
+    """Return ``count`` integers y, each with probability ~ exp(-y^2 / (2 sigma^2)), Algorithm 3.
 
     - ``deviation``: sigma, 1 to 2^24.
-    - ``count``: How many, >= 0.
+    - ``count``: Number of draws, >= 0.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
     def propose(number: int) -> Whole:
         y = _collected(lambda more: _laplace(deviation, more, flips), number, _LAPLACE_SHARE)
         y = y[np.abs(y) <= _FURTHEST * deviation]
-        # exp(-(|y| - sigma)^2 / (2 sigma^2)), as so many flips of exp(-1) and one of the rest.
+        # exp(-(|y| - sigma)^2 / (2 sigma^2)), as ``ones`` flips of exp(-1) and one flip for the rest.
         ones, rest = np.divmod((np.abs(y) - deviation) ** 2, 2 * deviation**2)
         accepted = _exponential(rest, 2 * deviation**2, flips)
         left = np.flatnonzero(accepted & (ones > 0))
@@ -92,7 +92,7 @@ def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
 
 
 def _laplace(scale: int, number: int, flips: CoinFlips) -> Whole:
-    """Return what ``number`` tries give: integers y of a probability ~ exp(-|y| / scale), Algorithm 2."""
+    """Return the results of ``number`` tries: integers with probability ~ exp(-|y| / scale), Algorithm 2."""
     u = flips.below(scale, number)
     u = u[_exponential(u, scale, flips)]
     v = np.zeros(u.size, np.int64)
@@ -102,14 +102,14 @@ def _laplace(scale: int, number: int, flips: CoinFlips) -> Whole:
         v[left] += 1
     magnitudes = u + scale * v
     negative = flips.below(2, u.size) == 1
-    # Zero has one sign.
+    # Zero must not count for both signs.
     kept = ~(negative & (magnitudes == 0))
     y: Whole = np.where(negative, -magnitudes, magnitudes)[kept]
     return y
 
 
 def _exponential(numerators: Whole, denominator: int, flips: CoinFlips) -> Flags:
-    """Return a coin for each number x that is heads with probability exp(-x / denominator), Algorithm 1.
+    """Return a coin flip for each number x, heads with probability exp(-x / denominator), Algorithm 1.
 
     0 <= x <= denominator.
     """
@@ -126,9 +126,9 @@ def _exponential(numerators: Whole, denominator: int, flips: CoinFlips) -> Flags
 
 
 def _collected(tries: Callable[[int], Whole], count: int, share: float) -> Whole:
-    """Return the first ``count`` numbers that tries give; how many of them do depends on no number.
+    """Return the first ``count`` results of tries, of which about ``share`` succeed.
 
-    About a ``share`` of the tries gives one.
+    Whether a try succeeds must be independent of its number.
     """
     found: list[Whole] = []
     missing = count
@@ -140,15 +140,15 @@ def _collected(tries: Callable[[int], Whole], count: int, share: float) -> Whole
 
 
 def deviation_of(gaussian: float) -> int:
-    """Return an integer deviation at which integers are as private as with a continuous Gaussian's noise.
+    """Return an integer deviation whose discrete noise is as private as continuous Gaussian noise.
 
     Discrete Gaussian noise of sigma^2 = s^2 + r^2 is, up to a factor, continuous noise of deviation s that is
-    then rounded at random, to y with a probability ~ exp(-(y - x)^2 / (2 r^2)): of each x these add up to
-    sqrt(2 pi) r within a factor of 1 +- 3 exp(-2 pi^2 r^2), by Poisson's summation. So a discrete mechanism
-    has the (epsilon, delta) of the continuous one of deviation s, times e^(+-10^-75) a number at r = 3, which
-    is used here: composed over all that can be computed, less than the rounding of any report. (Its
-    zero-concentrated DP is that of sigma without any such term, Theorem 4 of Canonne et al.; rejecting what
-    is beyond 100 sigma adds a delta of e^-4999.)
+    then rounded at random, to y with probability ~ exp(-(y - x)^2 / (2 r^2)). For each x these sum to
+    sqrt(2 pi) r within a factor of 1 +- 3 exp(-2 pi^2 r^2), by Poisson summation. So the discrete mechanism
+    has the (epsilon, delta) of the continuous one of deviation s, up to a factor of e^(+-10^-75) per number
+    at r = 3, which is used here: over any feasible composition that is less than the rounding of a report.
+    (Its zero-concentrated DP is that of sigma without any such term, Theorem 4 of Canonne et al.; rejecting
+    values beyond 100 sigma adds a delta of e^-4999.)
 
     - ``gaussian``: s, in steps of the grid, > 0; may be too small by a part in 10^10.
     """
@@ -160,12 +160,12 @@ def concentration(sensitivity: float, deviation: int, shares: int, size: int) ->
     """Return rho of the zero-concentrated DP of a sum to which members added discrete Gaussian noise.
 
     Theorem 1 of Kairouz et al. in its last form: the sum of ``shares`` such noises is not quite discrete
-    Gaussian, which costs tau = 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)), nothing where sigma is 2 or more.
+    Gaussian, which costs tau = 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)), negligible for sigma >= 2.
 
-    - ``sensitivity``: How far a member moves the sum at most, in the 2-norm.
+    - ``sensitivity``: A member's largest effect on the sum, in the 2-norm.
     - ``deviation``: sigma of one member's noise, >= 1, in the same unit.
-    - ``shares``: How many members' noise is counted on, >= 1.
-    - ``size``: Numbers d of the sum.
+    - ``shares``: The number of members whose noise is relied on, >= 1.
+    - ``size``: The dimension d of the sum.
     """
     tau = 10 * sum(exp(-2 * pi**2 * deviation**2 * k / (k + 1)) for k in range(1, shares))
     epsilon = sensitivity / (sqrt(shares) * deviation) + tau * sqrt(size)

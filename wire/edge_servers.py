@@ -1,10 +1,10 @@
-"""What edge servers compute, and how they are asked to where they are nodes of their own.
+"""The computations of edge servers, and the format of requests to edge servers that are nodes.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", eqs. (3) and (5). A strategy that emulates edge servers and a node that is one
-take the same sums, in the same order and in float64: their bits are the same. Where edge servers are nodes,
-one may lie to its neighbours: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning
-via ClippedGossip", 2022, Algorithm 1.
+compute the same sums, in the same order and in float64, with the same bits. An edge server that is a node may
+lie to its neighbours: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via
+ClippedGossip", 2022, Algorithm 1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,28 +33,28 @@ __all__ = [
     "weighted_sum",
 ]
 
-# The roles of a node, as its config and ``query.whoami`` say them.
+# The roles of a node, in its config and in ``query.whoami``.
 CLIENT, EDGE = "client", "edge"
-# The records of what an edge server is told: models as vectors and their weights under the same keys, and
-# its own model.
+# The records sent to an edge server: models as vectors and their weights under the same keys, and its own
+# model.
 MODELS, WEIGHTS, OWN = "models", "weights", "own"
-# The key of the one vector of a reply, or of ``OWN``; and what a reply says of a state that is not there.
+# The key of the only vector of a reply or of ``OWN``, and a reply's key that says that its state is missing.
 MODEL, LACKS = "model", "lacks"
-# The key of the rule in a config, as ``parse_aggregation`` reads it; absent: the paper's sums.
+# The key of the rule in a config, in the form of ``parse_aggregation``; absent for the paper's sums.
 RULE = "aggregation"
 
-# Gossip mixes each coordinate by itself: 16k doubles a node stay in the cache over all steps.
+# Gossip mixes each coordinate separately: 16k doubles per node stay in the cache over all steps.
 _CHUNK = 1 << 14
 
-# What a receiver takes: (sender, p_{sender, receiver}), senders ascending, itself among them.
+# A receiver's terms: (sender, p_{sender, receiver}), senders ascending, including itself.
 Column = Sequence[tuple[int, float]]
 
 
 def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]) -> NDArray[Any]:
-    """Return each server's weighted mean of the models that it got, eq. (3), renormalised over them.
+    """Return each server's weighted mean of the models that it received, eq. (3), renormalised over them.
 
     - ``replies``: (server, weight |S_i|, model (M,)) in a fixed order; sums are float64 in that order.
-    - ``previous``: The servers' models so far (D, M); a server that got nothing keeps its own.
+    - ``previous``: The servers' models so far (D, M); a server that received nothing keeps its own.
     """
     totals: dict[int, NDArray[np.float64]] = {}
     weights: dict[int, float] = {}
@@ -73,7 +73,7 @@ def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: 
 
 
 def robust_mean(own: NDArray[Any], models: Sequence[NDArray[Any]], rule: Aggregation) -> NDArray[Any]:
-    """Return what an edge server takes by a rule of models (M,) that were learnt from its own (M,)."""
+    """Return an edge server's new model by a rule over models (M,) that were trained from its own (M,)."""
     before = own.astype(np.float64)
     updates = np.stack([model - before for model in models])
     mean: NDArray[Any] = (before + rule.combined(updates, np.ones(len(updates)))).astype(own.dtype)
@@ -85,13 +85,13 @@ def robust_step(
 ) -> NDArray[np.float64]:
     """Return one server's model after a gossip step in which neighbours may lie (M,).
 
-    ``clipped(tau)`` is w_d + sum_j p_{j,d} clip(w_j - w_d, tau) over its neighbours j, which is eq. (5) where
-    tau is large: a neighbour that lies moves it by p_{j,d} tau at most. The median and the trimmed mean are
-    of its model and theirs, entry by entry, and mind no p.
+    ``clipped(tau)`` is w_d + sum_j p_{j,d} clip(w_j - w_d, tau) over its neighbours j, which is eq. (5) for
+    large tau: a lying neighbour moves it by at most p_{j,d} tau. The median and the trimmed mean are those of
+    its own and its neighbours' models, entry by entry, and ignore p.
 
     - ``models``: Its own and its neighbours', by server, ascending.
     - ``weights``: p_{j,d}, by server.
-    - ``rule``: Of ``neighbourhood_rule``, and not the mean.
+    - ``rule``: From ``neighbourhood_rule``, other than the mean.
     """
     own = models[server]
     if rule.name != "clipped":
@@ -105,7 +105,7 @@ def robust_step(
 
 
 def columns(matrix: NDArray[np.float64]) -> list[Column]:
-    """Return the columns of a mixing matrix P (D, D), without pairs that the graph does not join."""
+    """Return the columns of a mixing matrix P (D, D), without pairs that are not edges of the graph."""
     nodes = range(len(matrix))
     return [[(j, float(matrix[j, d])) for j in nodes if j == d or matrix[j, d] != 0.0] for d in nodes]
 
@@ -128,14 +128,14 @@ def weighted_sum(
 def gossip(
     models: NDArray[Any], receivers: Sequence[Column], steps: int, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Return the servers' models (D, M) after so many steps of eq. (5), each from those of the step before.
+    """Return the servers' models (D, M) after ``steps`` steps of eq. (5).
 
-    What is between two steps is float64, and the result is rounded once to the models' dtype.
+    Intermediate results are float64, and the result is rounded once to the models' dtype.
 
-    - ``models``: One model a server (D, M), floating.
-    - ``receivers``: What each server takes, as of ``columns``.
-    - ``steps``: Alpha, >= 0; 0 returns the models as they are.
-    - ``out``: Where the result goes (D, M), floating; it may be ``models``. None takes a new array.
+    - ``models``: One model per server (D, M), floating.
+    - ``receivers``: Each server's terms, from ``columns``.
+    - ``steps``: alpha, >= 0; 0 returns the models unchanged.
+    - ``out``: The result's array (D, M), floating, which may be ``models``; None for a new one.
     """
     results = np.empty_like(models) if out is None else out
     for start in range(0, models.shape[1], _CHUNK):

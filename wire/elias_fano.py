@@ -1,11 +1,10 @@
-"""K ascending indices below d in about K (2 + log2(d / K)) bits: which entries a sparse update has.
+"""Elias-Fano coding of K ascending indices below d, those of a sparse update: about K (2 + log2(d / K)) bits.
 
-P. Elias, "Efficient Storage and Retrieval by Content and Address of Static Files", 1974; R. Fano, 1971. Of
-each index the low l = floor(log2(d / K)) bits travel as they are, and the rest as one bitmap in which the
-i-th set bit stands at place high_i + i. The size is a function of d and K alone, so that a budget can be met
-exactly and a payload's length be checked before anything is read; the least that any code needs for K of d
-entries on average is 0.6 bits an index less. Ours: where a bitmap of d bits is smaller, that is what travels,
-and nothing where all d entries are kept.
+P. Elias, "Efficient Storage and Retrieval by Content and Address of Static Files", 1974; R. Fano, 1971. The
+low l = floor(log2(d / K)) bits of each index are stored as they are, and the rest as one bitmap in which the
+i-th set bit is at position high_i + i. The size depends only on d and K, so that a budget can be met exactly
+and a payload's length can be checked before reading it. It is within 0.6 bits per index of the optimum for K
+of d entries. Additions: a bitmap of d bits is sent if that is smaller, and nothing if all d entries are kept.
 """
 
 from bisect import bisect_right
@@ -25,7 +24,7 @@ _MAX_SIZE = 2**31 - 1
 
 
 def index_bits(size: int, count: int) -> int:
-    """Return the bits of so many indices.
+    """Return the bits of ``count`` encoded indices.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ def index_bits(size: int, count: int) -> int:
 
 
 def most_entries(size: int, bits: int, value_bits: int = 32) -> int:
-    """Return the largest K whose values and indices fit so many bits; 1 where none does.
+    """Return the largest K whose values and indices fit in ``bits``; 1 if none does.
 
     - ``size``: d, as in ``index_bits``.
     - ``value_bits``: Bits of one value, >= 1.
@@ -58,19 +57,19 @@ def most_entries(size: int, bits: int, value_bits: int = 32) -> int:
 
 
 def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]:
-    """Return the code, ``ceil(index_bits / 8)`` bytes; zeros fill the last.
+    """Return the encoded indices, ``ceil(index_bits / 8)`` bytes, padded with zeros.
 
     Parameters
     ----------
     indices : NDArray of integers (K,)
-        Ascending, each once, 0 to d - 1.
+        Strictly ascending, 0 to d - 1.
     size : int
         d.
 
     Raises
     ------
     ValueError
-        If they are not.
+        If the indices are invalid.
     """
     found = np.asarray(indices, np.int64)
     count = found.size
@@ -87,12 +86,13 @@ def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]
 
 
 def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[np.int64]:
-    """Return the ascending indices (K,) of a code.
+    """Return the ascending indices (K,) from their encoding.
 
     Raises
     ------
     PayloadError
-        If it is none of so many indices: ``wrong dtype``, ``wrong shape``, ``bad index`` or ``bad padding``.
+        If it does not encode ``count`` indices: ``wrong dtype``, ``wrong shape``, ``bad index`` or
+        ``bad padding``.
         Nothing larger than a few times d bits is allocated to find out.
     ValueError
         If ``count`` or ``size`` is out of range.
@@ -122,13 +122,13 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
 def added(vector: NDArray[np.float32], update: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return a vector (d,) plus a sparse update.
 
-    - ``vector``: The vector (d,), which is not changed.
-    - ``update``: ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
+    - ``vector``: The vector (d,), which is not modified.
+    - ``update``: ``indices``, encoded by ``encode_indices``, and ``values``, float32 (K,).
 
     Raises
     ------
     PayloadError
-        If the update is none of the vector.
+        If the update is malformed or does not fit the vector.
     """
     if update.keys() != {"indices", "values"}:
         raise PayloadError("wrong keys", f"{sorted(update)}, expected ['indices', 'values']")

@@ -1,6 +1,6 @@
-"""Numbers as multiples of 2^-96 modulo 2^384, so that sums under masks are exact.
+"""Fixed-point numbers, multiples of 2^-96 modulo 2^384, so that sums under masks are exact.
 
-Squares of any float32, added over 10^9 people, fit.
+The sum of 10^9 squares of any float32 fits.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ def fixed_point(value: float) -> int:
 
 
 def from_fixed_point(number: int) -> float:
-    """Return what a sum of such numbers, modulo 2^384, stands for."""
+    """Return the value of a sum of such numbers, modulo 2^384."""
     number %= _MODULUS
     return (number - _MODULUS if number >> (_BITS - 1) else number) / (1 << _FRACTION)
 
 
 def joined(numbers: Sequence[int]) -> bytes:
-    """Return numbers modulo 2^384 as bytes, 48 each."""
+    """Return numbers modulo 2^384 as bytes, 48 per number."""
     return b"".join((number % _MODULUS).to_bytes(_NUMBER, "little") for number in numbers)
 
 
 def split(coded: bytes, count: int) -> list[int]:
-    """Return the numbers; ValueError unless they are ``count``."""
+    """Return ``count`` numbers from their bytes; ValueError for another length."""
     if not isinstance(coded, bytes) or len(coded) != count * _NUMBER:
         raise ValueError(f"masked sums must have {count * _NUMBER} bytes, got {len(coded)}")
     return [int.from_bytes(coded[i : i + _NUMBER], "little") for i in range(0, len(coded), _NUMBER)]

@@ -1,9 +1,9 @@
-"""The privacy of Gaussian mechanisms, exact, and how it adds up: what the server reports and a node keeps.
+"""The exact privacy of Gaussian mechanisms and of their composition.
 
 Papers: Gaussian DP (J. Dong, A. Roth, W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical
-composition where nothing is subsampled; zero-concentrated DP (M. Bun, T. Steinke, 2016), with the conversion
-of C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020),
-Corollary 13.
+composition without subsampling; zero-concentrated DP (M. Bun, T. Steinke, 2016), with the conversion of
+C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020), Corollary
+13.
 """
 
 import math
@@ -14,7 +14,7 @@ __all__ = ["gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp",
 
 
 def zcdp(multiplier: float) -> float:
-    """Return rho of one Gaussian release whose noise is ``multiplier`` (> 0) sensitivities wide."""
+    """Return rho of one Gaussian release with a deviation of ``multiplier`` (> 0) sensitivities."""
     return 1 / (2 * multiplier**2)
 
 
@@ -26,11 +26,11 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def optimal_zcdp_epsilon(rho: float, delta: float) -> float:
     """Return the least known epsilon of rho-zCDP at delta, rho > 0.
 
-    The least over alpha > 1 of alpha rho + ln(1 - 1 / alpha) - ln(alpha delta) / (alpha - 1); any alpha
-    holds.
+    The least over alpha > 1 of alpha rho + ln(1 - 1 / alpha) - ln(alpha delta) / (alpha - 1); each alpha is
+    valid.
     """
 
-    # Unimodal in ln(alpha - 1); the simple formula's is where the search begins.
+    # Unimodal in ln(alpha - 1); the search begins at the simple formula's alpha.
     def at(log: float) -> float:
         above = math.exp(log)
         return (1 + above) * rho - math.log1p(1 / above) - math.log((1 + above) * delta) / above
@@ -46,12 +46,12 @@ def optimal_zcdp_epsilon(rho: float, delta: float) -> float:
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return the exact delta at epsilon >= 0 of a mu-Gaussian-DP mechanism, mu > 0.
 
-    A Gaussian mechanism has mu = sensitivity / standard deviation; k of them, whatever each does with the
-    others' results, have the root of the sum of squares.
+    A Gaussian mechanism has mu = sensitivity / standard deviation. The adaptive composition of k mechanisms
+    has the root of the sum of the squares.
     """
     log_ndtr = needed("scipy.special", "math").log_ndtr
     above = log_ndtr(mu / 2 - epsilon / mu)
-    # Phi(a) - e^epsilon Phi(b), by logarithms: both are tiny at a small delta.
+    # Phi(a) - e^epsilon Phi(b), in logarithms because both are tiny for a small delta.
     return float(math.exp(above) * -math.expm1(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu) - above, 0.0)))
 
 
@@ -61,6 +61,5 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if 2 * ndtr(mu / 2) - 1 <= delta:
         return 0.0
     upper = zcdp_epsilon(mu**2 / 2, delta)
-    # To 1e-12: a report is not the place to be saved a few iterations.
     root: float = brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12)
     return root

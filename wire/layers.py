@@ -1,8 +1,8 @@
-"""The layers of a model whose weights can be factored, and the matrix that each weight is read as.
+"""The layers of a model whose weights can be factored, and the matrix of each weight.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Section 3. The paper leaves open how a convolution becomes a matrix: here the row-major
-buffer is read as (out * height) x (in * width), with no permutation of axes.
+Learning" (FedMUD), Section 3. The paper does not say how a convolution becomes a matrix: here the row-major
+buffer is read as (out * height) x (in * width), without a permutation of axes.
 """
 
 import math
@@ -61,7 +61,7 @@ def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
 
 
 def not_compressible(model: nn.Module) -> dict[str, str]:
-    """Return, for each other module that holds parameters, why its parameters travel as they are."""
+    """Return, for each other module with parameters, why they are sent uncompressed."""
     return _survey(model)[1]
 
 

@@ -1,9 +1,8 @@
-"""The ledger: every transfer of a run, in the bits the paper counts and in the bytes that are sent.
+"""The ledger: every transfer of a run, in the paper's bits and in the bytes that are sent.
 
-The two numbers are booked side by side because they differ: a paper counts 32 bits a parameter, a
-serialised record carries headers and keys as well. The links of the modelled system
-(``client->edge``, ``edge->edge``, …) and the legs that carry them in reality, through Flower's hub
-or from orchestrator to orchestrator, are booked under their own names, never one for the other.
+Both are recorded because they differ: a paper counts 32 bits per parameter, while a serialised record also
+has headers and keys. The links of the modelled system (``client->edge``, ``edge->edge``, …) and the real
+links, through Flower's hub or between orchestrators, are recorded under separate names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ __all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "T
 
 HUB_TO_NODE = "hub->node"
 NODE_TO_HUB = "node->hub"
-# What orchestrators send each other directly, all of it.
+# Everything that orchestrators send each other directly.
 PEER_TO_PEER = "peer->peer"
 _REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER)
 
@@ -37,7 +36,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _Many:
-    """Transfers that were booked at once."""
+    """Transfers that were recorded together."""
 
     round: int
     link: str
@@ -68,14 +67,14 @@ class Traffic:
 
 
 class Ledger:
-    """Totals by link over the whole run, and the single transfers of the round at hand."""
+    """Totals by link over the whole run, and the single transfers of the current round."""
 
     def __init__(self) -> None:
         self._booked: list[Transfer | _Many] = []
         self._totals: dict[str, Traffic] = {}
 
     def book(self, round: int, link: str, src: int, dst: int, nominal_bits: int, payload_bytes: int) -> None:
-        """Book one transfer from ``src`` to ``dst`` (partition or server ids) over ``link``."""
+        """Record one transfer from ``src`` to ``dst`` (partition or server ids) over ``link``."""
         self._begin(round)
         self._booked.append(Transfer(round, link, src, dst, nominal_bits, payload_bytes))
         self._totals[link] = self._totals.get(link, Traffic()) + Traffic(1, nominal_bits, payload_bytes)
@@ -89,7 +88,7 @@ class Ledger:
         nominal_bits: int,
         payload_bytes: Sequence[int],
     ) -> None:
-        """Book transfers of the same nominal bits over one link, an entry each."""
+        """Record transfers over one link, with equal nominal bits."""
         self._begin(round)
         self._booked.append(_Many(round, link, src, dst, nominal_bits, payload_bytes))
         sums = Traffic(len(src), len(src) * nominal_bits, sum(payload_bytes))
@@ -101,16 +100,16 @@ class Ledger:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """The single transfers of the round at hand."""
+        """The single transfers of the current round."""
         return [one for entry in self._booked for one in entry.each()]
 
     def largest(self, round: int, link: str) -> int:
-        """Return the most nominal bits that a transfer of a round had over a link; 0 of none."""
+        """Return the most nominal bits of a round's transfers over a link; 0 if there are none."""
         here = (one for one in self._booked if one.link == link and one.round == round)
         return max((one.nominal_bits for one in here), default=0)
 
     def by_link(self) -> dict[str, Traffic]:
-        """Return the run's totals, a link each, in the links' alphabetical order."""
+        """Return the run's total for each link, in alphabetical order."""
         return dict(sorted(self._totals.items()))
 
     def total(self, link: str | None = None) -> Traffic:

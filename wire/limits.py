@@ -1,7 +1,7 @@
-"""What one message may ask for at most, where nothing else that the receiver knows bounds it.
+"""Limits of numbers in a message that nothing else bounds.
 
-A size that a message declares is held against the model, the plan or the bytes at hand; these are for the
-numbers that none of them bounds. They are far above what a run needs, and far below what ends a process.
+A receiver checks a declared size against the model, the plan or the received bytes; these limits are for all
+other numbers. They are far above what a run needs, and far below what would exhaust a process.
 """
 
 __all__ = [
@@ -18,13 +18,13 @@ __all__ = [
 MAX_STEPS = 2**20
 # Samples of all mini-batches, 1 GiB of indices.
 MAX_SAMPLES = 2**27
-# Bytes of the sensing submatrix that a one-bit message is decoded with.
+# Bytes of the sensing submatrix for decoding a one-bit message.
 MAX_WORK_BYTES = 2**32
-# Features of a sample, where a model is built for a shape that a message tells.
+# Features of a sample, if a model is built for a shape from a message.
 MAX_FEATURES = 2**24
-# Examples that a node says it has: whole numbers up to it are exact in float64, and no sum overflows.
+# Examples of a node: integers up to this are exact in float64.
 MAX_EXAMPLES = 2**53
-# Places of a federation that takes as many as come.
+# Nodes of a federation without a fixed number of nodes.
 MAX_PLACES = 100_000
-# Characters of a name, role or group that a node introduces itself with.
+# Characters of a name, role or group in a node's introduction.
 MAX_WORD = 100

@@ -1,14 +1,14 @@
-"""A model's compressed layers as factors: planned to a budget, drawn, turned into updates, merged.
+"""A model's compressed layers as factors: planning to a budget, drawing, reconstruction, merging.
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Section 3 and the set-up of Section 5: low-rank updates, block-wise Kronecker
 decomposition (BKD), aggregation-aware decomposition (AAD, eq. (8)) and its freezing ablation (F). FedLMT and
-FedPara factor the weight itself. FedLMT's and FedHM's authors read a convolution as two, which is a view of
-its own. The paper does not say what its ratio counts: the ``"model"`` budget counts every trainable scalar of
-the model and searches as the authors' code does, the ``"layer"`` budget gives each layer the ratio itself.
-Ours: random factors come from one Philox stream per (run, reset, layer, role), on the CPU, because shared
-randomness must not depend on a device; merges round alike on every machine, so that nodes which replay them
-hold the server's bits; what BKD computes never exceeds the blocks that the weight can reach.
+FedPara factor the weight itself. FedLMT and FedHM split a convolution into two, which is a separate view. The
+paper does not say what its ratio counts: the ``"model"`` budget counts every trainable scalar of the model
+and searches like the authors' code, the ``"layer"`` budget applies the ratio to each layer. Our choices:
+random factors come from one Philox stream per (run, reset, layer, role), on the CPU, because shared
+randomness must not depend on a device; merges round identically on every machine, so that nodes that replay
+them have the server's bits; BKD computes only the blocks that contain entries of the weight.
 """
 
 import hashlib
@@ -45,10 +45,10 @@ BUDGETS = ("model", "layer")
 LAYOUTS = ("flat", "tiled")
 VIEWS = ("buffer", "convolutions")
 
-# The authors' search: how far a step goes, and how far above the target it may end.
+# The authors' search: its step, and how far above the target it may end.
 _STEP = 0.001
 _TOLERANCE = 0.001
-# Entries of a weight that ``exact_product`` finishes at a time: they stay in a core's cache.
+# Entries of a weight that ``exact_product`` computes at a time, to stay in a core's cache.
 _CACHED = 32_768
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +58,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 class _Form:
     """A weight or its update as a sum of products (left, right); FedPara multiplies them entrywise.
 
-    A name with a tilde is frozen. ``random`` names the trainable factors that are not zero at a reset.
+    A tilde marks a frozen factor. ``random`` names the trainable factors that are not zero at a reset.
     """
 
     terms: tuple[tuple[str, str], ...]
@@ -69,7 +69,7 @@ class _Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Left and right factors in turn."""
+        """Left and right factors, alternating."""
         return tuple(name for term in self.terms for name in term)
 
 
@@ -87,7 +87,7 @@ _FORMS = {
     "lmt": _Form(_PRODUCT, random=("U", "V"), has_base=False),
     "para": _Form(_HADAMARD, random=("X1", "Y1", "X2", "Y2"), has_base=False, hadamard=True),
 }
-# Part of every random stream: a frozen factor has the role of the one that it stands in for.
+# Part of the key of every random stream: a frozen factor has the role of the factor that it replaces.
 _ROLES = {"U": 0, "U~": 0, "V": 1, "V~": 1, "X1": 0, "Y1": 1, "X2": 2, "Y2": 3}
 
 VARIANTS = (*_FORMS, "dense")
@@ -110,9 +110,9 @@ class FactoredLayer(LayerShape):
     grid : int (default: 0)
         Blocks per row of the tiled layout, >= 1; 0 for the flat layout and the matrix forms.
     view : str (default: "buffer")
-        How the (m, n) matrix of a convolution lies in its weight: ``"buffer"``, the row-major buffer as it
-        is, or ``"convolutions"``, row (o, y) and column (i, x) for the weight's (o, i, y, x), as where V is a
-        convolution of one row and U one of one column; that of matrix forms alone.
+        How a convolution's weight is read as an (m, n) matrix: ``"buffer"``, its row-major buffer, or
+        ``"convolutions"``, row (o, y) and column (i, x) for the weight's (o, i, y, x), so that V is a
+        convolution of one row and U one of one column; only for matrix forms.
 
     Notes
     -----
@@ -125,17 +125,17 @@ class FactoredLayer(LayerShape):
     blocks: int = 0
     side: int = 0
     grid: int = 0
-    # Excluded from the fingerprint at its default value.
+    # Not in the fingerprint if it has its default value.
     view: str = field(default="buffer", repr=False)
 
     @property
     def trainable(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what is trained and sent."""
+        """Names and shapes of the factors that are trained and sent."""
         return {name: self._stored(name) for name in self._form.names if not _is_frozen(name)}
 
     @property
     def frozen(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what a seed gives."""
+        """Names and shapes of the factors that are drawn from a seed."""
         return {name: self._stored(name) for name in self._form.names if _is_frozen(name)}
 
     @property
@@ -155,10 +155,9 @@ class FactoredLayer(LayerShape):
 
     @property
     def reachable(self) -> int:
-        """Blocks b_need that the weight's entries reach; 0 for the matrix forms.
+        """Blocks b_need that contain entries of the weight; 0 for the matrix forms.
 
-        The last ``blocks - reachable`` blocks never have a gradient, and are sent all the same unless the
-        layer is tight.
+        The last ``blocks - reachable`` blocks never have a gradient, but are sent unless the layer is tight.
         """
         if not self.side:
             return 0
@@ -168,7 +167,7 @@ class FactoredLayer(LayerShape):
         return whole * self.grid + min(self.grid, math.ceil(rest / self.side**2))
 
     def rank_bound(self, merges: int = 1) -> int:
-        """Return the highest rank that the sum of so many updates can have, as m x n matrices.
+        """Return the highest possible rank of a sum of ``merges`` updates, as m x n matrices.
 
         One update: r for MUD, F and FedLMT, 2 r for AAD, whose rank-r factors stand beside frozen ones, R^2
         for FedPara, and no bound but min(m, n) for the Kronecker forms.
@@ -180,13 +179,13 @@ class FactoredLayer(LayerShape):
         return min(full, merges * one)
 
     def delta(self, trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> Tensor:
-        """Return the update, or the weight where there is no base, in the weight's own shape.
+        """Return the update, or the weight if there is no base, in the weight's shape.
 
         Parameters
         ----------
         trainable, frozen : Mapping[str, Tensor]
-            The factors by name. All may have the same leading axes more (one entry a node), the frozen ones
-            none: the result has them too.
+            The factors by name. The trainable ones may share additional leading axes (one entry per node),
+            which the result then has too; the frozen ones have none.
         """
         factors = {f"{self.key}:{name}": value for name, value in {**frozen, **trainable}.items()}
         return next(_reconstruct([self], factors, torch.matmul))
@@ -220,22 +219,24 @@ class FactoredLayer(LayerShape):
 
 
 def factored(layer: LayerShape, variant: str, rho: float, layout: str, view: str = "buffer") -> FactoredLayer:
-    """Return the layer with the sizes that a ratio gives.
+    """Return the layer with the sizes for a ratio.
 
     - ``layer``: The weight, m x n as a matrix.
     - ``variant``: One of ``VARIANTS``, not ``"dense"``.
-    - ``rho``: Factor scalars per entry of the weight, > 0. Sizes are rounded up, and are at least rank 1 or
-      one block: a small weight costs more.
+    - ``rho``: Factor scalars per entry of the weight, > 0. Sizes are rounded up to at least rank 1 or one
+      block, so a small weight costs more.
     - ``layout``: ``"flat"`` or ``"tiled"``; without effect on the matrix forms.
     - ``view``: One of ``VIEWS``; ``"buffer"`` for the Kronecker forms.
     """
     form, m, n = _FORMS[variant], layer.m, layer.n
-    halved = 2 if variant.endswith("+f") else 1  # one of two factors is sent: the other's share is free
+    halved = (
+        2 if variant.endswith("+f") else 1
+    )  # only one of two factors is sent, so it may be twice as large
     if form.kronecker:
         rho *= halved
         grid = max(1, math.ceil(rho * math.sqrt(m * n) / 2)) if layout == "tiled" else 0
         blocks = grid**2 or math.ceil(rho**2 * m * n / 4)  # from rho = 2 k / sqrt(m n), b = k^2
-        side = 1  # the least z with b z^4 >= m n, in whole numbers
+        side = 1  # the least integer z with b z^4 >= m n
         while blocks * side**4 < m * n:
             side += 1
         return FactoredLayer(layer.key, layer.shape, variant, blocks=blocks, side=side, grid=grid)
@@ -256,8 +257,8 @@ def uniform(
 def exact_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right with the same bits on every machine, whatever its threads and vector units.
 
-    Each entry is its products, each rounded, added in the order of the inner axis; a matrix library is free
-    to fuse and to reorder. Slower than ``torch.matmul`` by about the ratio of memory to arithmetic speed.
+    The products of an entry are rounded and then added in the order of the inner axis; a matrix library may
+    fuse and reorder them. Slower than ``torch.matmul`` by about the ratio of memory to arithmetic speed.
     """
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     out = left.new_empty((*batch, left.shape[-2], right.shape[-1]))
@@ -274,9 +275,9 @@ def exact_product(left: Tensor, right: Tensor) -> Tensor:
 def _reconstruct(
     layers: Sequence[FactoredLayer], factors: Mapping[str, Tensor], product: Product
 ) -> Iterator[Tensor]:
-    """Yield the update of each layer, in the order given; layers must be of one of ``_groups``.
+    """Yield the update of each layer in order; the layers must be one of ``_groups``.
 
-    One product serves them all: matrices of one shape are stacked, blocks of one side are concatenated.
+    They share one product: matrices of one shape are stacked, blocks of one side are concatenated.
     """
     updates = _kronecker_updates if layers[0].side else _matrix_updates
     return updates(layers, factors, product)
@@ -306,7 +307,7 @@ def _kronecker_updates(
     rights = [_blocks(layers, factors, right).unsqueeze(-2) for _, right in terms]
     z = layers[0].side
     # Entry (i, d), (p, c) of the outer product of two factors is entry (i z + p, d z + c) of their Kronecker
-    # product: one matrix product over the terms gives all blocks of all layers.
+    # product, so one matrix product over the terms gives all blocks of all layers.
     outer = product(_joined(lefts, -1), _joined(rights, -2))  # (…, blocks, z z, z z)
     blocks = outer.reshape(*outer.shape[:-2], z, z, z, z).transpose(-3, -2)  # (…, blocks, i, p, d, c)
     counts = [layer.reachable for layer in layers]
@@ -316,7 +317,7 @@ def _kronecker_updates(
 
 
 def _tiled(blocks: Tensor, grid: int) -> Tensor:
-    """Return the row-major buffer of blocks (…, blocks, i, p, d, c) in a grid, as far down as they reach."""
+    """Return the row-major buffer of a grid of blocks (…, blocks, i, p, d, c), down to the last row."""
     missing = -blocks.shape[-5] % grid
     whole = functional.pad(blocks, (0, 0) * 4 + (0, missing))
     rows = whole.reshape(*blocks.shape[:-5], -1, grid, *blocks.shape[-4:])  # (…, g, h, i, p, d, c)
@@ -334,7 +335,7 @@ def _stacked(layers: Sequence[FactoredLayer], factors: Mapping[str, Tensor], nam
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the parts side by side on the inner axis of the product, so that their terms are summed."""
+    """Return the parts concatenated along the inner axis of the product, which sums their terms."""
     if len(parts) == 1:
         return parts[0]
     leading = np.broadcast_shapes(*(part.shape[:-2] for part in parts))
@@ -362,19 +363,19 @@ class Factorisation:
         - ``"mud+bkd"``, ``"mud+bkd+f"``, ``"mud+bkd+aad"``: the same with Kronecker products in blocks.
         - ``"lmt"``: W = U V, no base (FedLMT, FedHM).
         - ``"para"``: W = (X1 Y1) * (X2 Y2) entrywise, no base (FedPara).
-        - ``"dense"``: nothing is compressed.
+        - ``"dense"``: no compression.
     layers : tuple of FactoredLayer
-        The compressed layers, in module order: a layer's place is part of its random streams.
+        The compressed layers, in module order: a layer's index is part of the key of its random streams.
     init_a : float
         Half width a of U(-a, a), from which random factors are drawn; finite, > 0.
     layout : str
-        ``"flat"`` (blocks one after the other) or ``"tiled"`` (blocks in a square); of the Kronecker forms.
+        ``"flat"`` (blocks one after the other) or ``"tiled"`` (blocks in a square), for the Kronecker forms.
     tight : bool
-        Whether blocks that no entry of the weight reaches are left out.
+        Whether blocks without entries of the weight are omitted.
     num_parameters : int
         Trainable scalars of the whole dense model.
     rho : float
-        The ratio of each layer that the budget came to, before rounding up; 1 where nothing is compressed.
+        The resulting ratio of each layer, before rounding up; 1 without compression.
     """
 
     variant: str
@@ -401,12 +402,12 @@ class Factorisation:
         tight: bool = False,
         view: str = "buffer",
     ) -> "Factorisation":
-        """Return the factors that meet a ratio, or miss it by the least: ``ratio`` tells what came of it.
+        """Return the factors closest to a target ratio; the result's ``ratio`` is the one achieved.
 
         Parameters
         ----------
         layers : sequence of LayerShape
-            What can be compressed: ``layers_of`` the model.
+            The layers that can be compressed: ``layers_of`` the model.
         variant, init_a, layout, tight
             As in the class.
         num_parameters : int
@@ -414,14 +415,14 @@ class Factorisation:
         ratio : float (default: 1 / 32)
             Target in (0, 1].
         budget : str (default: "model")
-            - ``"model"``: of the whole model, all that is trained included. The layers' own ratio goes down
-              from the target by steps of 0.001 until the model is at most 0.001 above it; at its end every
-              layer has rank 1 or one block, and the target is missed.
-            - ``"layer"``: of each compressed layer.
+            - ``"model"``: the target is that of the whole model, with everything that is trained. The layers'
+              ratio decreases from the target in steps of 0.001 until the model's is at most 0.001 above it.
+              If every layer has rank 1 or one block before that, the target is missed.
+            - ``"layer"``: the target is that of each compressed layer.
         skip_front, skip_back : int (default: 1, 1)
             Layers at either end that stay dense, >= 0.
         view : str (default: "buffer")
-            How the matrix of a convolution lies in its weight, of matrix forms; see ``FactoredLayer``.
+            How a convolution's weight is read as a matrix; see ``FactoredLayer``.
 
         Raises
         ------
@@ -448,18 +449,18 @@ class Factorisation:
 
         found = sized(ratio)
         if budget == "model":
-            # rho shrinks by repeated subtraction, as in the authors' code: its rounding is part of the sizes.
+            # By repeated subtraction, as in the authors' code, because its rounding affects the sizes.
             while found.ratio - ratio > _TOLERANCE and found.rho - _STEP > 0:
                 found = sized(found.rho - _STEP)
         if not tight:
             return found
-        # The same functions of fewer factors; the search has not seen it, so that plans compare.
+        # After the search, so that a tight plan has the sizes of the plan that is not.
         tightened = tuple(replace(layer, blocks=layer.reachable) for layer in found.layers)
         return replace(found, layers=tightened, tight=True)
 
     @property
     def count(self) -> int:
-        """Factor scalars C that travel."""
+        """Factor scalars C that are sent."""
         return sum(layer.count for layer in self.layers)
 
     @property
@@ -469,12 +470,12 @@ class Factorisation:
 
     @property
     def uncompressed(self) -> int:
-        """Trainable scalars E_unc that travel as they are."""
+        """Trainable scalars E_unc that are sent uncompressed."""
         return self.num_parameters - self.dense_count
 
     @property
     def ratio(self) -> float:
-        """Scalars that travel in one direction, per trainable scalar of the dense model."""
+        """Scalars sent in one direction, per trainable scalar of the dense model."""
         return (self.count + self.uncompressed) / self.num_parameters
 
     @property
@@ -491,19 +492,19 @@ class Factorisation:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of everything that determines the factors and what they stand for."""
+        """A short hash of everything that determines the factors and their meaning."""
         views = {layer.view for layer in self.layers} - {"buffer"}
         return hashlib.sha256((repr(self) + "".join(views)).encode()).hexdigest()[:16]
 
     def init(self, run_seed: int, reset_index: int) -> dict[str, Tensor]:
-        """Return the trainable factors right after a reset: with a base, the update they give is zero.
+        """Return the trainable factors right after a reset: with a base, their update is zero.
 
         Parameters
         ----------
         run_seed : int
             The run's seed, >= 0.
         reset_index : int
-            How many resets came before, >= 0.
+            The number of earlier resets, >= 0.
 
         Returns
         -------
@@ -524,33 +525,32 @@ class Factorisation:
     def frozen(self, run_seed: int, reset_index: int) -> dict[str, Tensor]:
         """Return the frozen factors between a reset and the next.
 
-        Takes what ``init`` takes, and gives keys alike. The tensors may be those of an earlier call: read
-        them, never change them.
+        Parameters and keys are those of ``init``. The tensors are cached: do not modify them.
         """
         at_least(0, run_seed=run_seed, reset_index=reset_index)
         return dict(_frozen(self, run_seed, reset_index))
 
     def deltas(self, trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return each layer's update, or its weight where there is no base, by the layer's key.
+        """Return each layer's update, or its weight if there is no base, by the layer's key.
 
-        Differentiable, one matrix product for all layers that can share it. The factors may be on any device
-        and of any precision. All trainable ones may have the same leading axes more (one entry a node): the
-        results have them too.
+        Differentiable, with one matrix product for all layers that can share it. The factors may be on any
+        device and of any precision. The trainable ones may share additional leading axes (one entry per
+        node), which the results then have too.
         """
         return self._reconstructed({**frozen, **trainable}, exactly=False)
 
     def merge(
         self, base: Mapping[str, Tensor], trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return each compressed layer's base plus its update (its weight where there is no base).
+        """Return each compressed layer's base plus its update (its weight if there is no base).
 
-        The bits depend on the arguments alone: not on the machine, the number of threads or the layers that
+        The bits depend only on the arguments, not on the machine, the number of threads or the layers that
         share a product. ``deltas`` agrees up to rounding and is faster.
 
         Parameters
         ----------
         base : Mapping[str, Tensor]
-            The bases by the layers' keys; unused where there is none.
+            The bases by the layers' keys; ignored if there are none.
         trainable, frozen : Mapping[str, Tensor]
             The factors.
 
@@ -595,12 +595,12 @@ class Factorisation:
 
 
 def between(layers: Sequence[LayerShape], skip_front: int, skip_back: int) -> Sequence[LayerShape]:
-    """Return the layers that are compressed: all but so many at either end; ValueError if none is left."""
+    """Return the compressed layers: all but those skipped at either end; ValueError if none is left."""
     at_least(0, skip_front=skip_front, skip_back=skip_back)
     if skip_front + skip_back >= len(layers):
         raise ValueError(
             f"skip_front + skip_back must be less than {len(layers)}, the number of Linear and Conv2d "
-            f"layers, got {skip_front + skip_back}: one must be left to compress"
+            f"layers, got {skip_front + skip_back}: at least one layer must be compressed"
         )
     return layers[skip_front : len(layers) - skip_back]
 

@@ -1,13 +1,13 @@
 """One-bit compressed sensing of sparse vectors: a norm and d signs.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 2 (1BCS) and
-problem (9), which it leaves to gradient projection subspace pursuit: S. Zhou, Z. Luo, N. Xiu, G. Y. Li,
-"Computing One-Bit Compressive Sensing via Double-Sparsity Constrained Optimization". Ours: the pursuit runs
-on to full agreement, where one that stops once its support has stood still for three iterations has up to a
-fifth more error, and the published program, of larger supports on the way, about twice as much and more
-(n = 1000 to 5000); the number of signs that it takes for flipped is half of those that disagree where it came
-to rest, and not told; and the expansion recovers the scale of the companded vector, which Algorithm 2 divides
-out and then needs, so that gamma plays no part (``expand="literal"`` is the paper's).
+problem (9), which it solves by gradient projection subspace pursuit: S. Zhou, Z. Luo, N. Xiu, G. Y. Li,
+"Computing One-Bit Compressive Sensing via Double-Sparsity Constrained Optimization". Differences: the pursuit
+runs until full agreement. Stopping when the support has not changed for three iterations gives up to a fifth
+more error, and the published program, which uses larger supports on the way, about twice as much or more
+(n = 1000 to 5000). The number of signs assumed to be flipped is not a parameter but half of those that
+disagree at convergence. The expansion recovers the scale of the companded vector, which Algorithm 2 divides
+out and then needs, so gamma has no effect (``expand="literal"`` is the paper's).
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal",
 Vector = NDArray[np.float64]
 
 _NORM_BYTES = 8
-# Between them a norm's square is a normal float64.
+# In this range a norm's square is a normal float64.
 _SMALLEST_NORM, _LARGEST_NORM = 1e-150, 1e150
 
 
@@ -43,16 +43,16 @@ def compand(w: ArrayLike, gamma: float = math.e) -> Vector:
 
 
 def expand_literal(direction: ArrayLike, norm: ArrayLike, gamma: float) -> Vector:
-    """Return the vector of a unit direction as Algorithm 2, steps 6 and 7, has it.
+    """Return the vector of a unit direction, as in Algorithm 2, steps 6 and 7.
 
-    Exact only where ln gamma = ||ln(1 + |w|)||; the parameters and the result are those of ``expand``.
+    Exact only if ln gamma = ||ln(1 + |w|)||; parameters and result are those of ``expand``.
     """
     v = np.asarray(direction, np.float64)
     return _of_norm(np.copysign(np.expm1(np.abs(v) * math.log(gamma)), v), np.asarray(norm, np.float64))
 
 
 def expand(direction: ArrayLike, norm: ArrayLike) -> Vector:
-    """Return sign(v) (exp(b |v|) - 1) with the b > 0 that gives it its norm: the inverse of companding.
+    """Return sign(v) (exp(b |v|) - 1) with the b > 0 that yields the given norm: the inverse of companding.
 
     - ``direction``: (..., n), directions v, of norm 1, of companded vectors.
     - ``norm``: (...), the norms of the vectors before companding, in [1e-150, 1e150].
@@ -60,11 +60,11 @@ def expand(direction: ArrayLike, norm: ArrayLike) -> Vector:
     Returns
     -------
     NDArray of float64 (..., n)
-        Vectors of those norms.
+        Vectors with these norms.
     """
     v, norms = np.asarray(direction, np.float64), np.asarray(norm, np.float64)
     magnitude, target = np.abs(v), norms[..., None]
-    # exp(b |v|) - 1 is at least b |v|, and its largest entry is at most its norm: b lies below both ends.
+    # exp(b |v|) - 1 is at least b |v|, and its largest entry is at most its norm: both are upper bounds of b.
     b = np.minimum(target, np.log1p(target) / magnitude.max(-1, keepdims=True))
     for _ in range(100):
         grown = np.expm1(b * magnitude)
@@ -85,19 +85,19 @@ def _of_norm(vectors: Vector, norms: Vector) -> Vector:
 
 
 class Direction(NamedTuple):
-    """What a decoder finds: the best s-sparse solution of problem (9)."""
+    """A decoder's result: the best s-sparse solution of problem (9)."""
 
-    vector: Vector  # (n,): Of norm 1, or 0 where nothing was found.
-    agreement: float  # The fraction of the d signs that it gives, in [0, 1].
-    iterations: int  # How many were made.
+    vector: Vector  # (n,): of norm 1, or 0 if nothing was found
+    agreement: float  # the fraction of the d signs that it reproduces, in [0, 1]
+    iterations: int
 
 
 class _Trial(NamedTuple):
-    """A point of the pursuit on the candidate coordinates, and what the measurements say of it."""
+    """A point of the pursuit on the candidate coordinates, with its measurements."""
 
     values: Vector  # (candidates,)
     margins: Vector  # (d,), A x
-    hinge: Vector  # (d,), max(0, epsilon 1 - A x), 0 where a sign is taken for flipped
+    hinge: Vector  # (d,), max(0, epsilon 1 - A x), 0 for signs assumed to be flipped
     objective: float  # ||hinge||^2
 
     def improves(self, objective: float, values: Vector) -> bool:
@@ -107,14 +107,14 @@ class _Trial(NamedTuple):
 
 
 def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
-    """Decode by gradient projection and subspace steps, run on to full agreement.
+    """Decode by gradient projection and subspace steps, until full agreement.
 
-    Minimises ||max(0, epsilon 1 - A x)||^2 with A = diag(signs) Phi over ||x||_0 <= s. Where it comes to rest
-    before full agreement, signs were flipped, or are none of a sparse vector: it goes on with the paper's
-    k_f, measurements that may disagree at no cost, which is half of those that do. What it takes is bounded:
-    at most 80 iterations, four to eight where the signs are right.
+    Minimises ||max(0, epsilon 1 - A x)||^2 with A = diag(signs) Phi over ||x||_0 <= s. If it converges before
+    full agreement, signs were flipped or do not come from a sparse vector: it continues with the paper's k_f,
+    the number of measurements that may disagree at no cost, as half of those that do. It takes at most 80
+    iterations, and four to eight for correct signs.
 
-    - ``phi``: The matrix (d, n) that the signs were measured with.
+    - ``phi``: The matrix (d, n) of the measurements.
     - ``signs``: (d,), the signs received, -1 or 1.
     - ``s``: The sparsity level, >= 1.
     """
@@ -133,9 +133,9 @@ def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
 
 
 def _pursuit(phi: Sensing, signs: Vector, s: int, x: Vector, flips: int, limit: int) -> Direction:
-    """Return the point, not normalised, that most signs agree with on the way from ``x``.
+    """Return the iterate from ``x``, not normalised, that agrees with most signs.
 
-    It ends at full agreement, or where three iterations in turn lowered the objective by less than 2 %.
+    It ends at full agreement, or when three consecutive iterations lower the objective by less than 2 %.
     """
     epsilon = 0.01 if phi.n < 10_000 else 0.01 / math.log(phi.n)
     hinge = _hinge(signs * phi.matvec(x), epsilon, flips)
@@ -170,7 +170,7 @@ def _pursuit(phi: Sensing, signs: Vector, s: int, x: Vector, flips: int, limit: 
 
 
 def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
-    """Return every coordinate that some x - alpha gradient can have among its s largest."""
+    """Return every coordinate that can be among the s largest of some x - alpha gradient."""
     outside = gradient.copy()
     outside[x != 0] = 0
     return np.union1d(np.flatnonzero(x), largest(np.abs(outside), s))
@@ -179,7 +179,7 @@ def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
 def _projected_step(
     A: Vector, start: Vector, gradient: Vector, objective: float, s: int, epsilon: float, flips: int
 ) -> tuple[_Trial, NDArray[np.intp]]:
-    """Return the first step of a falling length that improves, or else the last, and its support."""
+    """Return the first step of decreasing length that improves, or else the last, and its support."""
     for halvings in range(20):
         z = start - gradient * 4.0**-halvings
         chosen = largest(np.abs(z), s)
@@ -213,10 +213,10 @@ def _least_squares(rows: Vector, epsilon: float) -> Vector:
 
 
 def biht(phi: Sensing, signs: Vector, s: int) -> Direction:
-    """Decode by binary iterative hard thresholding; returns the iterate with the most agreeing signs.
+    """Decode by binary iterative hard thresholding; returns the iterate that agrees with most signs.
 
-    The parameters are those of ``gpsp``. Better where measurements are few (d about 15 s) and up to 300
-    iterations are made; from d = 25 s on it ends where 30 in turn found no better one.
+    Parameters as for ``gpsp``. Better with few measurements (d about 15 s), with up to 300 iterations; for
+    d >= 25 s it ends after 30 iterations without an improvement.
     """
     patience = 30 if phi.d >= 25 * s else 300
     x = _normalised(project(phi.rmatvec(signs) / phi.d, s))
@@ -242,33 +242,34 @@ _DECODERS: dict[str, Callable[[Sensing, Vector, int], Direction]] = {"gpsp": gps
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """The one-bit codec: 64 + d bits, 8 + ceil(d / 8) bytes a message, whatever n.
+    """The one-bit codec: 64 + d bits, 8 + ceil(d / 8) bytes per message, whatever n.
 
     The payload is the norm, a little-endian float64, and the signs, one bit each, the first in the most
-    significant bit, zeros at the end.
+    significant bit, padded with zeros.
 
     Parameters
     ----------
     s : int
-        The sparsity level that is decoded, >= 1. At n = 1000 the support needs d >= 25 s, an error of 4 %
-        d >= 50 s.
+        The sparsity level to decode, >= 1. At n = 1000, recovering the support needs d >= 25 s, an error of
+        4 % d >= 50 s.
     d : int
         The number of measurements, >= 1.
     gamma : float (default: 5.0)
         The base of the literal expansion, in (1, 1e100]; without effect otherwise.
     expand : {"consistent", "literal"}
-        How companding is undone: exactly for an exact direction, or as Algorithm 2 prints it.
+        The inverse of companding: exact for an exact direction, or as printed in Algorithm 2.
     compand : {"log", "none"}
-        What is measured: sign(w) log(1 + |w|), or w, whose error is less but whose support needs larger d.
+        The measured vector: sign(w) log(1 + |w|), or w, which has a smaller error but needs a larger d for
+        the support.
     decoder : {"gpsp", "biht"}
-        How problem (9) is solved.
+        The solver of problem (9).
     phi : {"gaussian", "srht"}
-        The paper's Gaussian matrix, 4 d n bytes of work; or a subsampled randomised Hadamard transform
-        (``HadamardSensing``), which recovers as well and keeps 6 to 12 n bytes.
+        The paper's Gaussian matrix, of 4 d n bytes; or a subsampled randomised Hadamard transform
+        (``HadamardSensing``), which recovers as well and needs 6 to 12 n bytes.
     phi_density : float (default: 1.0)
-        The fraction of nonzeros of a Gaussian Phi, in [0.5, 1]. Sparser, too many rows miss the support.
+        The fraction of nonzeros of a Gaussian Phi, in [0.5, 1]; with fewer, too many rows miss the support.
     memory_limit : int (default: 256 MiB)
-        How many bytes of sensing matrices a process keeps, >= 0. A matrix has 4 d n.
+        The most bytes of sensing matrices that a process keeps, >= 0. A matrix has 4 d n.
 
     Raises
     ------
@@ -306,7 +307,7 @@ class OneBit(Codec):
         return 64 + self.d
 
     def work_bytes(self, n: int) -> int:
-        """Return the bytes of the submatrix, (d, at most 2 s), that a message is decoded with."""
+        """Return the bytes of the submatrix, (d, at most 2 s), needed to decode a message."""
         return 8 * self.d * min(2 * self.s, n)
 
     def encode(self, v: ArrayLike, seed: Seed) -> bytes:
@@ -325,29 +326,29 @@ class OneBit(Codec):
     def encode_with(self, phi: Sensing, w: ArrayLike) -> bytes:
         """Return the payload of a vector (n,), measured with a given matrix (d, n)."""
         vector = finite_vector("w", w)
-        with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
+        with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused
             norm = float(np.linalg.norm(vector))
         if norm > _LARGEST_NORM:
             raise ValueError(f"w must have a norm of at most {_LARGEST_NORM}, got {norm!r}")
         if norm < _SMALLEST_NORM:
             return bytes(self._bytes)
-        # The base drops out of x / ||x||, so that the bits do not depend on gamma to the last rounding.
+        # The base cancels in x / ||x||, so the bits do not depend on gamma.
         x = compand(vector) if self.compand == "log" else vector
         positive = phi.matvec(_normalised(x)) > 0
         return struct.pack("<d", norm) + np.packbits(positive).tobytes()
 
     def decode(self, payload: bytes, size: int, seed: Seed = ()) -> Vector | None:
-        """Return the vector (size,) that a payload stands for, of its norm and at most s nonzeros.
+        """Return the vector (size,) of a payload, with its norm and at most s nonzeros.
 
         Returns
         -------
         NDArray of float64 (n,) or None
-            None if the decoder found nothing: leave that neighbour out.
+            None if the decoder found nothing: then exclude that neighbour.
 
         Raises
         ------
         PayloadError
-            If the bytes are none of a message: ``wrong size``, ``non-finite``, ``bad norm``, ``bad padding``.
+            If the bytes are not a message: ``wrong size``, ``non-finite``, ``bad norm``, ``bad padding``.
         """
         norm, signs = self._unpacked(payload)
         if norm < _SMALLEST_NORM:
@@ -360,10 +361,10 @@ class OneBit(Codec):
         return np.zeros(phi.n) if norm < _SMALLEST_NORM else self._vector(phi, norm, signs)
 
     def decode_many(self, payloads: Sequence[bytes], size: int, seeds: Sequence[Seed]) -> list[Vector | None]:
-        """Return ``decode`` of each payload, None where its bytes are malformed; equal ones are decoded once.
+        """Return ``decode`` of each payload, None if its bytes are malformed; equal ones are decoded once.
 
-        Messages of one matrix are decoded after each other, so that it is drawn once. Entries of equal
-        messages are one array: all are read-only.
+        Messages of one matrix are decoded consecutively, so that it is drawn once. Equal messages share a
+        read-only array.
         """
         messages = [(tuple(seed), payload) for seed, payload in zip(seeds, payloads, strict=True)]
         decoded = {(seed, sent): self.decoded(sent, size, seed) for seed, sent in sorted(set(messages))}

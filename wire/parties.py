@@ -1,13 +1,13 @@
-"""What hospitals, devices and edges of HSGD and the server call the same things."""
+"""Names shared by HSGD's parties and the server."""
 
 __all__ = ["CALIBRATION_BINS", "EVALUATED", "INTRODUCTIONS", "MALFORMED", "REFUSED", "ROLES"]
 
 ROLES = ("hospital", "device", "edge")
-# Records beside a message and in an answer, where links are sealed.
+# Records of a message and of a reply on sealed links.
 INTRODUCTIONS, REFUSED = "introductions", "refused"
-# What sealed encodings of evaluated people are called, none of which are training's.
+# The name of sealed encodings for evaluation, different from that for training.
 EVALUATED = "evaluated-zeta2"
-# Why a share is refused that was sealed by its sender, and is not what was agreed on.
+# Why a share with a valid seal is refused.
 MALFORMED = "malformed contents"
-# Bins of the probability of the predicted class, where people are evaluated.
+# Bins of the probability of the predicted class in an evaluation.
 CALIBRATION_BINS = 15

@@ -1,16 +1,16 @@
-"""What others wrote, as it may stand in a log line, on a terminal, or in an error."""
+"""Untrusted text made safe for logs, terminals and errors."""
 
 __all__ = ["quoted", "reason", "shown"]
 
-# Python writes no longer integer in decimal.
+# Python refuses to write longer integers in decimal.
 _DECIMAL_BITS = 10_000
 
 
 def shown(text: object, limit: int = 100) -> str:
-    """Return a text as one line that no terminal obeys, cut after ``limit`` characters.
+    """Return a text as one line without control characters, truncated to ``limit`` characters.
 
-    Whatever is not printable (control and direction characters, line breaks, lone surrogates) is escaped as
-    Python escapes it.
+    Characters that are not printable (control and direction characters, line breaks, lone surrogates) are
+    escaped as in Python.
 
     Examples
     --------
@@ -22,7 +22,7 @@ def shown(text: object, limit: int = 100) -> str:
 
 
 def quoted(value: object, limit: int = 100) -> str:
-    """Return ``repr(value)`` as ``shown`` would; an integer too long for decimal digits is hexadecimal."""
+    """Return ``repr(value)`` like ``shown``; an integer too long for decimal digits is hexadecimal."""
     if isinstance(value, str):
         return _cut(repr(value[: limit + 1]), limit)
     long = isinstance(value, int) and value.bit_length() > _DECIMAL_BITS
@@ -30,14 +30,14 @@ def quoted(value: object, limit: int = 100) -> str:
 
 
 def reason(error: BaseException, *, file: bool = True) -> str:
-    """Return what an error says; the system's without its number, after the file that it is of.
+    """Return an error's message; for a system error its file and description, without its number.
 
     Parameters
     ----------
     error : BaseException
         The error.
     file : bool (default: True)
-        Name the file; False where the sentence does already.
+        Whether to name the file.
 
     Examples
     --------

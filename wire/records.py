@@ -1,8 +1,8 @@
 """State dict <-> ArrayRecord <-> flat vector, without needless copies.
 
-Flower's ``Array`` serialises when it is made. ``LazyArray`` keeps the ndarray and serialises only when
-someone reads its bytes, so that a message that never leaves the process is never serialised; on the
-wire it is byte for byte the same ``Array``.
+Flower's ``Array`` serialises on construction. ``LazyArray`` keeps the ndarray and serialises only when its
+bytes are read, so a message that stays in the process is never serialised. On the wire it is byte for byte
+the same ``Array``.
 """
 
 from collections.abc import Mapping
@@ -42,14 +42,14 @@ __all__ = [
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 _NUMPY = "numpy.ndarray"
-# What a record may hold: numbers that PyTorch knows too.
+# The dtypes of a record: numbers that PyTorch has too.
 _DTYPES = frozenset(map(np.dtype, ("?", *"bhilq", *"BHILQ", *"efd")))
 
 
 class PayloadError(ValueError):
-    """A record is not what was agreed on. ``reason`` is one of a few fixed words, for counting.
+    """A record is invalid. ``reason`` is one of a few fixed words, for counting.
 
-    ``detail`` may hold what a node wrote: the message has it as ``shown`` does, at most 300 characters.
+    ``detail`` may contain text from a node: the message has it escaped by ``shown``, at most 300 characters.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -65,13 +65,13 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     """Return a message's records of one kind, by key.
 
-    Flower's own views write every record they show back into the message, a tenth of a round of small models.
+    Flower's own views write every record back into the message, which costs a tenth of a small model's round.
     """
     return {key: record for key, record in content.items() if isinstance(record, kind)}
 
 
 def config_in(content: RecordDict, key: str) -> ConfigRecord:
-    """Return the ConfigRecord under a key; an empty one where there is none."""
+    """Return the ConfigRecord under a key; an empty one if there is none."""
     record = content.get(key)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
@@ -82,7 +82,7 @@ def only_record(content: RecordDict, kind: type[Record], reason: str) -> Record:
     Raises
     ------
     PayloadError
-        With this ``reason``, if it has none, or more than one.
+        With this ``reason``, if it has none or more than one.
     """
     records = records_of(content, kind)
     if len(records) != 1:
@@ -93,13 +93,13 @@ def only_record(content: RecordDict, kind: type[Record], reason: str) -> Record:
 class LazyArray(Array):
     """Flower's ``Array`` over an ndarray that is serialised on first use of ``data``.
 
-    The ndarray is kept by reference and must not change afterwards.
+    The ndarray is kept by reference and must not be modified afterwards.
     """
 
     def __init__(self, ndarray: NDArray[Any]) -> None:
         frozen = ndarray.view()
         frozen.flags.writeable = False
-        # Past Array.__setattr__, which checks each value: a round makes thousands of these.
+        # Bypasses Array.__setattr__, which checks each value, because a round makes thousands of these.
         self.__dict__.update(
             _ndarray=frozen, dtype=_dtype_name(ndarray.dtype), shape=ndarray.shape, stype=_NUMPY
         )
@@ -127,7 +127,7 @@ class LazyArray(Array):
         return lazy_array, (self._frozen,)
 
 
-# Flower writes the class name into the object's header and looks it up when it reads it back.
+# Flower writes the class name into the object's header and looks it up on reading.
 LazyArray.__qualname__ = Array.__qualname__
 
 
@@ -137,10 +137,10 @@ def lazy_array(ndarray: NDArray[Any]) -> Array:
 
 
 class DecodedRecord(ArrayRecord):
-    """A dense record that came in as something smaller, and says what that was.
+    """A dense record that was decoded from a smaller one, with that one's size.
 
-    - ``wire_bytes``: What ``payload_bytes`` counts for it: the bytes of the record that travelled.
-    - ``wire_bits``: What ``nominal_bits`` counts for it: the paper's bits of the message.
+    - ``wire_bytes``: Its ``payload_bytes``: the bytes of the record that was sent.
+    - ``wire_bits``: Its ``nominal_bits``: the paper's bits of the message.
     """
 
     def __init__(self, wire_bytes: int, wire_bits: int) -> None:
@@ -148,18 +148,18 @@ class DecodedRecord(ArrayRecord):
         self.wire_bytes, self.wire_bits = wire_bytes, wire_bits
 
     def copy(self) -> Self:
-        """Return a shallow copy that is counted as this record is."""
+        """Return a shallow copy with the same wire size."""
         twin = super().copy()
         twin.wire_bytes, twin.wire_bits = self.wire_bytes, self.wire_bits
         return twin
 
 
-# As for LazyArray: what is serialised is a plain record.
+# As for LazyArray: it is serialised as a plain record.
 DecodedRecord.__qualname__ = ArrayRecord.__qualname__
 
 
 def decoded_record(state: Mapping[str, NDArray[Any]], wire_bytes: int, wire_bits: int) -> ArrayRecord:
-    """Return the arrays as a record that is counted as the ``wire_bytes`` and ``wire_bits`` it came in as."""
+    """Return the arrays as a record with the size of the message that it was decoded from."""
     record = DecodedRecord(wire_bytes, wire_bits)
     for key, array in state.items():
         record[key] = lazy_array(array)
@@ -167,7 +167,7 @@ def decoded_record(state: Mapping[str, NDArray[Any]], wire_bytes: int, wire_bits
 
 
 def nominal_bits(record: ArrayRecord, default: int) -> int:
-    """Return the bits that a paper counts for a record: its own where it was decoded, else ``default``."""
+    """Return the bits that a paper counts for a record: its own if it was decoded, else ``default``."""
     return record.wire_bits if isinstance(record, DecodedRecord) else default
 
 
@@ -188,10 +188,10 @@ def _array_bytes(array: Array) -> int:
 
 
 def payload_bytes(content: RecordDict | ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Return the bytes of a record's values and keys, as Flower's ``count_bytes`` counts them.
+    """Return the bytes of a record's values and keys, like Flower's ``count_bytes``.
 
-    Lazy arrays are counted without being serialised. The envelope of a message (metadata, object
-    headers, HTTP) is not in it. A ``DecodedRecord`` counts as what travelled.
+    Lazy arrays are counted without serialising them. A message's envelope (metadata, object headers, HTTP) is
+    not included. A ``DecodedRecord`` counts as the record that was sent.
     """
     if isinstance(content, DecodedRecord):
         return content.wire_bytes
@@ -219,15 +219,15 @@ def view(array: Array) -> NDArray[Any]:
     ------
     PayloadError
         ``undecodable`` if the bytes are not exactly one ``.npy`` array of the dtype and shape in its header,
-        ``wrong dtype`` if its values are no truth values, integers or floats of at most 64 bits. Nothing is
-        unpickled and nothing larger than the bytes at hand is allocated.
+        ``wrong dtype`` if its values are not booleans, integers or floats of at most 64 bits. Nothing is
+        unpickled, and nothing larger than the received bytes is allocated.
     """
     values = array._frozen if isinstance(array, LazyArray) else _read(array)
     if values.dtype in _DTYPES:
         return values
     native = values.dtype.newbyteorder("=")
     if native not in _DTYPES:
-        raise PayloadError("wrong dtype", f"{values.dtype}, expected truth values, integers or floats")
+        raise PayloadError("wrong dtype", f"{values.dtype}, expected booleans, integers or floats")
     copied = values.astype(native)
     copied.flags.writeable = False
     return copied
@@ -238,7 +238,7 @@ def _read(array: Array) -> NDArray[Any]:
         raise PayloadError("undecodable", f"serialisation type {quoted(array.stype)}, expected {_NUMPY!r}")
     try:
         return _decoded(array.data)
-    except Exception as error:  # The header is a Python literal: hostile ones fail in countless ways.
+    except Exception as error:  # the header is a Python literal: hostile ones fail in countless ways
         raise PayloadError("undecodable", f"not a .npy array ({error})") from error
 
 
@@ -260,7 +260,7 @@ def _decoded(data: bytes) -> NDArray[Any]:
 def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
     """Wrap a state dict (tensors on any device, or ndarrays) as an ArrayRecord of lazy arrays.
 
-    CPU tensors and ndarrays are not copied: they must not change afterwards.
+    CPU tensors and ndarrays are not copied and must not be modified afterwards.
     """
     record = ArrayRecord()
     for key, value in state.items():
@@ -270,7 +270,7 @@ def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
 
 
 def to_state_dict(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """Return the record's arrays as tensors of the caller's own (copied), on ``device``."""
+    """Return copies of the record's arrays as tensors on ``device``."""
     return {key: torch.tensor(view(array), device=device) for key, array in record.items()}
 
 
@@ -280,7 +280,7 @@ def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     Raises
     ------
     PayloadError
-        If one is none that ``view`` reads, or holds NaN or infinity.
+        If ``view`` refuses one, or it has NaN or infinity.
     """
     arrays = {key: view(array) for key, array in record.items()}
     for key, values in arrays.items():
@@ -290,7 +290,7 @@ def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 
 def checksum(record: ArrayRecord) -> str:
-    """Return the SHA-256 of keys and values, in the record's order: whether two sides hold the same."""
+    """Return the SHA-256 of keys and values, in the record's order, to compare the records of two sides."""
     digest = sha256()
     for key, array in record.items():
         digest.update(key.encode() + b"\0")
@@ -305,16 +305,16 @@ def received_state(
     *,
     subject: str = "the message's arrays",
 ) -> dict[str, torch.Tensor]:
-    """Return a message's arrays as tensors of the receiver's own, checked before anything is copied.
+    """Return copies of a message's arrays as tensors, checked before anything is copied.
 
-    - ``shapes``: The keys and shapes that the receiver knows; their order does not matter.
-    - ``device``: Where the tensors go; their dtypes are the message's.
-    - ``subject``: How an error on keys or shapes begins.
+    - ``shapes``: The expected keys and shapes, in any order.
+    - ``device``: The tensors' device; their dtypes are the message's.
+    - ``subject``: The subject of an error about keys or shapes.
 
     Raises
     ------
     PayloadError
-        If keys or shapes are others, or an array is none that ``finite_views`` takes.
+        If keys or shapes differ, or ``finite_views`` refuses an array.
     """
     arrays = finite_views(record)
     if (found := {key: values.shape for key, values in arrays.items()}) != dict(shapes):
@@ -324,16 +324,16 @@ def received_state(
 
 @dataclass(frozen=True)
 class Layout:
-    """The keys, shapes and dtypes of a model, and where each stands in a flat vector.
+    """The keys, shapes and dtypes of a model, and the position of each array in a flat vector.
 
     Parameters
     ----------
     keys : tuple[str, ...]
         Names in the record's order.
     shapes : tuple[tuple[int, ...], ...]
-        One shape a key.
+        One shape per key.
     dtypes : tuple[str, ...]
-        One NumPy dtype name a key.
+        One NumPy dtype name per key.
     """
 
     keys: tuple[str, ...]
@@ -357,7 +357,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each key stands in the flat vector."""
+        """Each key's slice of the flat vector."""
         ends = np.cumsum([0, *(prod(shape) for shape in self.shapes)])
         return {k: slice(int(a), int(b)) for k, a, b in zip(self.keys, ends, ends[1:], strict=False)}
 
@@ -381,14 +381,14 @@ class Layout:
                 raise PayloadError("wrong shape", f"{quoted(key)} has {values.shape}, expected {shape}")
             if values.dtype.kind != np.dtype(declared).kind:
                 raise PayloadError("wrong dtype", f"{quoted(key)} is {values.dtype}, expected {declared}")
-            with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+            with np.errstate(over="ignore"):  # an overflow becomes infinite and is found below
                 vector[where] = values.ravel()
         if not np.isfinite(vector).all():
             raise PayloadError("non-finite", "NaN or infinity in the arrays")
         return vector
 
     def unflatten(self, vector: NDArray[Any]) -> ArrayRecord:
-        """Return the vector as a record: views where the dtype is the vector's, else copies."""
+        """Return the vector as a record: views if the dtype is the vector's, else copies."""
         record = ArrayRecord()
         for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
             part = vector[where].reshape(shape)

@@ -1,14 +1,14 @@
-"""Byzantine-robust rules: what may take the place of the weighted mean of updates.
+"""Byzantine-robust aggregation rules, in place of the weighted mean of updates.
 
 Papers: D. Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018
 (median, trimmed mean); P. Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
 Descent", 2017 (Krum, Multi-Krum); K. Pillutla et al., "Robust Aggregation for Federated Learning", 2022
 (geometric median by the smoothed Weiszfeld algorithm); S. P. Karimireddy et al., "Learning from History for
 Byzantine Robust Optimization", 2021 (centred clipping).
-Trimmed mean and the selection of Krum are Flower's to the bit (tests/strategies/test_robust.py), whose own
-functions are private. Differs: no rule but the mean weighs an update by the examples that its node claims, as
-Pillutla et al. do: nobody can check the claim, and whoever claims more than all others together owns a
-weighted geometric median.
+Trimmed mean and the selection of Krum equal Flower's, whose functions are private, to the bit
+(tests/strategies/test_robust.py). Difference: only the mean weights updates by their nodes' numbers of
+examples. Pillutla et al. do so too, but nobody can verify the numbers, and a node that claims more than all
+others together controls a weighted geometric median.
 """
 
 import math
@@ -29,15 +29,15 @@ __all__ = [
     "parse_aggregation",
 ]
 
-# As an error or a setting's help says what is valid.
+# The valid values, for errors and the help of settings.
 AGGREGATIONS = (
     "mean, median, trimmed-mean(b), krum(f), multi-krum(f,m), geometric-median or clipped(tau), with "
     "0 <= b < 0.5, integers f >= 0 and m >= 1, and tau > 0"
 )
-# Those of them that few models have, a node's own and its neighbours'.
+# The rules for few models: a node's own and its neighbours'.
 NEIGHBOURHOOD_RULES = "mean, median, trimmed-mean(b) or clipped(tau), with 0 <= b < 0.5 and tau > 0"
-# Of the smoothed Weiszfeld algorithm: iterations at most, and the relative change of the objective at which
-# it stops.
+# The smoothed Weiszfeld algorithm's most iterations, and the relative change of the objective at which it
+# stops.
 _ITERATIONS, _TOLERANCE = 100, 1e-10
 
 Matrix = NDArray[np.float64]
@@ -45,7 +45,7 @@ Vector = NDArray[np.float64]
 
 
 def cut(vector: Vector, tau: float) -> Vector:
-    """Return a vector (d,) shortened to the norm tau > 0 where it is longer."""
+    """Return a vector (d,) clipped to the norm tau > 0."""
     norm = float(np.linalg.norm(vector))
     return vector if norm <= tau else vector * (tau / norm)
 
@@ -74,14 +74,14 @@ def _multi_krum(updates: Matrix, byzantine: float, kept: float = 1) -> Vector:
     squares = np.square(updates).sum(axis=1)
     distances = squares[:, None] + squares[None, :] - 2 * updates @ updates.T  # (n, n), squared
     closest = max(1, len(updates) - int(byzantine) - 2)
-    # The nearest of all is the update itself.
+    # The nearest is the update itself.
     scores = [row[np.argsort(row)[1 : closest + 1]].sum() for row in distances]
     rows = np.sort(np.argsort(scores)[: int(kept)])
     return updates[rows[0]] if len(rows) == 1 else _mean(updates[rows])
 
 
 def _geometric_median(updates: Matrix) -> Vector:
-    """Return where the sum of distances is least, up to the smoothing of distances near zero."""
+    """Return the minimiser of the sum of distances, up to the smoothing of distances near zero."""
     center = np.median(updates, axis=0)
     smallest = max(1e-6 * float(np.median(np.linalg.norm(updates - center, axis=1))), 1e-300)
     before = math.inf
@@ -107,19 +107,19 @@ _ARGUMENTS = {"trimmed-mean": 1, "krum": 1, "multi-krum": 2, "clipped": 1}
 
 @dataclass(frozen=True)
 class Aggregation:
-    """One of the rules: ``parse_aggregation`` makes them.
+    """An aggregation rule, from ``parse_aggregation``.
 
-    ``mean`` weighs replies by their nodes' examples; for all others each reply is one, whatever its node
-    claims. Where nodes' data differ much, rules that leave replies out leave out what those nodes alone know.
+    ``mean`` weights replies by their nodes' examples; all other rules weight replies equally. With
+    heterogeneous data, a rule that excludes replies loses what only their nodes' data contain.
 
     Parameters
     ----------
     name : str
         The rule.
     arguments : tuple[float, ...]
-        Its numbers: b of ``trimmed-mean``, the share that is cut off at each end; f of ``krum``, the
-        Byzantine nodes that it withstands; f and m of ``multi-krum``, which averages m updates; tau of
-        ``clipped``, to which norm an update is cut.
+        Its numbers: b of ``trimmed-mean``, the share removed at each end; f of ``krum``, the Byzantine nodes
+        that it tolerates; f and m of ``multi-krum``, which averages m updates; tau of ``clipped``, the norm
+        to which updates are clipped.
     """
 
     name: str
@@ -132,29 +132,29 @@ class Aggregation:
 
     @property
     def least(self) -> int:
-        """Fewest updates that it works on: 2 f + 3 for Krum, as its proof wants, and m of them to keep."""
+        """The fewest updates that it accepts: 2 f + 3 for Krum, as its proof requires, and at least f + m."""
         if self.name not in ("krum", "multi-krum"):
             return 1
         f = int(self.arguments[0])
         return max(2 * f + 3, f + int(self.arguments[-1]) if self.name == "multi-krum" else 0)
 
     def for_count(self, updates: int) -> "Aggregation":
-        """Return the rule that so many updates have: the median, entry by entry, below ``least``.
+        """Return the rule for a number of updates: below ``least``, the coordinate-wise median.
 
-        Fewer than half of those that are left cannot ruin it, and no node keeps a model where it is by
-        being silent.
+        The median tolerates fewer than half of the remaining updates, and no node can stop a model from
+        changing by not replying.
         """
         return self if updates >= self.least else Aggregation("median")
 
     def combined(self, updates: Matrix, weights: Vector) -> Vector:
-        """Return what becomes of some updates, (d,) in float64.
+        """Return the aggregate of updates, (d,) in float64.
 
         Parameters
         ----------
         updates : NDArray[float64]
-            One a row (n, d), n >= ``least``, in a fixed order.
+            One per row (n, d), n >= ``least``, in a fixed order.
         weights : NDArray[float64]
-            The replies' weights (n,), > 0. The mean alone minds them.
+            The replies' weights (n,), > 0, used only by the mean.
 
         Raises
         ------
@@ -168,18 +168,18 @@ class Aggregation:
         return _RULES[self.name](updates, *self.arguments)
 
     def __str__(self) -> str:
-        # Every digit: a rule may travel as its text.
+        # All digits, because a rule may be sent as its text.
         numbers = ",".join(repr(one).removesuffix(".0") for one in self.arguments)
         return f"{self.name}({numbers})" if numbers else self.name
 
 
 def parse_aggregation(text: str) -> Aggregation:
-    """Return the rule of a text, ``mean``, ``krum(2)``, ``multi-krum(2,5)``, ….
+    """Parse a rule, ``mean``, ``krum(2)``, ``multi-krum(2,5)``, ….
 
     Raises
     ------
     ValueError
-        If it is none, or its numbers are out of range.
+        If there is no such rule, or its numbers are out of range.
     """
     found = re.fullmatch(r"([a-z-]+)(?:\(([0-9.eE+,\s-]+)\))?", text.strip())
     try:
@@ -203,7 +203,7 @@ def parse_aggregation(text: str) -> Aggregation:
 
 
 def neighbourhood_rule(text: str) -> Aggregation:
-    """Return the rule of a text that neighbourhoods have; ValueError if it is none."""
+    """Parse a rule for neighbourhoods; ValueError if it is not one."""
     try:
         rule = parse_aggregation(text)
     except ValueError:

@@ -1,11 +1,10 @@
-"""Secrets in shares: any so many of them give the secret back, fewer tell nothing of it.
+"""Secret sharing: a threshold of shares recovers the secret, fewer reveal nothing about it.
 
-Method: A. Shamir, "How to Share a Secret" (1979), over GF(2^8), byte by byte, all bytes at once. Polynomials
-are drawn and evaluated in the basis of S.-J. Lin, W.-H. Chung, Y. S. Han, "Novel Polynomial Basis and Its
-Application to Reed-Solomon Erasure Codes" (FOCS 2014), Algorithm 1: n log n products for n shares where
-Horner's scheme has n times the threshold. Not Flower's ``crypto.shamir``: that works over GF(2^128) in Python
-integers, some milliseconds for one secret of 16 bytes among 49 members, where a node shares 21 of them a
-round.
+Method: A. Shamir, "How to Share a Secret" (1979), over GF(2^8), for all bytes at once. Polynomials are drawn
+and evaluated in the basis of S.-J. Lin, W.-H. Chung, Y. S. Han, "Novel Polynomial Basis and Its Application
+to Reed-Solomon Erasure Codes" (FOCS 2014), Algorithm 1: n log n products for n shares, where Horner's scheme
+has n times the threshold. Flower's ``crypto.shamir`` works over GF(2^128) in Python integers and takes some
+milliseconds for one secret of 16 bytes among 49 members, of which a node shares 21 per round.
 """
 
 import os
@@ -39,7 +38,7 @@ _POWERS, _LOGARITHMS, _PRODUCTS = _tables()
 def _twists() -> list[NDArray[np.intp]]:
     """Return, for each level i, s_i(b) / s_i(2^i) at the first point b of each block of 2^(i + 1) points.
 
-    s_i is the product of x - a over all a below 2^i, the points that i bits write.
+    s_i is the product of x - a over all a below 2^i, the points of i bits.
     """
     values, twists = np.arange(256, dtype=np.uint8), []
     for level in range(8):
@@ -55,15 +54,15 @@ _TWISTS = _twists()
 
 
 def secret_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Return the shares of a secret, that of point i + 1 at place i, each as long as the secret.
+    """Return the shares of a secret, that of point i + 1 at index i, each as long as the secret.
 
-    - ``secret``: Any number of bytes. The polynomials are drawn by the operating system.
-    - ``threshold``, ``count``: How many give it back, and of how many, 1 <= threshold <= count <= 255.
+    - ``secret``: Any number of bytes. The polynomials' coefficients come from the operating system.
+    - ``threshold``, ``count``: Shares needed to recover it, and all shares, 1 <= threshold <= count <= 255.
 
     Raises
     ------
     ValueError
-        If they are others.
+        If threshold or count is out of range.
     """
     if not 1 <= threshold <= count <= MAX_SHARES:
         raise ValueError(
@@ -85,10 +84,10 @@ def secret_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combined_shares(points: Sequence[int], shares: Sequence[bytes]) -> bytes:
-    """Return the secret of which these are the shares at some points; anything, if one is no share of it.
+    """Return the secret with these shares; an arbitrary result if one of them is wrong.
 
-    - ``points``: Where the shares are from, 1 to 255, all different; as many as the threshold at least.
-    - ``shares``: One for each point, all of one length.
+    - ``points``: The points of the shares, 1 to 255, distinct; at least as many as the threshold.
+    - ``shares``: One per point, of equal length.
 
     Raises
     ------

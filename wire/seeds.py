@@ -1,7 +1,7 @@
-"""Every random stream of a run, keyed by what it is for.
+"""Every random stream of a run, keyed by its purpose.
 
-A stream depends on (seed, round, partition id, purpose) alone, so that it is the same on any engine,
-in any order of execution, and for any other node's fate. Global generators are never used.
+A stream depends only on (seed, round, partition id, purpose): it is the same on any engine, in any order of
+execution, and whatever happens to other nodes. Global generators are never used.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from hedgerow.wire.checks import at_least
 __all__ = ["Purpose", "generator", "generators", "torch_generator"]
 
 _WORD = 2**32
-# Fewer streams are made sooner one by one.
+# Fewer streams are faster to make one by one.
 _FEW = 4
 
 
 class Purpose(IntEnum):
-    """What a stream is drawn for. The numbers are part of every result: never renumber them."""
+    """The purpose of a stream. The numbers affect every result: never renumber them."""
 
     MODEL = 1
     PARTITION = 2
@@ -54,11 +54,11 @@ def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purp
     seed : int
         The run's seed, >= 0.
     round : int (default: 0)
-        The round, or the local iteration where a method draws once an iteration; 0 for set-up.
+        The round, or the local iteration if a method draws once per iteration; 0 for set-up.
     partition_id : int (default: 0)
         The node's partition id; 0 for draws of the server.
     purpose : Purpose
-        What is drawn. Streams of different purposes are independent.
+        The purpose of the draws. Streams of different purposes are independent.
 
     Raises
     ------
@@ -71,9 +71,9 @@ def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purp
 def generators(
     seed: int, rounds: Sequence[int], partition_ids: Sequence[int], purpose: Purpose
 ) -> list[np.random.Generator]:
-    """Return the streams of many (round, partition id), each the one that ``generator`` returns.
+    """Return the streams of many (round, partition id), each equal to that of ``generator``.
 
-    NumPy's ``SeedSequence`` is computed for all of them at once: one by one, seeding takes as long as drawing
+    NumPy's ``SeedSequence`` is computed for all of them at once, because seeding one takes as long as drawing
     a mini-batch.
     """
     if len(rounds) < _FEW or max(seed, *rounds, *partition_ids) >= _WORD:
@@ -84,13 +84,13 @@ def generators(
     at_least(0, seed=seed, rounds=min(rounds), partition_ids=min(partition_ids))
     entropy = np.empty((4, len(rounds)), np.uint32)
     entropy[0], entropy[1], entropy[2], entropy[3] = seed, rounds, partition_ids, purpose
-    # NumPy takes any ISeedSequence; its annotations name one of them.
+    # NumPy accepts any ISeedSequence, although its annotations do not say so.
     seeds: list[Any] = [_State(words) for words in _states(entropy)]
     return [np.random.Generator(np.random.PCG64(one)) for one in seeds]
 
 
 def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> torch.Generator:
-    """Return the same stream as a CPU ``torch.Generator`` (drawn on the CPU on every device)."""
+    """Return the same stream as a ``torch.Generator`` on the CPU, whatever the device of a run."""
     words = _seed_sequence(seed, round, partition_id, purpose).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
 
@@ -101,7 +101,7 @@ def _seed_sequence(seed: int, round: int, partition_id: int, purpose: Purpose) -
 
 
 class _State(ISeedSequence):
-    """A seed sequence that was computed before: it has the one state that PCG64 asks for."""
+    """A precomputed seed sequence, with the one state that PCG64 requests."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
@@ -117,7 +117,7 @@ def _powers(first: int, factor: int, count: int) -> NDArray[np.uint32]:
     return np.array([first * pow(factor, k, _WORD) % _WORD for k in range(count)], np.uint32)[:, None]
 
 
-# The constants of NumPy's SeedSequence, whose streams NEP 19 keeps as they are.
+# The constants of NumPy's SeedSequence, whose streams are stable by NEP 19.
 _MIXED = _powers(0x43B0D7E5, 0x931E8875, 17)
 _DRAWN = _powers(0x8B51F9DD, 0x58F38DED, 9)
 _LEFT, _RIGHT, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)

@@ -1,11 +1,11 @@
-"""Sensing matrices that are a seed: Gaussian ones, and one of Hadamard transforms that needs no memory.
+"""Sensing matrices defined by a seed: Gaussian ones, and a Hadamard transform that stores no matrix.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the matrix Phi of
-Algorithm 2. Ours: Phi travels as a seed, not as 64 d n bits; it is drawn in blocks of columns, because the
-vectors that it meets are sparse: encoding and the decoder's line search then draw a few blocks and not the
-matrix. Entries are float32 normals (half the memory; a sign is all that is kept of a measurement). A decoder
-reads all of Phi several times; what memory has no room for is drawn once and read back from a file.
-Ours too: a subsampled randomised Hadamard transform in its place, for dimensions whose matrix is too large.
+Algorithm 2. Differences: Phi is sent as a seed, not as 64 d n bits. It is drawn in blocks of columns, because
+its vectors are sparse: encoding and the decoder's line search draw only a few blocks. Entries are float32
+normals, for half the memory, which suffices because only signs are used. A decoder reads all of Phi several
+times; the part that does not fit in memory is drawn once and read back from a file. A subsampled randomised
+Hadamard transform is an alternative for dimensions with too large a matrix.
 """
 
 import math
@@ -26,7 +26,7 @@ from hedgerow.wire.checks import at_least, in_range, require
 __all__ = ["MATRICES", "MEMORY_LIMIT", "GaussianSensing", "HadamardSensing", "Sensing", "shared_sensing"]
 
 MEMORY_LIMIT = 2**28
-# Large enough that drawing outweighs the set-up of a generator, small enough that a column is cheap.
+# Large enough to amortise the set-up of a generator, small enough that a column is cheap.
 _BLOCK_ENTRIES = 2**16
 _PRODUCT_ENTRIES = 2**20
 _LARGEST_TRANSFORM = 2**26
@@ -35,7 +35,7 @@ _MAPPED_BYTES = 2**24
 
 
 class Sensing(ABC):
-    """A matrix Phi (d, n), known by what it does to vectors.
+    """A matrix Phi (d, n), defined by its products with vectors.
 
     Attributes
     ----------
@@ -62,10 +62,10 @@ class Sensing(ABC):
 
     @abstractmethod
     def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return Phi^T h (n,) of a vector (d,), accumulated in float32 where Phi was not given."""
+        """Return Phi^T h (n,) of a vector (d,), accumulated in float32 unless Phi was given."""
 
     def matvec(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return Phi x (d,) of a vector (n,): only the columns of its support are looked at."""
+        """Return Phi x (d,) of a vector (n,), from the columns of its support."""
         support = np.flatnonzero(x)
         at_once = max(1, _PRODUCT_ENTRIES // self.d)
         measured = np.zeros(self.d)
@@ -78,16 +78,16 @@ class Sensing(ABC):
 class GaussianSensing(Sensing):
     """A matrix Phi (d, n) of independent standard normals, zeroed with probability 1 - density.
 
-    All results are the same bits whatever is kept in memory and however many threads there are.
+    All results have the same bits, whatever is kept in memory and however many threads there are.
 
-    - ``seed``: The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    - ``seed``: The matrix's seed, integers >= 0. Seeds of different matrices must have the same length.
     - ``d``, ``n``: Measurements and coordinates, >= 1.
     - ``density``: The fraction of nonzeros, in (0, 1]. 1 is the Gaussian matrix. With s-sparse vectors a row
-      of a matrix measures nothing with probability (1 - density)^s: recovery fails well above 0.05.
-    - ``memory_limit``: How many bytes of the matrix are kept in memory once ``rmatvec`` has drawn them, >= 0.
-      The rest is drawn one block of at most 256 KiB (or one column) at a time, and kept in a temporary file
-      without a name, which is gone with this object or process: up to 4 GiB, where the temporary folder has
-      twice the room. Larger ones are drawn at each use.
+      of a matrix measures nothing with probability (1 - density)^s: recovery already fails far above 0.05.
+    - ``memory_limit``: The most bytes of the matrix kept in memory once ``rmatvec`` has drawn them, >= 0. The
+      rest is drawn one block of at most 256 KiB (or one column) at a time, and kept in an unnamed temporary
+      file for the life of this object: up to 4 GiB, if the temporary folder has twice the room. A larger
+      rest is drawn at each use.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class GaussianSensing(Sensing):
         self._fitting = n if fitting >= n else fitting - fitting % self._width
         # The first columns of Phi as rows: (kept, d).
         self._kept: NDArray[np.floating] = np.empty((0, d), np.float32)
-        # The others, once they are all in it.
+        # The others, once it has all of them.
         self._file: BinaryIO | None = None
 
     @classmethod
@@ -127,15 +127,15 @@ class GaussianSensing(Sensing):
 
     @property
     def fits(self) -> bool:
-        """Whether memory has room for all of it."""
+        """Whether all of it fits in memory."""
         return self._fitting == self.n
 
     def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return Phi[:, indices], (d, len(indices)) in column-major order; draws what is not kept."""
+        """Return Phi[:, indices], (d, len(indices)) in column-major order; draws those that are not kept."""
         block_of = np.where(indices < len(self._kept), -1, indices // self._width)
         blocks = np.unique(block_of)
         if self.fits and 2 * blocks.size * self._width > self.n > len(self._kept):
-            self._keep()  # Most of it is needed, and again at the next message.
+            self._keep()  # most of it is needed, and will be for the next message
         if len(self._kept) == self.n:
             return np.asarray(self._kept[indices], np.float64).T
         chosen = np.empty((indices.size, self.d))
@@ -154,7 +154,7 @@ class GaussianSensing(Sensing):
         weights = h.astype(self._kept.dtype)
         correlated = np.empty(self.n, self._kept.dtype)
         for start, rows in self._transposed():
-            # einsum, and not a matrix library: its sums do not depend on threads or on the block.
+            # einsum and not a matrix library, because its sums do not depend on threads or blocks.
             np.einsum("jp,p->j", rows, weights, out=correlated[start : start + len(rows)])
         return correlated.astype(np.float64)
 
@@ -169,17 +169,17 @@ class GaussianSensing(Sensing):
             yield from self._drawn()
 
     def _drawn(self) -> Iterator[tuple[int, NDArray[np.floating]]]:
-        """Yield the columns that are not kept, and put them into a file where there is room for it."""
+        """Yield the columns that are not kept, and write them to a file if there is room."""
         file = _temporary_file(4 * self.d * (self.n - len(self._kept)))
         for start in range(len(self._kept), self.n, self._width):
             rows = self._draw(start // self._width)
             yield start, rows
             if file is not None and not _written(file, rows):
-                file = None  # The room is another's by now.
+                file = None  # the disk is full
         self._file = file
 
     def _mapped(self, file: BinaryIO) -> Iterator[tuple[int, NDArray[np.floating]]]:
-        """Yield the columns in the file, mapped a piece at a time: what is read is not this process's own."""
+        """Yield the columns in the file, mapped a piece at a time, outside this process's own memory."""
         first = len(self._kept)
         at_once = max(1, _MAPPED_BYTES // (4 * self.d))
         for start in range(first, self.n, at_once):
@@ -207,11 +207,11 @@ class GaussianSensing(Sensing):
 
 
 def _temporary_file(size: int) -> BinaryIO | None:
-    """Return an empty file without a name for so many bytes; None where that is too much for its folder."""
+    """Return an empty unnamed file for ``size`` bytes; None if its folder lacks room."""
     try:
         if size > _LARGEST_FILE or shutil.disk_usage(tempfile.gettempdir()).free < 2 * size:
             return None
-        # Unbuffered: what does not fit is told by the write, and rows are large.
+        # Unbuffered, so that the write itself fails if the disk is full; rows are large.
         return tempfile.TemporaryFile(buffering=0)
     except OSError:
         return None
@@ -228,16 +228,17 @@ class HadamardSensing(Sensing):
     """Phi = S H D' H D / sqrt(N): a subsampled randomised Hadamard transform, (d, n), with no matrix.
 
     H is the Walsh-Hadamard matrix of the first power of two N >= max(d, n), D and D' are random signs, S
-    takes d of N rows, and vectors are filled up with zeros to N. An entry is a sum of N signs over sqrt(N),
-    near to a standard normal. (With D alone entries are signs, and sums of few of them tell little: half the
-    measurements of two equal entries are 0.) H D' H is constant where i xor j is: a column is a look-up, and
-    Phi^T h two transforms of N log2 N additions. Kept are 6 bytes a coordinate of N, and 8 a measurement.
+    selects d of N rows, and vectors are padded with zeros to N. An entry is a sum of N signs over sqrt(N),
+    close to a standard normal. (With D alone entries are signs, whose sums carry little information: half the
+    measurements of two equal entries are 0.) An entry of H D' H depends only on i xor j, so a column is a
+    look-up, and Phi^T h is two transforms of N log2 N additions. It needs 6 bytes per coordinate of N, and 8
+    per measurement.
 
     N. Ailon, B. Chazelle, "The fast Johnson-Lindenstrauss transform and approximate nearest neighbors", 2009;
     S. Dirksen, H. C. Jung, H. Rauhut, "One-bit compressed sensing with partial Gaussian circulant matrices",
-    2020, for one-bit measurements of so few random numbers.
+    2020, for one-bit measurements with similarly few random numbers.
 
-    - ``seed``: The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    - ``seed``: The matrix's seed, integers >= 0. Seeds of different matrices must have the same length.
     - ``d``, ``n``: Measurements and coordinates, 1 to 2^26.
 
     Raises
@@ -284,7 +285,7 @@ def _signs(rng: np.random.Generator, count: int) -> NDArray[np.int8]:
 
 
 def _transformed(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return H v, in place: additions in one order on every machine."""
+    """Return H v, in place, with additions in the same order on every machine."""
     half = 1
     while half < vector.size:
         pairs = vector.reshape(-1, 2, half)
@@ -300,7 +301,7 @@ def _check_seed(seed: tuple[int, ...]) -> None:
         raise ValueError(f"seed must be a tuple of integers >= 0, got {seed!r}")
 
 
-# Kinds of matrices, by the value of a codec's ``phi``.
+# The values of a codec's ``phi``.
 MATRICES = ("gaussian", "srht")
 
 
@@ -322,12 +323,11 @@ def shared_sensing(
     *,
     kind: str = "gaussian",
 ) -> Sensing:
-    """Return this process's matrix of a seed; all that are shared keep ``memory_limit`` bytes together.
+    """Return this process's matrix of a seed; all shared matrices together keep ``memory_limit`` bytes.
 
-    One of them may be too large for memory, and have a file.
-
-    The matrices that were used last stay. What is dropped is drawn again when it is asked for, so that only
-    speed depends on it. The arguments are those of ``GaussianSensing``; ``kind`` is one of ``MATRICES``.
+    One of them may be too large for memory and use a file. The least recently used ones are dropped and drawn
+    again on use, which affects only speed. The arguments are those of ``GaussianSensing``; ``kind`` is one of
+    ``MATRICES``.
     """
     key = (seed, d, n, density, memory_limit, kind)
     with _lock:

@@ -1,8 +1,8 @@
-"""Updates of weights by one bit each, +alpha or -alpha of each layer, of all weights or of drawn ones.
+"""Updates of weights by one bit each, +alpha or -alpha per layer, for all weights or a random subset.
 
-For FedBAT, S. Li et al., 2024, who send every weight's sign, also within a budget below one bit a weight, as
-S. Li et al. (FedMUD) compare it with methods that send less. Ours: which weights' signs travel then is drawn
-by both sides, of every layer the same share; the others stay as they are that round.
+For FedBAT, S. Li et al., 2024, which sends every weight's sign. S. Li et al. (FedMUD) compare it with methods
+that send less than one bit per weight. For such a budget, both sides here draw the weights whose signs are
+sent, the same share of every layer; the others do not change in that round.
 """
 
 from collections.abc import Mapping
@@ -23,24 +23,24 @@ __all__ = ["SignUpdates", "drawn_weights", "signed", "signs_by_layer"]
 
 @dataclass(frozen=True)
 class SignUpdates:
-    """The code of one run's updates, which servers and nodes share.
+    """The encoding of a run's updates, shared by server and nodes.
 
-    An update holds for each layer ``"<key>:bits"``, uint8, a set bit for +alpha, and ``"<key>:alpha"``,
+    An update has for each layer ``"<key>:bits"``, uint8, a set bit for +alpha, and ``"<key>:alpha"``,
     float32, of one entry.
     """
 
-    sizes: Mapping[str, int]  # Weights of each layer, >= 1.
-    signs: int  # Signs of all layers that travel, >= 0; see ``signs_by_layer``.
-    seed: int  # The run's.
+    sizes: Mapping[str, int]  # weights of each layer, >= 1
+    signs: int  # signs sent for all layers, >= 0; see ``signs_by_layer``
+    seed: int  # the run's
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """How many signs of each layer travel."""
+        """The number of signs sent for each layer."""
         return signs_by_layer(self.sizes, self.signs)
 
     @property
     def bits(self) -> int:
-        """Nominal bits of an update: its signs, and 32 a layer."""
+        """Nominal bits of an update: its signs, and 32 per layer."""
         return sum(self.counts.values()) + 32 * len(self.counts)
 
     @property
@@ -49,11 +49,11 @@ class SignUpdates:
         return sum(8 * bytes_of(count) for count in self.counts.values()) + 32 * len(self.counts)
 
     def drawn(self, version: int) -> dict[str, NDArray[np.int64] | None]:
-        """Return the indices of the weights whose signs travel, of one version; see ``drawn_weights``."""
+        """Return the indices of the weights whose signs are sent for a version; see ``drawn_weights``."""
         return drawn_weights(self.sizes, self.signs, seed=self.seed, version=version)
 
     def placed(self, key: str, values: NDArray[np.float32], version: int) -> NDArray[np.float32]:
-        """Return what a layer's weights move by: the values (count,) of those drawn, and zero elsewhere."""
+        """Return a layer's update: the values (count,) at the drawn weights, zero elsewhere."""
         if (kept := self.drawn(version)[key]) is None:
             return values
         whole = np.zeros(self.sizes[key], np.float32)
@@ -61,12 +61,12 @@ class SignUpdates:
         return whole
 
     def read(self, update: Mapping[str, NDArray[Any]], version: int) -> dict[str, NDArray[np.float32]]:
-        """Return what an update moves each layer's weights by.
+        """Return the decoded update of each layer's weights.
 
         Raises
         ------
         PayloadError
-            If it is none of this code: ``missing key``, ``wrong dtype``, ``wrong shape``, ``bad scale`` or
+            If the update is malformed: ``missing key``, ``wrong dtype``, ``wrong shape``, ``bad scale`` or
             ``unknown key``.
         """
         steps = {
@@ -103,10 +103,10 @@ def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDAr
 
 
 def signs_by_layer(sizes: Mapping[str, int], signs: int) -> dict[str, int]:
-    """Return how many signs each layer sends: its share of them, rounded down, but one at least.
+    """Return the number of signs of each layer: its share of them, rounded down, but at least one.
 
     - ``sizes``: Weights of each layer, >= 1.
-    - ``signs``: Signs of all layers, >= 0; all weights' where there are no more.
+    - ``signs``: Signs of all layers, >= 0; at most one per weight is used.
     """
     at_least(0, signs=signs)
     total = sum(sizes.values())
@@ -116,11 +116,11 @@ def signs_by_layer(sizes: Mapping[str, int], signs: int) -> dict[str, int]:
 def drawn_weights(
     sizes: Mapping[str, int], signs: int, *, seed: int, version: int
 ) -> dict[str, NDArray[np.int64] | None]:
-    """Return the ascending indices of each layer's weights that are drawn; None where all are.
+    """Return the ascending indices of each layer's drawn weights; None if all are drawn.
 
-    They are drawn once a version, for all nodes of a process and all replies: do not change them.
+    They are cached and shared by all nodes of a process: do not modify them.
 
-    - ``seed``, ``version``: The run's seed, and the version of the weights that the signs move, >= 0 each.
+    - ``seed``, ``version``: The run's seed, and the version of the weights that are updated, >= 0 each.
     """
     counts = signs_by_layer(sizes, signs)
     return {
@@ -129,7 +129,7 @@ def drawn_weights(
     }
 
 
-# The layers of a model, of the version at hand and of one that a late node catches up with.
+# For the layers of the current version, and of an earlier one for a late node.
 @lru_cache(maxsize=64)
 def _drawn(size: int, count: int, seed: int, version: int, place: int) -> NDArray[np.int64]:
     stream = generator(seed, round=version, partition_id=place, purpose=Purpose.SUBSET)

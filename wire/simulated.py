@@ -1,15 +1,15 @@
-"""Whether the nodes that this process plays are simulated.
+"""Whether the nodes of this process are simulated.
 
-A simulated node has nothing of its own to guard: who runs the simulation has all its data and reads all its
-errors. The signs are in the process itself. No message, run config or node config is one, so that no server
-can make a device believe that it is simulated:
+A simulated node has nothing to protect: whoever runs the simulation has all its data. The criteria are in the
+process itself and not in a message, run config or node config, so that no server can make a device believe
+that it is simulated:
 
 - an engine of this suite is calling a handler (``simulated``);
-- the process is an actor of Ray's that has imported ``flwr.simulation``, as those that Flower starts have. A
-  SuperNode handles a message in a process of its own, ``flwr-clientapp``, which is no actor.
+- the process is a Ray actor that has imported ``flwr.simulation``, like those that Flower starts. A SuperNode
+  handles a message in a separate process, ``flwr-clientapp``, which is not an actor.
 
-Where neither is there, the node is a device. Code that a server sends could forge both; who runs such code
-has lost anyway, see docs/privacy.md.
+Otherwise the node is a device. Code from a server could fake both, but a device that runs such code is
+compromised anyway, see docs/privacy.md.
 """
 
 import sys
@@ -18,13 +18,13 @@ from contextlib import contextmanager
 
 __all__ = ["is_simulated", "simulated"]
 
-# How many blocks of ``simulated`` are open. Of the process, not of a thread: a handler may start threads.
+# Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Say, for a ``with`` block, that the nodes whose handlers this process calls are simulated."""
+    """Mark the nodes whose handlers this process calls as simulated, for a ``with`` block."""
     global _open  # noqa: PLW0603
     _open += 1
     try:
@@ -34,7 +34,7 @@ def simulated() -> Iterator[None]:
 
 
 def is_simulated() -> bool:
-    """Return whether the nodes that this process plays are simulated."""
+    """Return whether the nodes of this process are simulated."""
     return _open > 0 or _is_flowers_actor()
 
 

@@ -1,9 +1,9 @@
-"""Top-k rows as bytes: how the compressed variants of HSGD send encodings and heads.
+"""Top-k rows as bytes: the format of encodings and heads in the compressed variants of HSGD.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", C-HSGD and C-TDCD: top-k with the ratio
-log2(128) / 32 = 7/32. Ours: at least one entry is kept, and ties go to the lower index. Unlike in the suite's
-other top-k, a row is one piece of bytes, and indices take whole bytes, as the cost formulas count them.
+log2(128) / 32 = 7/32. Our choices: at least one entry is kept, and ties go to the lower index. Unlike in the
+suite's other top-k, a row is one bytes object, and indices take whole bytes, as in the cost formulas.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def encode_rows(rows: Rows) -> list[bytes]:
     n = rows.shape[1]
     largest = np.argsort(-np.abs(rows), axis=1, kind="stable")[:, : kept(n)]
     indices = np.sort(largest, axis=1)
-    with np.errstate(over="ignore"):  # What overflows is infinite, and refused below.
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         values = np.take_along_axis(rows, indices, axis=1).astype(_FORM)
     if not (np.isfinite(rows).all() and np.isfinite(values).all()):
         raise ValueError("a row must hold finite float32 values, got NaN or infinity")
@@ -56,16 +56,16 @@ def encode_rows(rows: Rows) -> list[bytes]:
 def decode_rows(payload: Any, count: int, n: int) -> Rows:
     """Return float32 rows (count, n) with the sent values, zero elsewhere.
 
-    Nothing larger than the result is allocated, whatever came.
+    Nothing larger than the result is allocated, whatever the payload.
 
     Raises
     ------
     PayloadError
-        If the payload is not what ``encode_rows`` makes of so many rows.
+        If the payload is not one of ``encode_rows`` for ``count`` rows.
     """
     k, size, width = kept(n), row_bytes(n), bytes_of(index_width(n))
     if not isinstance(payload, list) or len(payload) != count:
-        raise PayloadError("wrong shape", f"the payload is no list of {count} rows")
+        raise PayloadError("wrong shape", f"the payload is not a list of {count} rows")
     for row in payload:
         if not isinstance(row, bytes) or len(row) != size:
             raise PayloadError("wrong shape", f"a row is not of {size} bytes")

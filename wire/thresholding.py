@@ -1,7 +1,7 @@
 """Hard thresholding: the projection on the set of s-sparse vectors.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the projection P_Omega
-of (3) and (4). Ours, where the paper leaves the set-valued projection open: ties go to the smallest index.
+of (3) and (4). The projection is set-valued: here ties go to the smallest index.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     """Return P_Omega(v): the ``s`` entries of largest magnitude, zeros elsewhere.
 
     - ``v``: (n,), a finite vector.
-    - ``s``: The sparsity level, >= 1; from n on the projection is the identity.
+    - ``s``: The sparsity level, >= 1; for s >= n the projection is the identity.
 
     Returns
     -------
@@ -28,7 +28,7 @@ def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     Raises
     ------
     ValueError
-        If ``v`` is no finite vector or ``s`` is below 1.
+        If ``v`` is not a finite vector or ``s`` < 1.
     """
     at_least(1, s=s)
     vector = finite_vector("v", v)
@@ -39,9 +39,9 @@ def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
 
 
 def largest(magnitudes: NDArray[Any], s: int) -> NDArray[np.intp]:
-    """Return the ascending indices of the ``s`` largest of the magnitudes (n,), all indices from n on.
+    """Return the ascending indices of the ``s`` largest of the magnitudes (n,); all indices if s >= n.
 
-    Ties go to the smallest index, as a stable sort of falling magnitudes gives them, in O(n).
+    Ties go to the smallest index, as in a stable sort by decreasing magnitude, but in O(n).
     """
     if s >= magnitudes.size:
         return np.arange(magnitudes.size)
@@ -54,7 +54,7 @@ def largest(magnitudes: NDArray[Any], s: int) -> NDArray[np.intp]:
 
 
 def finite_vector(key: str, v: ArrayLike) -> NDArray[np.float64]:
-    """Return ``v`` as float64 (n,); ValueError, naming it ``key``, if it is no finite vector."""
+    """Return ``v`` as float64 (n,); ValueError, naming it ``key``, if it is not a finite vector."""
     vector = np.asarray(v, np.float64)
     if vector.ndim != 1:
         raise ValueError(f"{key} must be a vector (n,), got the shape {vector.shape}")

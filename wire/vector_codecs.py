@@ -1,9 +1,10 @@
-"""What a node's model vector travels as: one-bit messages and what they are compared with.
+"""Codecs of a node's model vector: one-bit messages and their alternatives.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", which counts its one-bit
-messages against dense vectors alone. Ours: the sparse vector itself, indices and values, which at small s
-is both shorter and exact; and the stochastic quantiser of the baselines. All numbers are little-endian;
-fields of less than a byte follow each other, the first in the most significant bit, zeros at the end.
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", which compares its
+one-bit messages only with dense vectors. Added here: the sparse vector itself, indices and values, which for
+small s is both shorter and exact; and the stochastic quantiser of the baselines. All numbers are
+little-endian; fields of less than a byte are packed, first field in the most significant bits, and padded
+with zeros.
 """
 
 import re
@@ -43,10 +44,10 @@ def parse_codec(name: str, **settings: Any) -> Codec:
     ----------
     name : str
         ``1bcs``, ``sparse16``, ``sparse32``, ``sparse64``, ``dense32``, ``dense64``, or ``quantised<b>`` with
-        b bits an entry, 2 to 16, or ``quantised<b>x<v>`` for a message of v vectors, 2 to 9.
+        b bits per entry, 2 to 16, or ``quantised<b>x<v>`` for a message of v vectors, 2 to 9.
     **settings
-        The fields of ``OneBit`` for ``1bcs``; ``s`` for the sparse codecs. The others ignore them, and so do
-        the sparse ones all but ``s``, so that codecs can be exchanged in one configuration.
+        The fields of ``OneBit`` for ``1bcs``; ``s`` for the sparse codecs. All other settings are ignored, so
+        that codecs can be exchanged in a configuration.
 
     Raises
     ------
@@ -82,7 +83,7 @@ class Dense(Codec):
     Parameters
     ----------
     width : {32, 64}
-        Bits a value.
+        Bits per value.
     """
 
     width: int = 64
@@ -112,9 +113,9 @@ class Sparse(Codec):
     Parameters
     ----------
     s : int
-        How many nonzeros a message may have, >= 1. One of fewer is shorter.
+        The most nonzeros of a message, >= 1. A message with fewer is shorter.
     width : {16, 32, 64}
-        Bits a value.
+        Bits per value.
     """
 
     s: int
@@ -131,7 +132,7 @@ class Sparse(Codec):
         Raises
         ------
         ValueError
-            If one is not finite at this width, or more than s are not zero.
+            If one is not finite at this width, or more than s are nonzero.
         """
         values = _narrowed(v, self.width)
         indices = np.flatnonzero(values)
@@ -145,7 +146,7 @@ class Sparse(Codec):
         Raises
         ------
         PayloadError
-            If the bytes are none of a vector of n entries with at most s nonzeros: ``wrong size``,
+            If the bytes do not encode a vector of n entries with at most s nonzeros: ``wrong size``,
             ``non-finite``, ``bad index`` or ``bad padding``.
         """
         bits = self.bits(size, payload)
@@ -159,7 +160,7 @@ class Sparse(Codec):
         return w
 
     def bits(self, size: int, payload: bytes | None = None) -> int:
-        """Return width + ceil(log2 n) for each nonzero, of which there are at most s."""
+        """Return width + ceil(log2 n) for each of at most s nonzeros."""
         each, most = self._entry_bits(size), min(self.s, size)
         return each * (most if payload is None else min(8 * len(payload) // each, most))
 
@@ -169,17 +170,17 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class Quantised(Codec):
-    """A step, float32, and each entry as a multiple of it, rounded at random so that its mean is right.
+    """A float32 step, and each entry as a stochastically rounded multiple of it.
 
-    The step q is the largest magnitude over 2^(b-1) - 1: nothing is clipped, the code is unbiased, and an
-    entry is off by less than q. ``seed`` is that of the rounding: another one for each message.
+    The step q is the largest magnitude over 2^(b-1) - 1: nothing is clipped, the codec is unbiased, and an
+    entry's error is less than q. ``seed`` is that of the rounding, different for each message.
 
     Parameters
     ----------
     width : int
-        Bits b an entry, 2 to 16, with its sign.
+        Bits b per entry, 2 to 16, including its sign.
     vectors : int (default: 1)
-        Vectors of a message, one after the other and of one length, each with a step of its own; >= 1.
+        Vectors of a message, concatenated and of equal length, each with its own step; >= 1.
     """
 
     width: int = 8
@@ -212,7 +213,7 @@ class Quantised(Codec):
         Raises
         ------
         PayloadError
-            If the bytes are none of vectors of n entries together: ``wrong size``, ``non-finite``,
+            If the bytes do not encode vectors of n entries in total: ``wrong size``, ``non-finite``,
             ``bad scale``, ``bad code`` or ``bad padding``.
         """
         length = self._length(size)
@@ -229,7 +230,7 @@ class Quantised(Codec):
         codes = unsigned - (unsigned > self._levels) * 2**self.width
         if np.any(codes < -self._levels):
             raise PayloadError("bad code", f"a code is below -{self._levels}")
-        # A float32 times at most 16 bits is exact: the sender's own decoding gives the receiver's vector.
+        # A float32 times at most 16 bits is exact, so the sender's own decoding equals the receiver's.
         return np.asarray(codes * step, np.float64)
 
     def bits(self, size: int, payload: bytes | None = None) -> int:
@@ -240,7 +241,7 @@ class Quantised(Codec):
         """Return the length of each vector."""
         if n % self.vectors:
             raise ValueError(
-                f"w must have a multiple of {self.vectors} entries, as it holds so many vectors, got {n}"
+                f"w must have a multiple of {self.vectors} entries, for that many vectors, got {n}"
             )
         return n // self.vectors
 

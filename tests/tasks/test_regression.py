@@ -84,5 +84,5 @@ def test_what_cannot_be_dealt_is_refused(tmp_path: Path) -> None:
         binary_libsvm(libsvm(tmp_path, [-1, 1, 1, -1, 1]), 6, 0)
     with pytest.raises(ValueError, match="must be a file with two labels"):
         binary_libsvm(libsvm(tmp_path, [1, 2, 3]), 1, 0)
-    with pytest.raises(ValueError, match="which is no file"):
+    with pytest.raises(ValueError, match="must be an existing file"):
         binary_libsvm(tmp_path / "nothing", 1, 0)

@@ -361,7 +361,7 @@ def test_rand_k_without_a_round_is_refused() -> None:
     with pytest.raises(ValueError, match="must name a round"):
         RandK(0.1).encode(np.ones(10))
     validate_compressor("randk(0.1)")
-    with pytest.raises(ValueError, match="whose rounds a run counts"):
+    with pytest.raises(ValueError, match="must be without a round"):
         validate_compressor("randk(0.1,round=3)")
     assert in_round(RandK(0.1), 4) == RandK(0.1, round=4)
     assert in_round(TopK(0.1), 4) == TopK(0.1)
