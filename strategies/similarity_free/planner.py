@@ -181,7 +181,7 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _probed(what: str, values: Sequence[float]) -> str:
-    return f"largest {what} of {len(values)} probed rounds, an estimate from below"
+    return f"largest {what} of {len(values)} probed rounds, a lower bound"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hedgerow.wire.message_types import WHOAMI
 
 
 def _num_examples(context: Context) -> int:
-    # Of its own data a node can say how many they are before it was told how they are standardised.
+    # Known before the node's own data are standardised.
     return own_part(context) if has_own(context) else node_problem(context).num_examples
 
 

@@ -14,7 +14,7 @@ __all__ = ["HOOKS"]
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Ask for two events, then for a payload alone."""
+    """Send two events, then a request for a payload alone."""
     yield _events(nodes).verdict("CEPS", "app = ceps_client(problem)  # from hedgerow.clients")
     yield _router(nodes)
 
@@ -55,7 +55,7 @@ def _router(nodes: CheckedNodes) -> Verdict:
         return Verdict(name, "yes")
     set_up = _events(nodes)
     if set_up.served and set_up.of(PUBLISH):
-        return Verdict(name, "partly", f"only what a Gossip strategy has greeted publishes: {out.reason}")
+        return Verdict(name, "partly", f"publishes only after a Gossip strategy's set-up: {out.reason}")
     published = "RecordDict({'payload': ConfigRecord({'bytes': payload})})"
     raised = [reply.error.reason for reply in out.of(PUBLISH) if reply.has_error()]
     reason = out.reason if raised else ", ".join(router.report.lost)
@@ -68,7 +68,7 @@ def _router(nodes: CheckedNodes) -> Verdict:
 
 
 class _AnyBytes:
-    """Payloads of which nothing is known."""
+    """A codec of arbitrary payloads."""
 
     max_bytes = 1 << 30
     per_receiver = False
@@ -94,7 +94,7 @@ def network(run: RecordedRun) -> DrawnNetwork | None:
             return DrawnNetwork("node", clients, sorted(neighbourhood_graph(None, clients, run.seed).edges))
         drawn = as_digraph(topology, clients, run.seed)
     except ValueError:
-        # A graph of that name is not to be had on so many nodes: not a run of ours.
+        # No such graph exists for this number of nodes, so this is not a run of CEPS.
         return None
     directed = any(not drawn.has_edge(b, a) for a, b in drawn.edges)
     both = drawn if directed else drawn.to_undirected()

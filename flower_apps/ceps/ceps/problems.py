@@ -1,4 +1,4 @@
-"""What the nodes learn: linear regression, logistic regression, or a neural network on images.
+"""The nodes' problems: linear regression, logistic regression, or a neural network on images.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Examples 1 and 2. The
 network is not in the paper.
@@ -65,9 +65,9 @@ def key_of(values: Mapping[str, Any]) -> Key:
 
 
 def node_problem(context: Context) -> Problem:
-    """Return a node's objective; its node config's ``data-dir`` goes before the run's.
+    """Return a node's objective; the node config's ``data-dir`` takes precedence over the run's.
 
-    With ``partition = "own"`` it is that of the node's own data, which its node config names.
+    With ``partition = "own"`` it is that of the node's own data.
     """
     if has_own(context):
         return own_problem(context)
@@ -79,9 +79,9 @@ def node_problem(context: Context) -> Problem:
 
 @dataclass(frozen=True)
 class FromInitial:
-    """A problem in the change of its parameters from a start that all nodes share.
+    """A problem in the change of its parameters from a common start.
 
-    The methods start from zero, where a network does not learn; what is sparse is the change.
+    The methods start from zero, where a network does not learn; the change is sparse.
     """
 
     inner: Problem
@@ -118,7 +118,7 @@ class FromInitial:
 
 @lru_cache(maxsize=4096)
 def problem(key: Key, node: int) -> Problem:
-    """Return the objective of one node, made once in a process."""
+    """Return the objective of one node, cached."""
     values = dict(key)
     match values["problem"]:
         case "linear":
@@ -138,12 +138,12 @@ def problem(key: Key, node: int) -> Problem:
             return FromInitial(TorchProblem(_network(key), images.x[part], images.y[part]), _initial(key))
 
 
-# By the data, which are the same object as long as nothing is done to them.
+# By the data, which are a new object whenever they change.
 _OWN: WeakKeyDictionary[OwnShare, dict[tuple[Any, ...], Problem]] = WeakKeyDictionary()
 
 
 def own_problem(context: Context) -> Problem:
-    """Return the objective of a node's own data, made once while the data are the same."""
+    """Return the objective of a node's own data, cached while the data do not change."""
     share, values = own_share(context), context.run_config
     key = (values["problem"], values["l2"], values["model"], values["seed"])
     made = _OWN.setdefault(share, {})
@@ -169,12 +169,12 @@ def _own_network(context: Context) -> Problem:
 
 
 def evaluate_own(call: Call) -> RecordDict:
-    """Answer ``evaluate``: how the sent model ``w`` (n,) does on the samples that the node keeps aside.
+    """Answer ``evaluate``: the metrics of the received model ``w`` (n,) on the node's held-out samples.
 
     Raises
     ------
     PermissionError
-        If the run's privacy is ``sound``: what such a node tells of its data is accounted for, this is not.
+        If the run's privacy is ``sound``: the privacy accounting does not include these metrics.
     """
     run = call.context.run_config
     if run.get("privacy") == "sound":
@@ -197,12 +197,12 @@ def evaluate_own(call: Call) -> RecordDict:
 
 
 def own_dimension(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> int:
-    """Return the dimension n of the models of samples of a shape.
+    """Return the dimension n of the models for samples of a shape.
 
     Raises
     ------
     ValueError
-        If there are more than two classes, and the problem is ``logistic``.
+        If there are more than two classes and the problem is ``logistic``.
     """
     if values["problem"] == "logistic":
         if num_classes != 2:
@@ -259,7 +259,7 @@ def _flat(model: torch.nn.Module) -> NDArray[np.float64]:
 
 
 def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float | None:
-    """Return the share of test images that the network changed by ``w`` gets right; None elsewhere."""
+    """Return the test accuracy of the network changed by ``w``; None for other problems."""
     if values["problem"] != "network":
         return None
     data = _images(values)

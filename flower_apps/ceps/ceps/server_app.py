@@ -1,4 +1,4 @@
-"""The app's server: the relay, and the monitor that looks at all models of a simulation."""
+"""The app's server: the relay, and the monitor of all models of a simulation."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,7 +33,7 @@ REALISM = (
 
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
-    """Return the run that the settings describe."""
+    """Return the run with these settings."""
     if values.partition == OWN:
         return LearntExperiment(
             values,
@@ -52,13 +52,13 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
-    """Return the run of nodes that have data of their own."""
+    """Return the run of nodes with their own data."""
     with as_settings_errors():
         dim = own_dimension(values.run_config, nodes.input_shape, nodes.num_classes)
 
     def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
         found = {} if values.privacy == "sound" else nodes.evaluate(to_record({"w": w}))
-        # The ``loss`` of this app is the objective at all nodes, regulariser included.
+        # This app's ``loss`` is the objective of all nodes, with the regulariser.
         return {"test-loss" if key == "loss" else key: value for key, value in found.items()}
 
     return _experiment(values, dim, measure, nodes.roster)
@@ -75,7 +75,7 @@ def _experiment(
     monitor = Monitor(values.sparsity, tol=values.tolerance or None) if values.monitor else None
 
     def measure(_: dict[str, Tensor]) -> dict[str, Any]:
-        """Return what the monitor saw right after the event, of which it measures the mean of all models."""
+        """Return the monitor's measures right after the event, and those of the mean of all models."""
         if monitor is None or monitor.after_event is None:
             return {}
         look, models = monitor.after_event

@@ -1,4 +1,4 @@
-"""The app's settings: what each key may be, and the strategy that they describe."""
+"""The app's settings, and the strategy for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

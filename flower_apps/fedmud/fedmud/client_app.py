@@ -1,4 +1,4 @@
-"""The nodes of the app: local epochs on each own partition, coded by the method that the server names."""
+"""The nodes of the app: local epochs on each node's own partition, encoded by the server's method."""
 
 from hedgerow.clients import fedmud_client
 

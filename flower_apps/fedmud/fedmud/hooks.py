@@ -10,7 +10,7 @@ __all__ = ["HOOKS"]
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Ask for one round of coded layers, or of plain ones where the model has none to code."""
+    """Request one round of encoded layers, or of plain ones if the model has none to encode."""
     from hedgerow.strategies import FedMUD
     from hedgerow.wire.compress import compressed_part
     from hedgerow.wire.layers import LayerShape
@@ -24,7 +24,7 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
         if len(shape) in (2, 4) and min(shape) > 0
     ]
     strategy = FedMUD(
-        # Without such a layer nothing is coded, and the messages are the same.
+        # Without such a layer nothing is encoded, and the messages are the same.
         variant="mud+bkd+aad" if layers else "dense",
         layers=layers, num_parameters=compressed_part(layout).size, ratio=0.5, skip_front=0, skip_back=0,
         local_epochs=1, max_repeats=0, min_train_nodes=nodes.least, **nodes.options,
@@ -32,7 +32,7 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
     outcome = nodes.run(strategy)
     mend = "app = fedmud_client()  # from hedgerow.clients; dataset and model in the run config are your own"
     if outcome.served and not layers:
-        lacks = "the model has no Linear or Conv2d layer to code: only variant='dense'"
+        lacks = "the model has no Linear or Conv2d layer to encode: only variant='dense'"
         yield Verdict(name, "partly", lacks)
     else:
         yield outcome.verdict(name, mend)

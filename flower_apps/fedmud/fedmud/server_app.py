@@ -1,4 +1,4 @@
-"""The app's server: what is trained, by which strategy, and how it is measured."""
+"""The app's server: model, strategy and metrics."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ REALISM = (
 
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
-    """Return the run that the settings describe."""
+    """Return the run with these settings."""
     if values.partition == OWN:
         return LearntExperiment(
             values,
@@ -38,7 +38,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
-    """Return the run of nodes that have data of their own."""
+    """Return the run of nodes with their own data."""
     with as_settings_errors():
         model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
     return _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)

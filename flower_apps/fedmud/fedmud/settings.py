@@ -1,4 +1,4 @@
-"""The app's settings: what each key may be, and the strategy that they describe."""
+"""The app's settings, and the strategy for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,10 +31,10 @@ _VARIANTS = {
 }
 # More than any network has.
 _MAX_LAYERS = 2**16
-# Methods whose factors are the weight itself.
+# Methods that factor the weight itself.
 _OF_WEIGHTS = ("fedlmt", "fedpara", "fedhm")
 METHODS = (*_VARIANTS, *_OF_WEIGHTS, "ef21-p", "fedbat")
-# Whose server must see each reply.
+# Methods whose server must see each reply, with the reason.
 _NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no_sums}
 
 
@@ -141,18 +141,18 @@ def build_strategy(
     roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> CompressedLayers[Any]:
-    """Return the strategy that the settings describe, for one model.
+    """Return the strategy for the settings and a model.
 
     Parameters
     ----------
     values : Settings
         From ``read``.
     model : nn.Module
-        Whose Linear and Conv2d layers are compressed.
+        The model, whose Linear and Conv2d layers are compressed.
     roster : Roster or None (default: None)
-        The nodes, where they were asked before.
+        The nodes, if they are already known.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
-        Told of each round.
+        Called after each round.
     """
     options: dict[str, Any] = {
         **training_options(values.run_config),

@@ -41,7 +41,8 @@ def plan(
     from_run: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help='Folder of a run with -c "adaptive=observe": gives what is not given.'
+            metavar="RUN",
+            help='Folder of a run with -c "adaptive=observe", whose measurements replace missing values.',
         ),
     ] = None,
     app_path: Annotated[
@@ -59,7 +60,7 @@ def plan(
     batch: Annotated[int, typer.Option(max=2**53, help="Devices of a group in a local interval.")] = _SIZES[
         5
     ],
-    num_groups: Annotated[int, typer.Option(min=1, max=2**20, help="Groups M, taken as equal.")] = 10,
+    num_groups: Annotated[int, typer.Option(min=1, max=2**20, help="Number M of equal groups.")] = 10,
     iterations: Annotated[
         int | None, typer.Option(max=2**53, help="T. Default: the app's, else 4000.")
     ] = None,
@@ -69,12 +70,12 @@ def plan(
         int, typer.Option(help="Q* with eta^3, the root of (20), or with eta^2, as printed.")
     ] = 3,
     compute_seconds: Annotated[float, typer.Option(help="t_c of one iteration.")] = 0.0,
-    rows: Annotated[int, typer.Option(min=1, help="How many pairs (P, Q) to show.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, help="Number of pairs (P, Q) to show.")] = 10,
 ) -> Iterator[Table | str]:
     """Choose HSGD's intervals P and Q and its learning rate by the bound (17) and the cost (19).
 
-    The bound is for groups that are alike, and its proof has gaps: take it for a guide. Without sizes or an
-    app, the sizes are those of the paper's MIMIC-III networks.
+    The bound is for equal groups, and its proof has gaps: use it as a guide. The default sizes are those of
+    the paper's MIMIC-III networks.
     """
     from hedgerow.sim.runs.recorder import read_rounds
     from hedgerow.strategies.hsgd import costs, theory
@@ -107,7 +108,7 @@ def plan(
     else:
         yield (
             f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} iterations. "
-            "Take a larger target, a larger T or another eta."
+            "Use a larger target, a larger T or another eta."
         )
 
 
@@ -136,7 +137,7 @@ def _measured_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str,
 def _inputs(
     inputs: dict[str, float | None], sources: dict[str, str], T: int, eta: float, target: float
 ) -> Table:
-    table = Table("input", "value", "source", title="What the plan rests on", title_justify="left")
+    table = Table("input", "value", "source", title="Inputs of the plan", title_justify="left")
     for key, value in inputs.items():
         if value is not None:
             table.add_row(key, f"{value:.6g}", sources[key])

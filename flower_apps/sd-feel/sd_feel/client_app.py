@@ -1,4 +1,4 @@
-"""The nodes of the app: mini-batch SGD on each node's own partition; edge servers where they are nodes."""
+"""The nodes of the app: mini-batch SGD on each node's own partition, and edge servers that are nodes."""
 
 from hedgerow.clients import sd_feel_client
 

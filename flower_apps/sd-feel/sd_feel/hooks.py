@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["HOOKS"]
 
 _FEW, _MORE = 1, 4
-# What Flower says of a handler that an app lacks.
+# Part of Flower's error about a missing handler.
 _NO_HANDLER = "function registered"
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Ask for few steps and for more, then for a compressed update."""
+    """Request few steps and then more, then a compressed update."""
     yield _sd_feel(nodes)
     yield _compressed(nodes)
 
@@ -46,23 +46,23 @@ def _sd_feel(nodes: CheckedNodes) -> Verdict:
     tell = "metrics['num-steps'] = steps  # how many mini-batch steps the ClientApp's train took"
     wrong = "num-steps is not local-steps"
     if wrong in few.rejected or wrong in more.rejected:
-        return Verdict(name, "no", "replies tell another num-steps than config['local-steps']", take)
+        return Verdict(name, "no", "num-steps of the replies differ from config['local-steps']", take)
     if not (few.served and more.served):
         bad = more if few.served else few
         return Verdict(
             name, "no", bad.reason, _mend_train(bad, "app = sd_feel_client()  # from hedgerow.clients")
         )
-    told = all("num-steps" in _metrics(reply) for reply in few.of("train"))
+    reports = all("num-steps" in _metrics(reply) for reply in few.of("train"))
     if honours is False:
-        told_too = ", though they tell num-steps" if told else ""
+        reports_too = ", although they report num-steps" if reports else ""
         return Verdict(
-            name, "no", f"nodes train the same model for {_FEW} and {_MORE} local-steps{told_too}", take
+            name, "no", f"nodes train the same model for {_FEW} and {_MORE} local-steps{reports_too}", take
         )
     if honours is None:
-        lacks = "two equal instructions gave two models, or training changes nothing: local-steps is not seen"
-        return Verdict(name, "unknown", lacks, "" if told else tell)
-    if not told:
-        lacks = "replies do not tell num-steps: iterations and simulated seconds are unknown"
+        lacks = "equal instructions give different models, or training changes nothing: local-steps is unseen"
+        return Verdict(name, "unknown", lacks, "" if reports else tell)
+    if not reports:
+        lacks = "replies lack num-steps: iterations and simulated seconds are unknown"
         return Verdict(name, "partly", lacks, tell)
     return Verdict(name, "yes")
 
@@ -72,7 +72,7 @@ def _metrics(reply: Message) -> Any:
 
 
 def _mend_train(outcome: CheckedRounds, client: str) -> str:
-    """Return what mends an ordinary train: a handler, the config that it misses, or a reply."""
+    """Return the remedy for a failing train: a handler, the config that it lacks, or a reply."""
     if _NO_HANDLER in outcome.reason:
         return client
     if any(reply.has_error() for reply in outcome.of("train")):
@@ -86,14 +86,14 @@ def _mend_train(outcome: CheckedRounds, client: str) -> str:
 def _compressed(nodes: CheckedNodes) -> Verdict:
     from hedgerow.strategies import Compressed
 
-    # Its messages say all that those of a strategy on ordinary models say.
+    # Its messages have everything that those of a strategy on plain models have.
     wrapped = _strategy(nodes, _FEW)
     mend = "app = ClientApp(mods=[compress_reply])  # from hedgerow.clients; before mods that see arrays"
     return nodes.run(Compressed(wrapped, "topk(0.5)")).verdict("Compressed", mend)
 
 
 def network(run: RecordedRun) -> DrawnNetwork | None:
-    """Return the edge servers' graph, with their clients where these are dealt in order."""
+    """Return the edge servers' graph, with their clients if these are assigned in order."""
     from hedgerow.sim import DrawnNetwork
     from hedgerow.sim.runs.diagram import MOST_DRAWN
     from hedgerow.strategies.edges import contiguous_clusters
@@ -108,10 +108,10 @@ def network(run: RecordedRun) -> DrawnNetwork | None:
     try:
         edges = sorted(graph(topology, servers, run.seed).edges)
     except ValueError:
-        # A graph of that name is not to be had on so many nodes: not a run of ours.
+        # No such graph exists for this number of servers, so this is not a run of SD-FEEL.
         return None
     hanging: list[int] = []
-    # Which groups nodes are of, no record says.
+    # Records do not have the nodes' groups.
     if said.get("clusters") == "contiguous" and servers <= clients <= 1_000_000:
         members = Counter(contiguous_clusters(clients, servers))
         hanging = [members[server] for server in range(servers)]

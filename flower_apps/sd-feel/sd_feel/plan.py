@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-# What stands where neither an option nor a run says it.
+# The values if neither an option nor a run gives them.
 _DEFAULTS = {
     "learning-rate": 0.005,
     "smoothness": 1.0,
@@ -22,7 +22,7 @@ _DEFAULTS = {
     "kappa2": 0.25,
     "delta": 1.0,
 }
-# What a probed round of a run calls them.
+# Their names in a probed round of a run.
 _MEASURED = {"smoothness": "curvature", "sigma2": "gradient-variance", "kappa2": "gradient-dissimilarity"}
 
 
@@ -49,17 +49,17 @@ def plan(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help='Folder of a run with -c "probe-rounds=5": measures what is not given, and says its '
-            "clients, graph, model and seconds.",
+            help='Folder of a run with -c "probe-rounds=5", whose measurements, clients, graph, model and '
+            "seconds replace missing values.",
         ),
     ] = None,
     num_clients: Annotated[
         int | None,
-        typer.Option(min=1, max=2**53, help="Clients, taken as equal. Default: the run's, else 50."),
+        typer.Option(min=1, max=2**53, help="Number of equal clients. Default: the run's, else 50."),
     ] = None,
     num_servers: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Edge servers, taken as equal. Default: the run's, else 10."),
+        typer.Option(min=1, max=1024, help="Number of equal edge servers. Default: the run's, else 10."),
     ] = None,
     topology: Annotated[
         str | None, typer.Option(help="The servers' graph. Default: the run's, else ring.")
@@ -68,13 +68,13 @@ def plan(
         int | None,
         typer.Option(min=1, max=2**53, help="Parameters of the model. Default: the run's, else 21840."),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="How many schedules to show.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, help="Number of schedules to show.")] = 10,
 ) -> Iterator[Table | str]:
     """Rank SD-FEEL's schedules (tau1, tau2, alpha) by the simulated seconds to a target of bound (15).
 
-    The bound sees tau1 and tau2 only by their product, so it always prefers tau2 = 1: a property of the
+    The bound depends on tau1 and tau2 only by their product, so it always prefers tau2 = 1: a property of the
     formulas, not evidence about training. Latencies use the paper's rates, and its compute or the run's.
-    What a run measures holds where it has been: estimates from below.
+    A run's measurements hold only along its path, so they are lower bounds of the constants.
     """
     from hedgerow.sim.runs.recorder import read_config, read_rounds
     from hedgerow.strategies.sd_feel import theory
@@ -113,9 +113,7 @@ def plan(
     system = theory.System(parameters, compute)
     found = theory.plans(target, problem, system, eta=eta, zeta=zeta)
     if from_run is not None:
-        inputs = Table(
-            "input", "value", "source", "how", title="What the plan rests on", title_justify="left"
-        )
+        inputs = Table("input", "value", "source", "how", title="Inputs of the plan", title_justify="left")
         for key, (value, source, how) in known.items():
             inputs.add_row(key, f"{value:.6g}", source, how)
         for key, value in (
@@ -139,7 +137,7 @@ def plan(
 def _told(
     folder: Path, rounds: Sequence[Mapping[str, Any]], run: Mapping[str, Any]
 ) -> tuple[list[Mapping[str, Any]], dict[str, tuple[float, str, str]]]:
-    """Return a run's probes, and what it measured and set, by option: value, source and how."""
+    """Return a run's probes, and its measured and set values by option: value, source and how."""
     probes = [record["train"] for record in rounds if "gradient-dissimilarity" in record.get("train", {})]
     first = [
         record["central"]["loss"]
@@ -151,18 +149,18 @@ def _told(
         raise ValueError(
             f'--from-run must be a run of sd-feel with -c "probe-rounds=5", and {folder} has no {lacks}'
         )
-    how = f"largest of {len(probes)} probed rounds, an estimate from below"
+    how = f"largest of {len(probes)} probed rounds, a lower bound"
     told = {
         key: (max(float(one[name]) for one in probes), "measured", how) for key, name in _MEASURED.items()
     }
-    told["delta"] = (float(first[0]), "assumed", "at most the loss of round 0, no loss being negative")
+    told["delta"] = (float(first[0]), "assumed", "at most the loss of round 0, if no loss is negative")
     if "learning-rate" in run:
         told["learning-rate"] = (float(run["learning-rate"]), "the run's", "")
     return probes, told
 
 
 def _command(found: Sequence[SchedulePlan], problem: Any, eta: float) -> str:
-    """Return the command that runs the cheapest schedule, or what stands in the way of any."""
+    """Return the command for the cheapest schedule, or why there is none."""
     from hedgerow.sim.runs.kinds import MAX_ROUNDS
     from hedgerow.strategies.sd_feel.theory import eta_max
 
@@ -170,8 +168,8 @@ def _command(found: Sequence[SchedulePlan], problem: Any, eta: float) -> str:
         least = eta * problem.smoothness * problem.sigma2 * problem.sum_m2
         return (
             f"# No schedule: with eta = {eta:g} bound (15) stays above {least:.3g} whatever the schedule, "
-            f"and (14) admits eta up to {eta_max(problem.smoothness, 0.0):.3g} at most. Take a larger "
-            "--target, or a smaller --learning-rate, which costs iterations."
+            f"and (14) admits eta up to {eta_max(problem.smoothness, 0.0):.3g}. Use a larger --target, or a "
+            "smaller --learning-rate, which needs more iterations."
         )
     best = found[0]
     said = f"tau1={best.tau1} tau2={best.tau2} alpha={best.alpha} learning-rate={eta:g} iterations={best.K}"

@@ -1,4 +1,4 @@
-"""The app's server: what is trained, by which strategy, and how it is measured."""
+"""The app's server: model, strategy and metrics."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,13 +28,13 @@ REALISM = {
         "strategy, their traffic is counted, and time is the latency model, not a measurement"
     ),
     "nodes": (
-        "E2 relayed: clients train and edge servers average and gossip for real, each on its node; what they "
-        "tell each other goes through Flower's hub, and time is the latency model, not a measurement"
+        "E2 relayed: clients train and edge servers average and gossip for real, each on its node; their "
+        "messages go through Flower's hub, and time is the latency model, not a measurement"
     ),
     settings.DIRECT: (
-        "E3 direct: clients train and this edge server averages for real, on a SuperLink of its own, and "
-        "tells its neighbours its model over links of their own; what this run records of u is this server's "
-        "model, and simulated seconds are the latency model, not a measurement"
+        "E3 direct: clients train and this edge server averages for real, on its own SuperLink, and sends "
+        "its model to its neighbours over direct links; the model u of this record is this server's, and "
+        "simulated seconds are the latency model, not a measurement"
     ),
 }
 
@@ -44,7 +44,7 @@ _FORWARD_AND_BACKWARD = 3
 
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
-    """Return the run that the settings describe."""
+    """Return the run with these settings."""
     if values.partition == OWN:
         return LearntExperiment(
             values,
@@ -61,7 +61,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
-    """Return the run of nodes that have data of their own."""
+    """Return the run of nodes with their own data."""
     with as_settings_errors():
         model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
     return _experiment(values, model, nodes.input_shape, max(nodes.sizes), nodes.measure, nodes.roster)
@@ -105,7 +105,7 @@ def _experiment(
 def _together(
     values: settings.Settings, models: NDArray[Any], sizes: Sequence[float]
 ) -> tuple[NDArray[Any], dict[str, float]]:
-    """Return u of the edge servers' models (D, M), as a run that emulates them has it."""
+    """Return u of the edge servers' models (D, M), as in a run that emulates them."""
     shares = np.array(sizes) / sum(sizes)
     rule = parse_aggregation(values.aggregation)
     return robust_mean(models, shares, rule), {"consensus-error": consensus_error(models, shares)}

@@ -1,4 +1,4 @@
-"""The app's settings: what each key may be, and the strategy that they describe."""
+"""The app's settings, and the strategy for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -111,7 +111,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""
-        if self.clusters == "group":  # How large clusters are, the nodes that come say.
+        if self.clusters == "group":  # the cluster sizes are not known yet
             return self.num_clients, 0
         nodes = self.clients_per_round if self.method == "feel" else self.num_clients
         servers = self.num_servers if self.method in ("sd-feel", "hierfavg") else 1
@@ -139,7 +139,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
                 validate_topology(self.topology, self.num_servers)
             except ValueError as error:
                 yield False, "", str(error)
-        # Where time is real, clients are as slow as they are.
+        # Stragglers are simulated, and here time is real.
         if self.edge_servers != "emulated":
             yield from self.usual("but for edge-servers = 'emulated'", "stragglers")
         if self.edge_servers != DIRECT:
@@ -148,7 +148,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
             yield from self._direct_rules()
 
     def _direct_rules(self) -> Rules:
-        """Yield what must hold for an edge server that is an orchestrator of its own."""
+        """Yield the conditions for an edge server with its own SuperLink."""
         servers, budget = self.num_servers, Budget.parse(self.stop_after)
         yield (
             len(self.peer_addresses) == servers, "peers",
@@ -157,20 +157,20 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
         )  # fmt: skip
         yield (
             self.partition != OWN, "partition",
-            f"one of a data set with edge-servers = {DIRECT!r} (servers would each make another model of "
-            "what their own nodes tell)",
+            f"one of a data set with edge-servers = {DIRECT!r} (each server would build a different model "
+            "from its own nodes' introductions)",
         )  # fmt: skip
         yield (
             budget is None or budget.of in ("iterations", "sim-seconds"), "stop-after",
-            f"iterations=N or sim-seconds=S with edge-servers = {DIRECT!r} (servers that send unlike amounts "
-            "would end after unlike rounds)",
+            f"iterations=N or sim-seconds=S with edge-servers = {DIRECT!r} (servers with different traffic "
+            "would end after different rounds)",
         )  # fmt: skip
         yield self.edge < servers, "edge", f"0 to {servers - 1}, as num-servers = {servers}"
         if self.clusters == "group":
             yield (
                 self.min_available_nodes > 0, "min-available-nodes",
-                f"> 0 with clusters = 'group' and edge-servers = {DIRECT!r}: how many nodes this server "
-                "waits for, all of which are its clients",
+                f"> 0 with clusters = 'group' and edge-servers = {DIRECT!r}: the number of nodes, all of "
+                "them its clients, that this server waits for",
             )  # fmt: skip
         elif self.edge < servers:
             own, rule = len(_own_clients(self)), parse_aggregation(self.aggregation)
@@ -184,20 +184,20 @@ read = Settings.read
 
 
 def _own_clients(values: Settings) -> list[int]:
-    """Return the partition ids of the clients of the edge server that this is."""
+    """Return the partition ids of this edge server's clients."""
     servers = contiguous_clusters(values.num_clients, values.num_servers)
     return [client for client, server in enumerate(servers) if server == values.edge]
 
 
 def num_nodes(values: Settings) -> int:
-    """Return the nodes of the federation: the clients, and the edge servers where they are nodes."""
+    """Return the number of nodes of the federation: the clients, and edge servers that are nodes."""
     return values.num_clients + (values.num_servers if values.edge_servers == "nodes" else 0)
 
 
 def quorum(values: Settings) -> int:
-    """Return how many nodes must be there when the run starts: clients, and every edge server that is one.
+    """Return the number of nodes needed to start the run: clients, and all edge servers that are nodes.
 
-    Of an edge server with a SuperLink of its own it is its own clients that count.
+    For an edge server with its own SuperLink, only its own clients count.
     """
     if values.edge_servers == DIRECT:
         return values.min_available_nodes or len(_own_clients(values))
@@ -213,20 +213,20 @@ def build_strategy(
     roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> ClusteredStrategy:
-    """Return the strategy that the settings describe.
+    """Return the strategy for the settings.
 
     Parameters
     ----------
     values : Settings
         From ``read``.
     num_params : int
-        Trainable parameters of the trained net, for the simulated clock.
+        Trainable parameters of the network, for the simulated clock.
     flops_per_iteration : float
-        Floating-point operations of one local iteration of the trained net, for the simulated clock.
+        Floating-point operations of one local iteration, for the simulated clock.
     roster : Roster or None (default: None)
-        The nodes, where they were asked before.
+        The nodes, if they are already known.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
-        Told of each round.
+        Called after each round.
     """
     options: dict[str, Any] = {
         **training_options(values.run_config),
@@ -237,7 +237,7 @@ def build_strategy(
             values.latency_preset, num_params=num_params, flops_per_iteration=flops_per_iteration
         ),
     }
-    # A server of its own knows no other's clients.
+    # A server with its own SuperLink does not know the others' clients.
     direct = {**options, "num_clients": 0, "min_available_nodes": quorum(values)}
     clusters: Chosen = "group" if values.clusters == "group" else None
     tau: dict[str, Any] = {"tau1": values.tau1, "tau2": values.tau2}

@@ -14,7 +14,7 @@ _FEW, _MORE = 1, 4
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Ask for few local iterations and for more, for two step sizes, then for compressed updates."""
+    """Request few local iterations and then more, two step sizes, then compressed updates."""
     yield _verdict(nodes)
 
 
@@ -47,7 +47,7 @@ def _verdict(nodes: CheckedNodes) -> Verdict:
         return Verdict(name, "partly", f"without a compressor only: {compressing.reason}", mend)
     if honours is None or steps is None:
         return Verdict(
-            name, "unknown", "two equal instructions gave two models, or training changes nothing", mend
+            name, "unknown", "equal instructions give different models, or training changes nothing", mend
         )
     return Verdict(name, "yes")
 

@@ -1,4 +1,4 @@
-"""``hedgerow plan similarity-free``: what the paper guarantees for each algorithm and schedule."""
+"""``hedgerow plan similarity-free``: the paper's guarantees for each algorithm and schedule."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def plan(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help='Folder of a run with -c "probe-rounds=5": measures what is not given, and says its nodes, '
-            "local iterations, compressor and model.",
+            help='Folder of a run with -c "probe-rounds=5", whose measurements, nodes, local iterations, '
+            "compressor and model replace missing values.",
         ),
     ] = None,
     local_iters: Annotated[
         int | None,
         typer.Option(max=2**20, help="Local iterations T of the FedAvg family. Default: the run's, else 1."),
     ] = None,
-    num_rounds: Annotated[int, typer.Option(max=10**7, help="Rounds K that the bounds are for.")] = 400,
+    num_rounds: Annotated[int, typer.Option(max=10**7, help="Number of rounds K for the bounds.")] = 400,
     epsilon: Annotated[float, typer.Option(help="Squared gradient norm to reach.")] = 0.1,
     nu: Annotated[float, typer.Option(help="Exponent of the diminishing schedule.")] = 0.75,
     compressor_contraction: Annotated[
@@ -67,24 +67,24 @@ def plan(
     ] = None,
     num_nodes: Annotated[
         int | None,
-        typer.Option(max=2**53, help="Nodes; all take part in every round. Default: the run's, else 10."),
+        typer.Option(max=2**53, help="Nodes, all active in every round. Default: the run's, else 10."),
     ] = None,
     printed: Annotated[
         bool,
-        typer.Option("--printed", help="The paper's constants and Theorem 3 as printed, errors and all."),
+        typer.Option("--printed", help="Use the paper's constants and Theorem 3 as printed, with errors."),
     ] = False,
 ) -> Iterator[Table | str]:
-    """Say what is guaranteed for FedAvg and FedProx, with error feedback or without, for each schedule.
+    """List the guarantees of FedAvg and FedProx, with and without error feedback, for each schedule.
 
-    Nothing asks how similar the nodes' data are: no step size depends on it. Steps are those of a round;
-    a local step of the FedAvg family is T times smaller.
+    No step size depends on the similarity of the nodes' data. Steps are those of a round; a local step of the
+    FedAvg family is T times smaller.
     """
     from hedgerow.sim.runs.recorder import read_config, read_rounds
     from hedgerow.strategies.similarity_free import planner
     from hedgerow.strategies.similarity_free.theory import Mode
 
     if from_run is not None and initial_loss is not None:
-        raise ValueError("give --initial-loss or --from-run, not both: the run has losses")
+        raise ValueError("--initial-loss must not be used with --from-run, which has losses")
     run = {} if from_run is None else read_config(from_run)["run"]
     if from_run is not None and num_params is None:
         num_params = _parameters(from_run)
@@ -132,7 +132,7 @@ def plan(
 
 
 def _parameters(run: Path) -> int | None:
-    """Return how many parameters the model has that a run ended with; None where it did not end."""
+    """Return the number of parameters of a run's final model; None if there is none."""
     from hedgerow.sim.runs.model_files import NPZ, read_model
 
     if not (run / NPZ).is_file():
@@ -141,7 +141,7 @@ def _parameters(run: Path) -> int | None:
 
 
 def _commands(rows: list[Guarantee], local_iters: int, compressor: str) -> list[str]:
-    """Return, for each algorithm, the command that runs the schedule with the fewest rounds to epsilon."""
+    """Return, for each algorithm, the command for the schedule with the fewest rounds to epsilon."""
     from hedgerow.sim.runs.kinds import MAX_ROUNDS
     from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
 
@@ -150,8 +150,8 @@ def _commands(rows: list[Guarantee], local_iters: int, compressor: str) -> list[
         row = min((row for row in rows if row.algorithm is algorithm), key=lambda row: row.rounds)
         if row.rounds > MAX_ROUNDS:
             out.append(
-                f"# {algorithm}: {row.rounds:.3g} rounds at least, and the app runs up to {MAX_ROUNDS}; a "
-                "larger --epsilon takes fewer, and so does less variance, by larger batches"
+                f"# {algorithm}: at least {row.rounds:.3g} rounds, and the app runs up to {MAX_ROUNDS}; a "
+                "larger --epsilon or less variance, by larger batches, needs fewer"
             )
             continue
         rounds, first = int(row.rounds), row.first_step
@@ -176,9 +176,9 @@ def _commands(rows: list[Guarantee], local_iters: int, compressor: str) -> list[
 def _compression(
     contraction: float | None, topk: float | None, num_params: int | None, own: str | None
 ) -> tuple[float, int | None]:
-    """Return the contraction and the bits of a compressed message, None where they are not known.
+    """Return the contraction, and the bits of a compressed message or None if they are unknown.
 
-    ``own`` is the compressor of a run that the plan is for.
+    ``own`` is the compressor of the run with the measurements.
     """
     if own is not None:
         from hedgerow.wire.compress import parse_compressor
@@ -195,7 +195,7 @@ def _compression(
             return 1.0, None if num_params is None else 32 * num_params
         return contraction, None
     if contraction is not None:
-        raise ValueError("give --topk or --compressor-contraction, not both")
+        raise ValueError("--topk must not be used with --compressor-contraction")
     if num_params is None:
         raise ValueError(f"--topk needs --num-params too, got {topk:g} alone")
     from hedgerow.wire.compress import TopK
@@ -205,7 +205,7 @@ def _compression(
 
 
 def _input_table(known: ProblemEstimates, *, guessed_loss: bool) -> Table:
-    table = Table("input", "value", "source", "how", title="What the plan rests on", title_justify="left")
+    table = Table("input", "value", "source", "how", title="Inputs of the plan", title_justify="left")
     for field in fields(known):
         one = getattr(known, field.name)
         table.add_row(field.name, f"{one.value:.6g}", str(one.source), one.rule)

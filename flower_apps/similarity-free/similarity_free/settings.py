@@ -1,4 +1,4 @@
-"""The app's settings: what each key may be, and the strategy that they describe."""
+"""The app's settings, and the strategy for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -30,7 +30,7 @@ from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_c
 
 __all__ = ["SETTINGS", "Settings", "build_schedule", "build_strategy", "read"]
 
-# What the uplink carries, and whether workers remember what it cut off.
+# Operator, and whether the uplink is compressed and has error feedback.
 _ALGORITHMS = {
     "fedavg": ("gradient", False, False),
     "fedprox": ("prox", False, False),
@@ -127,8 +127,8 @@ class Settings(TrainingSettings):
             )
             yield (
                 not chosen, "compressor",
-                "'identity' or 'randk(0.1)' with secure-sum (masks are on every entry: where each worker "
-                "chooses its own, or sends signs, nothing is saved)",
+                "'identity' or 'randk(0.1)' with secure-sum (every entry is masked, so other compressors "
+                "would save nothing)",
             )  # fmt: skip
             yield not self.probe_rounds, "probe-rounds", "0 with secure-sum (they are each worker's)"
 
@@ -153,9 +153,9 @@ def build_schedule(values: Settings) -> Schedule:
 def build_strategy(
     values: Settings, *, roster: Roster | None = None, on_round_end: Sequence[RoundCallback] = ()
 ) -> SimilarityFree:
-    """Return the strategy that the settings describe.
+    """Return the strategy for the settings.
 
-    ``on_round_end`` is told of each round; ``roster`` has the nodes, where they were asked before.
+    ``on_round_end`` is called after each round; ``roster`` has the nodes, if they are already known.
     """
     operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
     options = training_options(values.run_config)

@@ -132,7 +132,7 @@ def test_the_lines_that_are_told_mend_what_they_are_told_for(foreign: Foreign) -
 
 def test_steps_that_are_told_and_not_taken_are_found_out(foreign: Foreign) -> None:
     found = verdicts(foreign(metrics=", 'num-steps': config.get('local-steps', 1)"))
-    assert found[SD_FEEL][1].endswith("though they tell num-steps")
+    assert found[SD_FEEL][1].endswith("although they report num-steps")
 
 
 def test_an_app_whose_models_never_repeat_is_not_judged_by_them(foreign: Foreign) -> None:

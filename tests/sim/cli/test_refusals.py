@@ -69,7 +69,7 @@ REFUSED = [
     (f"HSGD --app {SD_FEEL}", "--app must be hsgd"),
     ("plan similarity-free", "--smoothness and --variance, or --from-run"),
     ("GIVEN --topk 0.01", "--topk needs --num-params too, got 0.01 alone"),
-    ("GIVEN --from-run nowhere --initial-loss 1", "the run has losses"),
+    ("GIVEN --from-run nowhere --initial-loss 1", "must not be used with --from-run, which has losses"),
     # Deployments.
     ("LOCAL -c fault-dropout=0.1", "fault-* must be used with `hedgerow run --engine inprocess`"),
     ("LOCAL --node-config data_dir=/a", "did you mean 'data-dir'?"),
