@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hedgerow.clients.handlers import each
 from hedgerow.clients.mods.guard import Reveals, check_pooled, is_guarded, reveals
-from hedgerow.clients.told import keep_told, told
+from hedgerow.clients.stored_settings import store_settings, stored_settings
 from hedgerow.tasks import (
     OWN,
     OwnData,
@@ -231,7 +231,7 @@ def _standardisation(context: Context) -> Standardisation | None:
     setting = str(context.run_config.get("standardise", "none"))
     if setting != "federated":
         return parse_standardise(setting)
-    if (kept := told(context, _RECORD)) is None:
+    if (kept := stored_settings(context, _RECORD)) is None:
         raise ValueError(f"this node has no standardisation for this run: {STANDARDISE!r} must come first")
     return Standardisation(tuple(_numbers(kept, "mean")), tuple(_numbers(kept, "std")))
 
@@ -270,7 +270,7 @@ def _keep_standardisation(call: Call) -> RecordDict:
             f"mean and std must be {features} numbers each, deviations > 0, got {len(mean)} and {len(std)} "
             "in the message"
         )
-    keep_told(call.context, _RECORD, {"mean": mean, "std": std})
+    store_settings(call.context, _RECORD, {"mean": mean, "std": std})
     return RecordDict({"metrics": MetricRecord({"num-examples": own_part(call.context)})})
 
 

@@ -35,7 +35,11 @@ ELSEWHERE = {
         "strategies/test_sum_noise",
         "strategies/test_summed_methods",
     },
-    "hedgerow.wire.message_types": {"clients/hsgd/test_own", "clients/test_policies", "clients/test_told"},
+    "hedgerow.wire.message_types": {
+        "clients/hsgd/test_own",
+        "clients/test_policies",
+        "clients/test_stored_settings",
+    },
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
     "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
     "hedgerow.wire.sparse_rows": {"strategies/hsgd/nodes"},

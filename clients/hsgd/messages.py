@@ -16,7 +16,7 @@ from hedgerow.clients.gradient_noise import noise_root
 from hedgerow.clients.grid_noise import GridNoise, noise_key
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
 from hedgerow.clients.mods.guard import check_privacy, check_release
-from hedgerow.clients.told import digest_of, keep_told, told
+from hedgerow.clients.stored_settings import digest_of, store_settings, stored_settings
 from hedgerow.wire.calls import Call
 from hedgerow.wire.masked_sums import told_content
 from hedgerow.wire.message_types import EXCHANGE
@@ -232,14 +232,14 @@ def note_terms(call: Call) -> None:
     They are digests of the model that begins a round (or a device's interval), and of the configs since.
     """
     begins = call.message_type == EXCHANGE and has_arrays(call)
-    kept = None if begins else told(call.context, _TERMS)
+    kept = None if begins else stored_settings(call.context, _TERMS)
     before: Any = [] if kept is None else kept["digests"]
     common = {key: repr(value) for key, value in config_of(call).items() if key not in _PARTY_S_OWN}
     terms = {*before, digest_of(call.message_type, sorted(common.items()))}
     if begins:
         model = records_of(call.content, ArrayRecord)[_ARRAYS]
         terms.add(digest_of("model", told_content(RecordDict({_ARRAYS: model})).hex()))
-    keep_told(call.context, _TERMS, {"digests": sorted(terms)})
+    store_settings(call.context, _TERMS, {"digests": sorted(terms)})
 
 
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.own_share import data_not_valid
-from hedgerow.clients.told import keep_told, told
+from hedgerow.clients.stored_settings import store_settings, stored_settings
 from hedgerow.tasks.files import FileColumns, FileData, read_constants, read_file
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
@@ -162,12 +162,12 @@ class Terms:
 def keep_terms(context: Context, config: ConfigRecord) -> None:
     """Store the agreement in ``context.state``; labels stay sealed there."""
     own = {key: value for key, value in config.items() if key in _PARTY_S_OWN}
-    keep_told(context, _TERMS, {key: value for key, value in config.items() if key not in own}, own)
+    store_settings(context, _TERMS, {key: value for key, value in config.items() if key not in own}, own)
 
 
 def kept_terms(context: Context) -> Terms:
     """Return the agreement of this run; ValueError if there is none yet."""
-    if (kept := told(context, _TERMS)) is None:
+    if (kept := stored_settings(context, _TERMS)) is None:
         raise ValueError("this node has no agreement: it must get 'query.setup' before any training")
     return Terms.of(kept)
 

@@ -28,7 +28,7 @@ from hedgerow.clients.mods.guard import (
     needs_entropy,
     reveals,
 )
-from hedgerow.clients.told import told_digest
+from hedgerow.clients.stored_settings import settings_digest
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.discrete_gaussian import KEY_BYTES, CoinFlips
 from hedgerow.wire.masked_sums import (
@@ -68,7 +68,7 @@ class SumPart:
     common : RecordDict
         The part of the instruction that a member's answer depends on. It is part of the masks' keys, so that
         the masks of a member that received another model do not cancel; the server must derive the same.
-        Other settings that the node received enter the keys by ``told_digest``.
+        Other settings that the node received enter the keys by ``settings_digest``.
     start : Mapping[str, NDArray]
         The arrays that training starts from, by key, in the order of the sum's entries.
     """
@@ -182,7 +182,7 @@ class _Own:
     run: str
     seed: int
     ends: Mapping[int, Link]  # its end of the link to each other member
-    told: bytes  # ``told_digest`` before training
+    settings: bytes  # ``settings_digest`` before training
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _joined(call: Call, sent: _Sent) -> _Own:
     # Until the node has masked an update, it has no shares to reveal.
     unmade = {"about": b"", "key": b"", "told": True}
     _keep(call, links.run, {"number": plan.number, "plan": sent.packed, **unmade})
-    return _Own(sent, member, links.run, seed, ends, told_digest(call))
+    return _Own(sent, member, links.run, seed, ends, settings_digest(call))
 
 
 def _masked_answer(
@@ -261,7 +261,7 @@ def _masked_answer(
         log(ERROR, "This node adds nothing to sum %d", plan.number, exc_info=error)
         numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
     # The server cannot and need not derive this key, which includes the node's other settings.
-    key = sha256(about + job.sum.told).digest()
+    key = sha256(about + job.sum.settings).digest()
     state = _state(job.call, job.sum.run)
     _keep(job.call, job.sum.run, {**state, "about": about, "key": key, "told": False})
     seeds = {other: pair_seed(ends[other].secret, key) for other in plan.graph(about)[own]}

@@ -15,24 +15,26 @@ from flwr.app import ConfigRecord, Context
 from hedgerow.wire.calls import RUN_KEY, Call
 from hedgerow.wire.records import config_in
 
-__all__ = ["digest_of", "keep_told", "told", "told_digest"]
+__all__ = ["digest_of", "settings_digest", "store_settings", "stored_settings"]
 
-_TOLD, _OWN = "told/", "told-own/"  # before a name in ``context.state``
+_COMMON, _OWN = "told/", "told-own/"  # before a name in ``context.state``
 
 
-def keep_told(context: Context, name: str, common: Mapping[str, Any], own: Mapping[str, Any] = {}) -> None:
+def store_settings(
+    context: Context, name: str, common: Mapping[str, Any], own: Mapping[str, Any] = {}
+) -> None:
     """Store what a server sent in ``context.state``, for this run.
 
     - ``common``: values that all members of a sum must share.
     - ``own``: values of this node alone, such as the people in its data.
     """
-    for prefix, values in ((_TOLD, common), (_OWN, own)):
+    for prefix, values in ((_COMMON, common), (_OWN, own)):
         context.state[prefix + name] = ConfigRecord({**values, RUN_KEY: str(context.run_id)})
 
 
-def told(context: Context, name: str) -> ConfigRecord | None:
+def stored_settings(context: Context, name: str) -> ConfigRecord | None:
     """Return what was stored under a name in this run; None if nothing was."""
-    parts = [config_in(context.state, prefix + name) for prefix in (_OWN, _TOLD)]
+    parts = [config_in(context.state, prefix + name) for prefix in (_OWN, _COMMON)]
     if any(part.get(RUN_KEY) != str(context.run_id) for part in parts):
         return None
     values = {**parts[0], **parts[1]}
@@ -40,15 +42,15 @@ def told(context: Context, name: str) -> ConfigRecord | None:
     return ConfigRecord(values)
 
 
-def told_digest(call: Call) -> bytes:
+def settings_digest(call: Call) -> bytes:
     """Return a SHA-256 digest of what the members of a sum must share beside the instruction.
 
-    It covers the message type, the app's message types, the run config, and ``common`` of ``keep_told``.
+    It covers the message type, the app's message types, the run config, and ``common`` of ``store_settings``.
     """
     parts: list[Any] = [call.message_type, call.app, _items(call.context.run_config)]
     run = str(call.context.run_id)
     for name in sorted(call.context.state):
-        if name.startswith(_TOLD):
+        if name.startswith(_COMMON):
             record = config_in(call.context.state, name)
             if record.get(RUN_KEY) == run:
                 parts.append([name, _items({key: record[key] for key in record if key != RUN_KEY})])

@@ -14,7 +14,7 @@ from tests.clients.sums import APP, Nodes, devices
 import hedgerow.clients
 from hedgerow.clients import BatchClientApp, each
 from hedgerow.clients.hsgd.messages import note_terms
-from hedgerow.clients.told import keep_told, told, told_digest
+from hedgerow.clients.stored_settings import settings_digest, store_settings, stored_settings
 from hedgerow.wire import UPDATE, Call, to_record
 from hedgerow.wire.message_types import EXCHANGE
 
@@ -31,13 +31,13 @@ def summed(before: Callable[[Context, int], None]) -> tuple[Any, list[int]]:
 
 
 TOLD: dict[str, Callable[[Context, Any], None]] = {
-    "a record to keep": lambda context, what: keep_told(context, "standardise", {"std": [what]}),
+    "a record to keep": lambda context, what: store_settings(context, "standardise", {"std": [what]}),
     "the run config": lambda context, what: context.run_config.update({"holdout": what}),
 }
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_member_that_was_told_something_else_is_not_in_the_sum(name: str) -> None:
+def test_a_member_that_was_sent_other_settings_is_not_in_the_sum(name: str) -> None:
     # The others do not open its shares: its own mask stays on.
     total, bad = summed(lambda context, i: TOLD[name](context, 1.0 if i == 2 else 1e30))
     assert (total, bad) == (None, [2])
@@ -47,7 +47,7 @@ def test_a_member_that_was_told_something_else_is_not_in_the_sum(name: str) -> N
 
 
 def test_what_is_a_nodes_own_is_not_bound() -> None:
-    total, _ = summed(lambda context, i: keep_told(context, "terms", {"mean": [0.5]}, {"people": i}))
+    total, _ = summed(lambda context, i: store_settings(context, "terms", {"mean": [0.5]}, {"people": i}))
     assert total is not None
 
 
@@ -55,7 +55,7 @@ def test_message_type_app_and_run_are_bound() -> None:
     found: list[bytes] = []
 
     def noting(call: Call) -> RecordDict:
-        found.append(told_digest(call))
+        found.append(settings_digest(call))
         return RecordDict()
 
     handlers = {"train": each(noting), "train.upload": each(noting)}
@@ -67,17 +67,17 @@ def test_message_type_app_and_run_are_bound() -> None:
     assert APP.batch_handler("train") is not None
 
 
-def test_what_another_run_said_is_not_told() -> None:
+def test_settings_of_another_run_are_not_returned() -> None:
     own = context()
-    keep_told(own, "standardise", {"std": [1.0]}, {"people": ["a"]})
-    assert dict(told(own, "standardise") or {}) == {"std": [1.0], "people": ["a"]}
-    before = told_digest(Call(RecordDict(), own, "train"))
+    store_settings(own, "standardise", {"std": [1.0]}, {"people": ["a"]})
+    assert dict(stored_settings(own, "standardise") or {}) == {"std": [1.0], "people": ["a"]}
+    before = settings_digest(Call(RecordDict(), own, "train"))
     own.run_id += 1
-    assert told(own, "standardise") is None
-    assert told_digest(Call(RecordDict(), own, "train")) == told_digest(
+    assert stored_settings(own, "standardise") is None
+    assert settings_digest(Call(RecordDict(), own, "train")) == settings_digest(
         Call(RecordDict(), context(), "train")
     )
-    assert told_digest(Call(RecordDict(), own, "train")) != before
+    assert settings_digest(Call(RecordDict(), own, "train")) != before
 
 
 # HSGD: what is uploaded was made in earlier messages.
@@ -96,7 +96,7 @@ def party(
         note_terms(Call(RecordDict({"config": config, **arrays}), own, EXCHANGE))
         config = ConfigRecord({"t": t, "steps": 2, "eta0": eta0, "ids": list(ids), "peers": list(ids)})
         note_terms(Call(RecordDict({"config": config}), own, UPDATE))
-    return told_digest(Call(RecordDict(), own, "train.upload"))
+    return settings_digest(Call(RecordDict(), own, "train.upload"))
 
 
 def test_hsgds_uploads_are_bound_to_the_model_and_the_rates_of_their_steps() -> None:
@@ -106,20 +106,20 @@ def test_hsgds_uploads_are_bound_to_the_model_and_the_rates_of_their_steps() -> 
     assert len({honest, party(model=1.0), party(eta0=0.0)}) == 3
 
 
-# Whoever writes ``context.state`` elsewhere says here why no sum needs it.
-NOT_TOLD = {
-    "told.py": "this is it",
-    "node_state.py": "what the node itself told before",
-    "links.py": "keys, each of which is checked against the plan of a sum",
+# Modules that write ``context.state`` directly, and why no sum depends on it.
+DIRECT = {
+    "stored_settings.py": "the function itself",
+    "node_state.py": "the node's own state from before",
+    "links.py": "keys, which are checked against the plan of a sum",
     "mods/mask.py": "the node's own part in its last sum",
-    "mods/compress.py": "what the node's own updates left out",
-    "gossip.py": "takes part in no sum",
-    "sd_feel/edge_server.py": "takes part in no sum",
+    "mods/compress.py": "the residuals of the node's own updates",
+    "gossip.py": "no sums in gossip",
+    "sd_feel/edge_server.py": "edge servers are not in sums",
     "fedmud/frozen_base.py": "the base, which is in the sum's own part (SumPart)",
-    "fedmud/fedbat.py": "a model's state, no node's",
-    "mods/guard.py": "puts back the state of before, where a message is refused",
-    "hsgd/own_work.py": "puts back the state of before, where terms are refused",
-    "hsgd/messages.py": "the node's own steps, whose terms are told (note_terms)",
+    "fedmud/fedbat.py": "the state of a model, not of a node",
+    "mods/guard.py": "restores the state after a refused message",
+    "hsgd/own_work.py": "restores the state after refused terms",
+    "hsgd/messages.py": "the node's own steps, whose terms are stored (note_terms)",
 }
 
 
@@ -144,15 +144,15 @@ def writes_a_state(tree: ast.AST) -> bool:
     return False
 
 
-def test_no_handler_keeps_a_servers_words_past_told() -> None:
+def test_handlers_store_what_a_server_sent_only_here() -> None:
     room = Path(hedgerow.clients.__file__).parent
     writing = {
         str(file.relative_to(room))
         for file in sorted(room.rglob("*.py"))
         if writes_a_state(ast.parse(file.read_text()))
     }
-    assert writing == NOT_TOLD.keys()
-    telling = [file for file in room.rglob("*.py") if "keep_told(" in file.read_text()]
-    assert {str(file.relative_to(room)) for file in telling} == {
-        "told.py", "own_share.py", "hsgd/own.py", "hsgd/messages.py",
+    assert writing == DIRECT.keys()
+    storing = [file for file in room.rglob("*.py") if "store_settings(" in file.read_text()]
+    assert {str(file.relative_to(room)) for file in storing} == {
+        "stored_settings.py", "own_share.py", "hsgd/own.py", "hsgd/messages.py",
     }  # fmt: skip
