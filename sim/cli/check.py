@@ -1,6 +1,6 @@
-"""``hedgerow check``: which strategies an app's ClientApp can serve, found by sending it what they send.
+"""``hedgerow check``: which strategies an app's ClientApp can serve, found by sending it their messages.
 
-Each app of the suite has the rows of its own method (``Hooks.check``), and so may the app that is checked.
+Each app of the suite has the rows of its own method (``Hooks.check``), and so may the checked app.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Say which of the suite's strategies an app's ClientApp can serve, and what it lacks for the others.
+    """Report which of the suite's strategies an app's ClientApp can serve, and what it lacks for the others.
 
-    The app's server runs until its first train message, which has the model. Then nodes, two of them where
-    the method allows it, get what each strategy sends in its first rounds, and are judged by their replies.
+    The app's server runs until its first train message, which has the model. Then two nodes, or more if the
+    method needs them, get the messages of each strategy's first rounds, and their replies are checked.
 
     Exits with 0 if the app ran, 1 if it failed, 2 on bad options.
     """
@@ -49,25 +49,25 @@ def check(
     with bad_options():
         spec = find_app(app_path)
         plan = plan_run(spec, run_config or [], num_nodes=nodes)
-        told = parse_overrides(node_config or [], {})
-        judges = [hooks.check for hooks in all_hooks(spec.folder) if hooks.check is not None]
+        config = parse_overrides(node_config or [], {})
+        checks = [hooks.check for hooks in all_hooks(spec.folder) if hooks.check is not None]
         if plan.num_nodes < NODES:
             raise ValueError(f"--nodes must be at least {NODES} for a check, got {plan.num_nodes}")
     with _silence():
         try:
             app = load_app(spec.folder)
-            first = first_train(app, plan, told)
+            first = first_train(app, plan, config)
         except NoTrainError as error:
             _fail(str(error), error)
         except Exception as error:
             _fail(f"the app {spec.name} raised {type(error).__name__}: {error} ({_place(error)})", error)
         if reasons := errors_in(first.replies, all_of_them=True):
             _fail(
-                f"every node that its own server asked for {first.message.metadata.message_type!r} failed: "
+                f"every node that its own server sent {first.message.metadata.message_type!r} failed: "
                 f"{reasons[0]}"
             )
-        asked = CheckedNodes(app, plan, told, first)
-        verdicts = [_introductions(asked), *(verdict for judge in judges for verdict in judge(asked))]
+        checked = CheckedNodes(app, plan, config, first)
+        verdicts = [_introductions(checked), *(verdict for check in checks for verdict in check(checked))]
     size = sum(array.numpy().size for array in first.arrays.values())
     typer.echo(
         f"{spec.name}: {plan.num_nodes} nodes, a model of {len(first.arrays)} arrays and {size:,} values, as "
@@ -103,7 +103,7 @@ def _table(verdicts: Iterable[Verdict]) -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep back what the app prints and Flower logs: a refusal is an answer here, not an event."""
+    """Suppress the app's output and Flower's logs, because errors are results here."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -117,7 +117,7 @@ def _silence() -> Iterator[None]:
 def _introductions(nodes: CheckedNodes) -> Verdict:
     from hedgerow.strategies import Roster
 
-    name = "(who a node is)"
+    name = "(introductions)"
     with nodes.grid() as (grid, _):
         try:
             roster = Roster.gather(grid, NODES, 60.0)
@@ -130,6 +130,6 @@ def _introductions(nodes: CheckedNodes) -> Verdict:
     return Verdict(
         name,
         "no",
-        "partition ids are ranks of random node ids, other ones in every run; clusters= is refused",
+        "partition ids are ranks of random node ids, different in every run; clusters= is refused",
         "app = ClientApp(mods=[introduce])  # from hedgerow.clients import introduce",
     )

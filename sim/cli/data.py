@@ -1,4 +1,4 @@
-"""``hedgerow data``: which data sets are here, and fetches those that a package provides."""
+"""``hedgerow data``: lists the known data sets, and downloads those that a package provides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data(
         ),
     ] = None,
 ) -> None:
-    """List the known data sets, images, tables and series: where each was found, or how to get it."""
+    """List the known data sets (images, tables, series): where each was found, or how to get it."""
     from hedgerow.tasks import catalogue
 
     with bad_options():
@@ -53,7 +53,7 @@ def _named(name: str, entries: list[CatalogueEntry]) -> CatalogueEntry:
 
 
 def _download(entry: CatalogueEntry, data_dir: str | None) -> None:
-    """Let its package fetch a data set; ValueError with what to do where that is not possible here."""
+    """Download a data set with its package; ValueError with instructions if that is not possible."""
     from hedgerow.tasks.sources import resolve_data_dir
 
     name, fetch = entry.name, entry.fetch
@@ -74,4 +74,4 @@ def _download(entry: CatalogueEntry, data_dir: str | None) -> None:
             f'machine with this package and internet access, run: python -c "{fetch.line(folder)}", then '
             "copy that folder here"
         ) from error
-    typer.echo(f"{name} is in {folder}. Runs find it there: -c \"dataset={name} data-dir='{folder}'\"")
+    typer.echo(f"{name} is in {folder}. To use it: -c \"dataset={name} data-dir='{folder}'\"")

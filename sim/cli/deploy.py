@@ -1,4 +1,4 @@
-"""``hedgerow deploy``: an app on SuperNodes started here, and keys for machines of your own."""
+"""``hedgerow deploy``: an app on SuperNodes of this machine, keys for your own machines, split data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Level(StrEnum):
 
     @property
     def edge_servers(self) -> str:
-        """The app's word for it."""
+        """The app's value of ``edge-servers``."""
         return {"E1": "emulated", "E2": "nodes", "E3": "direct"}[self.value]
 
 
@@ -78,7 +78,7 @@ def deploy_local(
         bool, typer.Option("--keep-logs", help="Keep the programs' logs beside the run folder.")
     ] = False,
 ) -> None:
-    """Run an app on a SuperLink and SuperNodes started here for it, and stop them.
+    """Run an app on a new SuperLink and SuperNodes on this machine, then stop them.
 
     Exits with 0 if the run completed, 1 if it failed or a program did not start, 2 on bad options, 130 if
     interrupted, 143 if terminated.
@@ -115,7 +115,7 @@ def deploy_local(
         if own and (open_ := readable_by_others(own)):
             typer.echo(f"Warning: other users may read {open_[0]}, of {len(open_)} such files", err=True)
     try:
-        with interruptible(lambda: "Interrupted; all that was started is stopped"):
+        with interruptible(lambda: "Interrupted; all programs are stopped"):
             code = start(
                 spec,
                 plan,
@@ -152,10 +152,12 @@ def _deploy_edges(
     with bad_options():
         spec = find_app(app_path)
         if own_data is not None and sites:
-            raise ValueError("--own-data must not be used with --sites: each site would standardise alone")
+            raise ValueError(
+                "--own-data must not be used with --sites: sites would standardise data differently"
+            )
         if own_data is not None:
             raise ValueError(
-                "--own-data must not be used with --level E3: each server would standardise alone"
+                "--own-data must not be used with --level E3: servers would standardise data differently"
             )
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:
@@ -174,7 +176,7 @@ def _deploy_edges(
         servers = contiguous_clusters(plan.num_nodes, number)
         partitions = [[i for i, server in enumerate(servers) if server == d] for d in range(number)]
     try:
-        with interruptible(lambda: "Interrupted; all that was started is stopped"):
+        with interruptible(lambda: "Interrupted; all programs are stopped"):
             code = deploy_edges(
                 spec,
                 run_config,
@@ -202,12 +204,12 @@ def deploy_keys(
     edges: Annotated[
         int | None,
         typer.Option(
-            help="Edge servers with a SuperLink each, SuperNodes dealt to them in order: a folder for each. "
-            "--host is then one for each of them, in their order.",
+            help="Edge servers with a SuperLink each, a folder for each; SuperNodes are assigned to them in "
+            "order. --host must then be given once for each, in order.",
         ),
     ] = None,
 ) -> None:
-    """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for machines you own."""
+    """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for your own machines."""
     from hedgerow.sim.deploy.certificates import LOOPBACK, make_credentials
 
     if edges is not None:
@@ -218,7 +220,7 @@ def deploy_keys(
     typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
     for key in made.nodes:
         typer.echo(f"SuperNode: {made.ca} {key.private}; register {key.public}")
-    typer.echo(f"Who is whom, for the run's key 'registry': {made.registry}")
+    typer.echo(f"Keys and partitions, for the run's setting 'registry': {made.registry}")
 
 
 def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
@@ -242,7 +244,7 @@ def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int
         typer.echo(f"  SuperLink: {superlink.ca} {superlink.server_certificate} {superlink.server_key}")
         for key in superlink.nodes:
             typer.echo(f"  SuperNode: {superlink.ca} {key.private}; register {key.public}")
-        typer.echo(f"  Who is whom, for the run's key 'registry': {superlink.registry}")
+        typer.echo(f"  Keys and partitions, for the run's setting 'registry': {superlink.registry}")
 
 
 def deploy_split(
@@ -251,10 +253,11 @@ def deploy_split(
     ],
     folder: Annotated[Path, typer.Argument(help="Output folder; created if missing.")],
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="A file of samples per node, for this many nodes.")
+        int | None, typer.Option(min=1, help="Write a file of samples for each of this many nodes.")
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(min=1, help="A file per party, for this many hospitals and their devices.")
+        int | None,
+        typer.Option(min=1, help="Write a file for each of this many hospitals and for their devices."),
     ] = None,
     partition: Annotated[
         str, typer.Option(help="How to partition samples or people: the app's key.")
@@ -267,14 +270,14 @@ def deploy_split(
         int | None, typer.Option(min=1, help="With --groups: most people per group. Default: all.")
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help="With --nodes: how pixels are scaled, standard (default) or unit.")
+        str | None, typer.Option(help="With --nodes: scaling of pixels, standard (default) or unit.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, as in a run.")] = 0,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of the data set. Default: the variable HEDGEROW_DATA_DIR.")
     ] = None,
 ) -> None:
-    """Write a data set as one file a node, readable by its owner alone, for --own-data."""
+    """Write a data set as one file per node, readable only by its owner, for --own-data."""
     from hedgerow.tasks import write_group_split, write_split
 
     with bad_options():

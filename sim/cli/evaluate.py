@@ -1,4 +1,4 @@
-"""``hedgerow evaluate``: what the models of several servers are together."""
+"""``hedgerow evaluate``: evaluates the mean model of several edge servers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["evaluate"]
 
 
 def evaluate(paths: Paths) -> None:
-    """Measure u, the mean of the models of edge servers without a centre, once their runs are over.
+    """Evaluate u, the mean model of edge servers with direct links, after their runs.
 
-    FOLDERS are the servers' run folders, or one that they lie in. `report`, `table` and `plot` then know u.
+    PATHS are the servers' run folders, or one that contains them. `report`, `table` and `plot` then show u.
     """
     from hedgerow.sim.runs.joined import parts_beneath, parts_of_runs
     from hedgerow.sim.runs.together import evaluate_together
@@ -24,9 +24,9 @@ def evaluate(paths: Paths) -> None:
             raise ValueError("PATHS must hold the run folders of edge servers that ran together")
         for parts in runs:
             records = evaluate_together(parts)
-            told = " ".join(
+            metrics = " ".join(
                 f"{key}={value:.4f}"
                 for key, value in records[-1]["central"].items()
                 if isinstance(value, float)
             )
-            typer.echo(f"{len(parts)} edge servers, round {records[-1]['round']}: {told}")
+            typer.echo(f"{len(parts)} edge servers, round {records[-1]['round']}: {metrics}")

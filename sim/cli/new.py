@@ -1,4 +1,4 @@
-"""``hedgerow new``: one of the suite's apps as a folder of one's own, with a place for model and data."""
+"""``hedgerow new``: a copy of one of the suite's apps, with a module for your model and data."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hedgerow.sim.runs.shipped import descriptions, hedgerow_table, shipped_app,
 
 __all__ = ["new"]
 
-# Model and data, where the app has no new/task.py.
+# Model and data, if the app has no new/task.py.
 _TEMPLATE = Path(__file__).parent / "templates" / "task.py"
 # Flower's rule for the name of an app and of its folder.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
-# What the app's pyproject.toml says of an app made from it; the new app does not.
+# Settings for new apps in the app's pyproject.toml, which are removed from the copy.
 _TABLE = re.compile(r"\n(#[^\n]*\n)*\[tool\.hedgerow\.new\]\n([^\[\n][^\n]*\n)*")
 
 _README = """# {name}
 
-{description} — an app of your own, made by `hedgerow new {method}`.
+{description}. This app was made by `hedgerow new {method}`.
 
-1. Put your model and your data into [`{package}/task.py`]({package}/task.py), in place of the example there.
-2. Set what you want in `pyproject.toml` under `[tool.flwr.app.config]`. `hedgerow settings .` says of each
-   key what it means and what is valid.
-3. Run it, here in the folder:
+1. Replace the example model and data in [`{package}/task.py`]({package}/task.py) with your own.
+2. Change the settings in `pyproject.toml` under `[tool.flwr.app.config]`. `hedgerow settings .` lists each
+   key with its meaning and valid values.
+3. Run it in this folder:
 
 ```bash
 hedgerow run .                        # in this process, without Ray
@@ -38,8 +38,8 @@ hedgerow deploy local .               # on SuperNodes on this machine
 flwr build                            # as a Flower App Bundle
 ```
 
-`{package}/server_app.py` says what is trained by which strategy, `{package}/client_app.py` what a node does,
-`{package}/settings.py` which keys there are. All three are yours to change.
+`{package}/server_app.py` defines the model and the strategy, `{package}/client_app.py` the nodes, and
+`{package}/settings.py` the settings. You can change all three.
 """
 
 
@@ -50,7 +50,7 @@ def new(
         typer.Argument(metavar="[FOLDER]", help="Folder, which names the app. Default: my-METHOD."),
     ] = None,
 ) -> None:
-    """Write an app of a method that runs as it is, with one module for your model and your data."""
+    """Create an app from a method, which runs unchanged, with one module for your model and data."""
     from hedgerow.wire.checks import did_you_mean
 
     with bad_options():
@@ -62,7 +62,7 @@ def new(
                 f"METHOD must be one of {', '.join(apps)}, got {method!r}{f' ({meant})' if meant else ''}"
             )
         method = known
-        # Not METHOD, which would hide the suite's own app of that name.
+        # Not METHOD, which would shadow the suite's app of that name.
         folder = folder or Path(f"my-{method}")
         home = folder.expanduser().absolute()
         if not _NAME.fullmatch(home.name):
@@ -72,7 +72,7 @@ def new(
         if home.exists() and (not home.is_dir() or any(home.iterdir())):
             raise ValueError(f"FOLDER must be new or empty, got {home}")
         package = _write(method, apps[method], home)
-    typer.echo(f"{folder}/{package}/task.py is where your model and your data go. It runs as it is:\n")
+    typer.echo(f"Put your model and data into {folder}/{package}/task.py. The app already runs:\n")
     typer.echo(f"    hedgerow run {folder}")
 
 
@@ -99,7 +99,7 @@ def _write(method: str, app: Path, home: Path) -> str:
         pyproject = _set(pyproject, key, toml_value(value))
     pyproject = pyproject.replace(
         "# Small and quick; paper.toml is the paper's setting. Every key is described in README.md.\n",
-        "# `hedgerow settings .` says what each key means; dataset and model are yours, in task.py.\n",
+        "# `hedgerow settings .` explains each key; dataset and model are in task.py.\n",
     )
     (home / "pyproject.toml").write_text(pyproject, encoding="utf-8")
     readme = _README.format(name=home.name, description=description, method=method, package=package)
@@ -108,10 +108,10 @@ def _write(method: str, app: Path, home: Path) -> str:
 
 
 def _set(pyproject: str, key: str, value: str) -> str:
-    """Return the TOML with the value of a key, which stands in it once."""
+    """Return the TOML with a key's value replaced; the key must occur once."""
     out, count = re.subn(
         rf"^{re.escape(key)} = .*$", lambda _: f"{key} = {value}", pyproject, flags=re.MULTILINE
     )
     if count != 1:
-        raise RuntimeError(f"{count} lines of the app's pyproject.toml set {key}; there must be one")
+        raise RuntimeError(f"one line of the app's pyproject.toml must set {key}, got {count}")
     return out

@@ -1,4 +1,4 @@
-"""``hedgerow plan``: an app's own planner, by its hook, as a command."""
+"""``hedgerow plan``: an app's planner, from its hooks, as a command."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["PlanGroup"]
 
 
 class PlanGroup(CommandGroup):
-    """A command for each app of the suite that has a planner, and for any other by its folder."""
+    """A command for each app of the suite with a planner, and for any other app by its folder."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the apps of the suite that have planners."""
         return [name for name in shipped_apps() if self.get_command(ctx, name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the planner of an app, by its name or folder; None where it has none."""
+        """Return the planner of an app, by its name or folder; None if it has none."""
         from hedgerow.sim.runs.hooks import hooks_of
 
         with bad_options():
@@ -47,7 +47,7 @@ def _command(name: str, plan: Callable[..., Iterable[Any]]) -> click.Command:
             check_ordinary(**{key: value for key, value in given.items() if isinstance(value, float)})
             parts = list(plan(**given))
         for part in parts:
-            # A line may be a command, to be copied: it is not wrapped, and its brackets are no markup.
+            # A line may be a command to copy, so it is not wrapped, and its brackets are not markup.
             typer.echo(part) if isinstance(part, str) else Console().print(part)
 
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

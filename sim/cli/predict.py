@@ -1,4 +1,4 @@
-"""``hedgerow predict``: what a trained model is worth on the nodes' own data, by messages."""
+"""``hedgerow predict``: evaluates a trained model on the nodes' own data, by messages."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def predict(
 ) -> None:
     """Evaluate a trained model by messages alone, with nodes in this process: apps with the key 'predict'.
 
-    A node with labels writes its own answers to the file ``predictions`` of its node config, where that names
-    one. Shown are the metrics over all nodes. On devices: the app's key ``predict`` with ``flwr run``.
+    Prints the metrics over all nodes. A node with labels writes its predictions to the file ``predictions``
+    of its node config, if any. On devices, use the app's key ``predict`` with ``flwr run``.
     """
     from hedgerow.sim.runs.app import find_app, load_app
     from hedgerow.sim.runs.launch import run_app
@@ -44,7 +44,7 @@ def predict(
     with bad_options():
         spec = find_app(app_path)
         if "predict" not in spec.config:
-            raise ValueError(f"app {spec.name!r} has no run-config key 'predict'")
+            raise ValueError(f"APP must have the run-config key 'predict', got {spec.name!r} without it")
         before = resumed_config(spec, str(run))
         folder = toml_value(str(run.expanduser().resolve()))
         asked = [*(run_config or []), *([f"num-clients={nodes}"] if nodes else [])]
@@ -62,5 +62,5 @@ def predict(
         typer.echo(f"Prediction failed: {error}", err=True)
         raise typer.Exit(1) from error
     for made in sorted(set(output.glob("*/config.json")) - there):
-        told: dict[str, Any] = read_rounds(made.parent)[-1]["central"]
-        typer.echo(json.dumps(told, indent=2))
+        metrics: dict[str, Any] = read_rounds(made.parent)[-1]["central"]
+        typer.echo(json.dumps(metrics, indent=2))

@@ -22,7 +22,7 @@ def settings(
         bool, typer.Option("--write", help="Update the app's pyproject.toml and README.md instead.")
     ] = False,
 ) -> None:
-    """List an app's run-config keys by groups: each with its default, what it means and what is valid."""
+    """List an app's run-config keys by group, each with its default, meaning and valid values."""
     from hedgerow.sim.runs import settings_files
     from hedgerow.sim.runs.app import find_app, settings_module
     from hedgerow.sim.runs.folder import recorded_settings
@@ -31,7 +31,7 @@ def settings(
         spec = find_app(app_path)
         known = settings_module(spec).SETTINGS
         if write and changed is not None:
-            raise ValueError("--write does not go with --changed")
+            raise ValueError("--write must not be used with --changed")
         if write:
             text = "\n".join(map(str, settings_files.write_settings(known, spec.folder)))
         elif changed is not None:

@@ -9,7 +9,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 from tests.sim.tiny_app import MakeApp
 
 SD_FEEL = "SDFeel, HierFAvg, Feel, FedAvg"
-WHO = "(who a node is)"
+WHO = "(introductions)"
 Foreign = Callable[..., Path]
 
 SERVER = """
