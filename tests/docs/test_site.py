@@ -47,13 +47,15 @@ def test_the_site_fetches_nothing() -> None:
 @pytest.mark.parametrize("readme", APPS, ids=[path.parent.name for path in APPS])
 def test_each_equation_names_a_function_that_is_there(readme: Path) -> None:
     section = readme.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]
-    links = re.findall(r"\[`(\w+)`\]\(([^)]+\.py)\)", section)
+    links = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", section)
     assert len(links) >= 5
     for name, target in links:
         file = (readme.parent / target).resolve().relative_to(ROOT)
-        assert re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (
-            f"{file}: {name}"
-        )
+        outer, *inner = name.split(".")
+        for one, indent in ((outer, ""), *((method, "    ") for method in inner)):
+            assert re.search(rf"^{indent}(def|class) {one}\b", (ROOT / file).read_text(), re.MULTILINE), (
+                f"{file}: {name}"
+            )
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=str)
