@@ -25,7 +25,7 @@ from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import SumPart, masked_sum_handlers
 from hedgerow.clients.mods.update import Learnt, UpdateMod
-from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
@@ -87,8 +87,8 @@ __all__ = [
     "restore_state",
     "reveals",
     "sd_feel_client",
+    "send_state",
     "similarity_free_client",
-    "tell_state",
     "whoami",
     "wrap",
 ]

@@ -17,7 +17,7 @@ from hedgerow.clients.handlers import Answer, each
 from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Mod, UpdateMod
-from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
@@ -27,8 +27,8 @@ __all__ = ["BatchClientApp", "Sizes", "Whoami", "introduce", "introduced", "whoa
 
 Scalar = bool | float | int | str | None
 # What a node reports about itself beside its number of examples, by key.
-Told = Mapping[str, Any]
-# All nodes' numbers of examples for a run config, or None, see ``TellsSizes``.
+Introduction = Mapping[str, Any]
+# All nodes' numbers of examples for a run config, or None, see ``KnowsSizes``.
 Sizes = Callable[[UserConfig], Sequence[int] | None]
 
 
@@ -69,7 +69,7 @@ class BatchClientApp(ClientApp):
             at_once = {key: one for key, one in learning.items() if one.at_once}
             self._columns = {key: partial(one.in_columns, key) for key, one in at_once.items()}
         own: dict[str, BatchHandler] = {
-            STATE: reveals(Reveals.NOTHING, each(tell_state)),
+            STATE: reveals(Reveals.NOTHING, each(send_state)),
             RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
         }
         for key, one in handlers.items():
@@ -99,7 +99,7 @@ class BatchClientApp(ClientApp):
         return None if os.environ.get(POLICY_VARIABLE) else self._columns.get(message_type)
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
-        """Return the sizes that all nodes would report, see ``hedgerow.wire.calls.TellsSizes``."""
+        """Return the sizes that all nodes would report, see ``hedgerow.wire.calls.KnowsSizes``."""
         if not isinstance(self._introduction, Whoami) or self._by_messages or os.environ.get(POLICY_VARIABLE):
             return None
         sizes = self._introduction.sizes(run_config)
@@ -131,7 +131,7 @@ class Whoami:
     """A handler that introduces nodes, and all nodes' sizes where they are known in advance."""
 
     handler: BatchHandler
-    sizes: Sizes  # as ``TellsSizes.sizes``
+    sizes: Sizes  # as ``KnowsSizes.sizes``
 
     def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
         """Introduce nodes."""
@@ -140,7 +140,7 @@ class Whoami:
 
 def whoami(
     num_examples: Callable[[Context], int],
-    more: Callable[[Context], Told] = lambda _: {},
+    more: Callable[[Context], Introduction] = lambda _: {},
     sizes: Sizes = lambda _: None,
 ) -> BatchHandler:
     """Return the handler that introduces a node to the strategy.
@@ -207,7 +207,7 @@ def introduced(app: ClientApp, num_examples: Callable[[Context], int] | None = N
     return app
 
 
-def _introduction(context: Context, num_examples: Scalar, more: Told | None = None) -> RecordDict:
+def _introduction(context: Context, num_examples: Scalar, more: Introduction | None = None) -> RecordDict:
     node_config = context.node_config
     # The server may assign a partition id to a node that has a name.
     named = bool(node_config.get("name")) and "partition-id" not in node_config

@@ -7,7 +7,7 @@ from hedgerow.clients.app import Sizes, whoami
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
-from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_part, told_of_own
+from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_introduction, own_part
 from hedgerow.tasks import Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import WHOAMI
@@ -22,7 +22,7 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     """
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        WHOAMI: whoami(lambda context: num_examples(context, task), told_of_own, known_sizes(task)),
+        WHOAMI: whoami(lambda context: num_examples(context, task), own_introduction, known_sizes(task)),
         **own_handlers(),
     }
 

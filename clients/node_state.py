@@ -20,7 +20,7 @@ from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECOR
 from hedgerow.wire.records import PayloadError, finite_views
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["keep", "kept", "restore_state", "tell_state"]
+__all__ = ["keep", "kept", "restore_state", "send_state"]
 
 
 def keep(context: Context, name: str, arrays: ArrayRecord, status: Mapping[str, str | int]) -> None:
@@ -39,7 +39,7 @@ def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRe
     return {}, ConfigRecord()
 
 
-def tell_state(call: Call) -> RecordDict:
+def send_state(call: Call) -> RecordDict:
     """Answer ``query.state``: the records of ``context.state``, and the node and run in ``NODE_RECORD``.
 
     ``SECRET_RECORD`` is omitted, because the root of a node's noise would allow its removal. A device sends
@@ -48,19 +48,19 @@ def tell_state(call: Call) -> RecordDict:
     """
     _check_shared(call)
     node = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
-    told = {name: record for name, record in call.context.state.items() if name != SECRET_RECORD}
+    records = {name: record for name, record in call.context.state.items() if name != SECRET_RECORD}
     if not is_simulated():
         number = locked_number()
         about = _of(call, str(call.context.run_id), number)
-        locked = own_key(call.context).lock(_written(told), about)
-        told = {SEALED_RECORD: ConfigRecord({"bytes": locked, "number": number})}
-    return RecordDict({**told, NODE_RECORD: node})
+        locked = own_key(call.context).lock(_written(records), about)
+        records = {SEALED_RECORD: ConfigRecord({"bytes": locked, "number": number})}
+    return RecordDict({**records, NODE_RECORD: node})
 
 
 def restore_state(call: Call) -> RecordDict:
-    """Answer ``query.restore``: replace ``context.state`` by what ``tell_state`` answered earlier.
+    """Answer ``query.restore``: replace ``context.state`` by what ``send_state`` answered earlier.
 
-    PermissionError as in ``tell_state``; ValueError if this node did not send the records, or lost its key.
+    PermissionError as in ``send_state``; ValueError if this node did not send the records, or lost its key.
     """
     _check_shared(call)
     about = call.content.config_records.get(NODE_RECORD, ConfigRecord())

@@ -45,9 +45,9 @@ __all__ = [
     "data_not_valid",
     "has_own",
     "own_handlers",
+    "own_introduction",
     "own_part",
     "own_share",
-    "told_of_own",
 ]
 
 _RECORD = "standardise"  # in the message and in the node's state
@@ -141,7 +141,7 @@ def own_share(context: Context) -> OwnShare:
     return held.share
 
 
-def told_of_own(context: Context) -> Mapping[str, Any]:
+def own_introduction(context: Context) -> Mapping[str, Any]:
     """Return the description of its own data for a node's introduction; empty in other runs."""
     if not has_own(context):
         return {}

@@ -254,7 +254,7 @@ class Method(FederatedStrategy, Generic[S]):
         self.ended(self._known_state(), run)
         table = run.table
         metrics = self.train_metrics(run.contents) if table is None else self.table_metrics(table)
-        metrics.update(run.told)
+        metrics.update(run.metrics)
         return self.current_arrays(), metrics
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:

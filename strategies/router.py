@@ -136,7 +136,7 @@ class Router(Part):
         """Report an event's deliveries and losses."""
         report = self.report
         lost = sum(report.lost.values())
-        run.told |= {"deliveries": report.deliveries, "lost-payloads": lost, "refused": report.refused}
+        run.metrics |= {"deliveries": report.deliveries, "lost-payloads": lost, "refused": report.refused}
 
     # As a carrier.
 

@@ -78,7 +78,7 @@ class Run:
     # The same metrics in columns, if there were no single replies.
     table: Mapping[str, NDArray[Any]] | None = None
     # Further metrics of the round.
-    told: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     # The update of the base that nodes hold (see ``Downlink``), if the round moves it.
     update: Mapping[str, Any] | None = None
     # The models that were sent, by id, and their arrays.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         BatchHandler,
         Call,
         ColumnHandler,
+        Delivery,
         InColumns,
-        Told,
     )
     from hedgerow.wire.clock import Clock, Compute, Rates
     from hedgerow.wire.compress import (
@@ -120,6 +120,7 @@ __all__ = [
     "ColumnHandler",
     "Compressor",
     "Compute",
+    "Delivery",
     "Dense",
     "FactoredLayer",
     "Factorisation",
@@ -137,7 +138,6 @@ __all__ = [
     "SealingKey",
     "Sparse",
     "Ternary",
-    "Told",
     "TopK",
     "Traffic",
     "Transfer",

@@ -27,11 +27,11 @@ __all__ = [
     "Batched",
     "Call",
     "ColumnHandler",
+    "Delivery",
     "InColumns",
     "KnownNodes",
+    "KnowsSizes",
     "LocalDataError",
-    "TellsSizes",
-    "Told",
 ]
 
 # Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and their run.
@@ -85,7 +85,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Delivery:
     """Nodes of an exchange that were sent the same content.
 
     Parameters
@@ -122,7 +122,7 @@ class InColumns:
 
 
 # Returns the replies of all nodes, in the order of their contexts. If it raises, messages are sent instead.
-ColumnHandler = Callable[[Sequence[Told]], InColumns]
+ColumnHandler = Callable[[Sequence[Delivery]], InColumns]
 
 
 # Returns one reply per call, in order. An exception in place of a record fails only that node.
@@ -146,7 +146,7 @@ class AnswersColumns(Protocol):
 
 
 @runtime_checkable
-class TellsSizes(Protocol):
+class KnowsSizes(Protocol):
     """A ClientApp that knows the introductions of all nodes of a simulation."""
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:

@@ -10,7 +10,7 @@ from hedgerow.clients.instructions import only_arrays, state_rows
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
 from hedgerow.clients.mods.mask import Beside, PartOf, masked_sum_handlers, whole_instruction
 from hedgerow.clients.mods.update import Learn, Learnt, UpdateMod, changed
-from hedgerow.wire.calls import BatchHandler, Call, InColumns, Told
+from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 
 __all__ = ["Learning"]
 
@@ -46,16 +46,18 @@ class Learning:
         answer = partial(encoded, changed(mods, self.learn))
         return masked_sum_handlers(answer, message_type, self.part_of, self.beside)
 
-    def in_columns(self, message_type: str, told: Sequence[Told]) -> InColumns:
+    def in_columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
         """Answer for all nodes at once.
 
         ValueError if that needs messages: for compressed replies, or a model that is not one ArrayRecord. Any
         error of a node's training is raised.
         """
-        keys = [list(only_arrays(group.content)) for group in told]
-        if any(asks_for_compression(group.content) for group in told):
+        keys = [list(only_arrays(group.content)) for group in deliveries]
+        if any(asks_for_compression(group.content) for group in deliveries):
             raise ValueError("compressed updates need messages")
-        calls = [Call(group.content, context, message_type) for group in told for context in group.contexts]
+        calls = [
+            Call(group.content, context, message_type) for group in deliveries for context in group.contexts
+        ]
         learnt: list[Learnt] = []
         for one in self.learn(calls):
             if not isinstance(one, Learnt):

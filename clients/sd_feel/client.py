@@ -21,7 +21,7 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
-from hedgerow.clients.own_share import told_of_own
+from hedgerow.clients.own_share import own_introduction
 from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
@@ -88,7 +88,7 @@ def sd_feel_client(
             **task_handlers(task),
             WHOAMI: whoami(
                 lambda context: 0 if node_role(context) == EDGE else num_examples(context, task),
-                lambda context: {} if node_role(context) == EDGE else told_of_own(context),
+                lambda context: {} if node_role(context) == EDGE else own_introduction(context),
                 known_sizes(task),
             ),
             GRADIENT: each(lambda call: _gradient(call, task(call.context))),

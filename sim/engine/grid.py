@@ -44,7 +44,7 @@ from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
-from hedgerow.wire.calls import AnswersColumns, InColumns, KnownNodes, TellsSizes, Told
+from hedgerow.wire.calls import AnswersColumns, Delivery, InColumns, KnownNodes, KnowsSizes
 from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
@@ -306,13 +306,13 @@ class InProcessGrid(Grid):
         """Return the nodes if they need not be queried, else None.
 
         That is the case if every node would answer and the answers are known: nodes differ only in their
-        partitions (no ``node_configs``), the app gives all sizes (``wire.calls.TellsSizes``) and has no mod
+        partitions (no ``node_configs``), the app gives all sizes (``wire.calls.KnowsSizes``) and has no mod
         for this message, no message is lost, serialised or timed, and the grid is not a subclass.
         """
         asked = self._extras is not None or self._faults is not None or self._strict or self.real_time
         if asked or type(self) is not InProcessGrid or self._all_made:
             return None
-        if not isinstance(self._app, TellsSizes) or has_wrappers(self._app, WHOAMI):
+        if not isinstance(self._app, KnowsSizes) or has_wrappers(self._app, WHOAMI):
             return None
         sizes = self._app.sizes(self._run_config.copy())
         if sizes is None or len(sizes) != self._num_nodes:
@@ -419,11 +419,11 @@ class InProcessGrid(Grid):
         stays = self._workers is None or self._dealt.keeps(message_type, count, size)
         try:
             if self._workers is None or stays:
-                told = [
-                    Told(content, [self._handlers.seen(node, self._run.run_id) for node in members])
+                deliveries = [
+                    Delivery(content, [self._handlers.seen(node, self._run.run_id) for node in members])
                     for content, members in groups
                 ]
-                found = self._handlers.columns(message_type, told)
+                found = self._handlers.columns(message_type, deliveries)
             else:
                 found = self._workers.columns(message_type, groups, self._run.run_id)
         except Exception as error:

@@ -26,9 +26,9 @@ from hedgerow.wire.calls import (
     Batched,
     BatchHandler,
     Call,
+    Delivery,
     InColumns,
     LocalDataError,
-    Told,
 )
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
@@ -110,13 +110,13 @@ class Handlers:
             else:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
-    def columns(self, message_type: str, told: Sequence[Told]) -> InColumns:
+    def columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
         """Return the answer in columns of an app that ``AnswersColumns``; its errors are raised."""
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
         with simulated(), one_blas_thread():
-            return handler(told)
+            return handler(deliveries)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
         """Return a node's context for column handlers, cached."""

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
 from hedgerow.sim.engine.handlers import Handlers, NodeJob, SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
-from hedgerow.wire.calls import InColumns, Told
+from hedgerow.wire.calls import Delivery, InColumns
 from hedgerow.wire.records import LazyArray, lazy_array
 
 __all__ = ["ANSWERS", "RAISED", "Answer", "Asked", "Request", "Shard", "ShardReply", "node_of"]
@@ -106,11 +106,11 @@ class Shard:
             self._nodes[partition_id] = SimulatedNode(node_id, partition_id, config, state)
         if isinstance(request.asked, tuple):
             kind, groups = request.asked
-            told = [
-                Told(content, [self._handlers.seen(self._nodes[i], request.run_id) for i in members])
+            deliveries = [
+                Delivery(content, [self._handlers.seen(self._nodes[i], request.run_id) for i in members])
                 for content, members in groups
             ]
-            found = self._handlers.columns(kind, told)
+            found = self._handlers.columns(kind, deliveries)
             found = InColumns(found.on_host, found.metrics)
             return out.add(ShardReply([], found, out.add({}), self._logged()))
         before: dict[int, RecordDict] = {}

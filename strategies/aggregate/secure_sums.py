@@ -499,7 +499,7 @@ class SecureSums:
                 continue
             means[pool] = _SumMean(update.survivors, update.weight, start, change)
             self.counted(run, pool, update)
-        run.told.update(self.metrics())
+        run.metrics.update(self.metrics())
         if not self.enough():
             raise RoundFailedError
         return means

@@ -171,6 +171,6 @@ class Reconstructing:
                 row, wanted = row[:size], row[size:]
             if self.measures:
                 bias = np.abs(wanted - factors.update(row))
-                run.told["aggregation-bias"] = float(bias.max(initial=0.0))
+                run.metrics["aggregation-bias"] = float(bias.max(initial=0.0))
             found[pool] = Taken(mean.nodes, mean.weight, row)
         return found

@@ -126,7 +126,7 @@ class EF21P(WithoutFactors[State]):
         x = (state.x + change).astype(np.float32)
         run.update = TopK(count=self.largest).encode(x - state.w)  # C(x - w)
         w = added(state.w, run.update)
-        run.told["memory-norm"] = float(np.linalg.norm(x - w))
+        run.metrics["memory-norm"] = float(np.linalg.norm(x - w))
         return State(theta, x, w)
 
     def model(self, state: State) -> Vector:

@@ -125,7 +125,7 @@ class FedBAT(WithoutFactors[State]):
             sent |= {f"{key}:bits": np.packbits(up), f"{key}:alpha": np.array([alpha])}
             lost += float(np.square(M - steps[-1]).sum())
             start += size
-        run.update, run.told["quantisation-error"] = sent, lost**0.5
+        run.update, run.metrics["quantisation-error"] = sent, lost**0.5
         return State(theta, state.weights + np.concatenate(steps), state.moves + 1)
 
     def model(self, state: State) -> Vector:

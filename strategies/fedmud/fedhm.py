@@ -94,7 +94,7 @@ class FedHM(CompressedLayers[State]):
         theta, averaged = self.halved(mean.model())
         W = averaged.astype(np.float32)
         cut = self._truncated(W)
-        run.told["truncation-error"] = float(np.linalg.norm(W - self._given(cut)))
+        run.metrics["truncation-error"] = float(np.linalg.norm(W - self._given(cut)))
         return State(theta, W, cut)
 
     def model(self, state: State) -> Vector:

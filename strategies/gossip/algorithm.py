@@ -80,8 +80,8 @@ class Algorithm(Method[State]):
         lost = state.lost if none_online else self._lost_in_a_row(state, run)
         deprived = {i for i in wants if wants[i] and not bundles[i]}
         state = state.after(k, replies, deprived, run.federation.report.errors, lost)
-        run.told |= {"iteration": k, "receivers": len(replies)}
-        run.told |= {"missed": state.missed, "restarted": state.restarted}
+        run.metrics |= {"iteration": k, "receivers": len(replies)}
+        run.metrics |= {"missed": state.missed, "restarted": state.restarted}
         return state
 
     def model(self, state: State) -> Vector:

@@ -110,8 +110,8 @@ class Exposure(Part):
 
     def ended(self, run: Run) -> None:
         """Report the privacy of the node with the most releases."""
-        self.iterations = int(run.told["iteration"]) + 1
-        run.told |= self.method.privacy.metrics(self.most(), self._unprotected())
+        self.iterations = int(run.metrics["iteration"]) + 1
+        run.metrics |= self.method.privacy.metrics(self.most(), self._unprotected())
 
     def report(self, delta: float | None) -> PrivacyReport:
         """Account for the node with the most releases so far, see ``Gossip.privacy_report``."""

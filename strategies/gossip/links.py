@@ -155,11 +155,11 @@ class SealedLinks(OpenLinks):
 
     def ended(self, run: Run) -> None:
         """Report the number of nodes that pin keys, and refused payloads by reason."""
-        run.told["pinning"] = len(self.introductions.pinning)
-        run.told["withheld"] = self.carrier.report.withheld
-        run.told["unopened"] = sum(self.unopened.values())
+        run.metrics["pinning"] = len(self.introductions.pinning)
+        run.metrics["withheld"] = self.carrier.report.withheld
+        run.metrics["unopened"] = sum(self.unopened.values())
         for reason, count in sorted(self.unopened.items()):
-            run.told[f"unopened-{reason.replace(' ', '-')}"] = count
+            run.metrics[f"unopened-{reason.replace(' ', '-')}"] = count
 
     def state_dict(self) -> dict[str, Any]:
         """Return the introductions."""

@@ -121,7 +121,7 @@ class Looks(Part):
         if reported and median(reported) > DIVERGED:
             raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
         if self.refused:
-            run.told["monitor-refused"] = self.refused
+            run.metrics["monitor-refused"] = self.refused
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last seen iteration, and the monitor's own state."""

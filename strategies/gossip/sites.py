@@ -211,7 +211,7 @@ class Sites(Router):
     def ended(self, run: Run) -> None:
         """Report lost sites and waiting time, and book the traffic to other sites since the last event."""
         super().ended(run)
-        run.told |= {"lost-sites": len(self.absent), "site-seconds": self.seconds}
+        run.metrics |= {"lost-sites": len(self.absent), "site-seconds": self.seconds}
         for peer, traffic in self._channel.traffic.items():
             if size := traffic.bytes - self._booked[peer]:
                 run.federation.ledger.book(run.round, PEER_TO_PEER, self.site.own, peer, 0, size)

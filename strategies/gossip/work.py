@@ -42,7 +42,7 @@ class Work(Part):
 
     def ended(self, run: Run) -> None:
         """Report the counts."""
-        run.told |= self.metrics()
+        run.metrics |= self.metrics()
 
     def tell(self, i: int, metrics: MetricRecord) -> None:
         """Count a communication of node i, with the gradients that it reports."""

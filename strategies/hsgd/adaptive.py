@@ -162,7 +162,7 @@ class Pacer(Part):
     def ended(self, run: Run) -> None:
         """Report the estimates made before this round."""
         if self.seen is not None and self._planned == run.round:
-            run.told |= self.seen.metrics()
+            run.metrics |= self.seen.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choice and the estimates, for a checkpoint."""

@@ -85,7 +85,7 @@ class Algorithm(Method[State]):
             interval = self.interval(t, run, starts=starts, uploads=uploads)
             groups = yield from local_interval(interval, groups, self.averages, run)
         if missed := sum(one.missed for one in groups):
-            run.told["missed-intervals"] = missed
+            run.metrics["missed-intervals"] = missed
         return (yield from self.global_aggregation(state, groups, run))
 
     def drawn(self, one: Local, t: int, starts: bool) -> Local:
@@ -102,7 +102,7 @@ class Algorithm(Method[State]):
         least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
         if mean.groups < least:
             raise RoundFailedError
-        run.told["groups"] = mean.groups
+        run.metrics["groups"] = mean.groups
         t = state.t + self.pace.P
         if state.first is None:
             return State(mean.theta, t)

@@ -257,7 +257,7 @@ class SealedPartyLinks(PartyLinks):
 
     def ended(self, run: Run) -> None:
         """Report the round's counts."""
-        run.told |= {
+        run.metrics |= {
             "pinning": len(self._introductions.pinning),
             "withheld": self.withheld,
             "unopened": sum(self.unopened.values()),

@@ -117,8 +117,8 @@ class Members(Part):
 
     def ended(self, run: Run) -> None:
         """Report lost groups, excluded parties and unmatched people."""
-        run.told["lost-groups"] = max(len(self.groups), self.setup.due) - run.told["groups"]
-        run.told |= {reason: number for reason, number in sorted(self.setup.counts.items()) if number}
+        run.metrics["lost-groups"] = max(len(self.groups), self.setup.due) - run.metrics["groups"]
+        run.metrics |= {reason: number for reason, number in sorted(self.setup.counts.items()) if number}
 
     def _introduce(self) -> None:
         for i, one in self.setup.parties.take_news().items() if self._links.sealed else ():

@@ -106,7 +106,7 @@ class RecordExposure(Part):
     def ended(self, run: Run) -> None:
         """Report the account."""
         if (report := self.report()) is not None:
-            run.told |= report.metrics()
+            run.metrics |= report.metrics()
 
     def exchange(self, groups: Iterable["Local"], *, starts: bool) -> None:
         """Count an encoding of each half, and note heads that are sent between aggregations."""

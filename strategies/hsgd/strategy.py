@@ -401,7 +401,7 @@ class HSGD(Algorithm):
     def ended(self, state: State, run: Run) -> None:
         """Report the round's P, Q, eta and iterations."""
         P, Q, *_ = self.pace
-        run.told |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
+        run.metrics |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
 
     def _estimate(self, adaptive: Adaptive, eta: float, run: Run) -> Steps[ProbedConstants]:
         """Estimate the constants of the theory from exact steps and plain means."""

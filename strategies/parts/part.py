@@ -71,7 +71,7 @@ class Part:
         """Observe the models, or changes if ``exchange.coding.changes``; not called with secure sums."""
 
     def ended(self, run: Run) -> None:
-        """Observe a completed round; metrics for its record go into ``run.told``."""
+        """Observe a completed round; metrics for its record go into ``run.metrics``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the part's state for a checkpoint."""

@@ -19,13 +19,13 @@ from hedgerow.wire.records import PayloadError, only_record
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["StepsTold"]
+__all__ = ["ReportedSteps"]
 
 _NUM_STEPS = "num-steps"
 
 
-class StepsTold(Part):
-    """Refuses replies with ``num-steps`` other than ``config["local-steps"]``; ``told``: all report them."""
+class ReportedSteps(Part):
+    """Refuses replies whose ``num-steps`` differ from ``config["local-steps"]``."""
 
     name = "steps"
 
@@ -34,7 +34,7 @@ class StepsTold(Part):
 
     def forget(self) -> None:
         """Reset the state."""
-        self.told = True
+        self.all_report = True  # every reply had ``num-steps``
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
         """Refuse a training reply that reports another number."""
@@ -56,10 +56,14 @@ class StepsTold(Part):
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Record whether a valid reply reports the number."""
-        if (asked := exchange.config.get("local-steps")) is None or not exchange.trains or not self.told:
+        if (
+            (asked := exchange.config.get("local-steps")) is None
+            or not exchange.trains
+            or not self.all_report
+        ):
             return
         if _NUM_STEPS not in only_record(reply.content, MetricRecord, "bad metrics"):
-            self.told = False
+            self.all_report = False
             log(
                 WARNING,
                 "Replies do not report 'num-steps' in their MetricRecord: whether nodes followed "
@@ -69,8 +73,8 @@ class StepsTold(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether every reply has reported its number."""
-        return {"told": self.told}
+        return {"told": self.all_report}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
-        self.told = bool(state["told"])
+        self.all_report = bool(state["told"])

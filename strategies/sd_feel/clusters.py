@@ -21,7 +21,7 @@ from hedgerow.strategies.edges.mixers import Alone, GossipMixer, Mixer, consensu
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
-from hedgerow.strategies.parts.steps import StepsTold
+from hedgerow.strategies.parts.steps import ReportedSteps
 from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
@@ -160,7 +160,7 @@ class ClusteredStrategy(Algorithm):
         links = {"down_link": self.down_link, "up_link": self.up_link}
         self.sums = None if summed is None else SecureSums(summed, federation, **links)
         self._check_sizes()
-        self.steps = StepsTold()
+        self.steps = ReportedSteps()
         self.time = SimulatedTime(
             self.scheme, system, tau1=local_steps, tau2=tau2, gossip_steps=self.mixer.steps,
             up_link=self.up_link, steps=self.steps, stragglers=stragglers, graph=graph,
@@ -212,12 +212,12 @@ class ClusteredStrategy(Algorithm):
     @property
     def iterations(self) -> int | None:
         """Local iterations since the start; None if a reply did not report them."""
-        return self.completed_rounds * self.local_steps if self.steps.told else None
+        return self.completed_rounds * self.local_steps if self.steps.all_report else None
 
     def progress(self) -> Progress:
         """Return iterations, traffic and simulated seconds since the start; None if unknown."""
         progress = super().progress()
-        return progress if self.steps.told else replace(progress, sim_seconds=None)
+        return progress if self.steps.all_report else replace(progress, sim_seconds=None)
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
@@ -237,7 +237,7 @@ class ClusteredStrategy(Algorithm):
 
     def ended(self, state: State, run: Run) -> None:
         """Report how far apart the servers' models are."""
-        run.told["consensus-error"] = self.consensus_error()
+        run.metrics["consensus-error"] = self.consensus_error()
 
     def moved(self, state: State, model: Vector) -> State:
         """Replace the model of a single server; ValueError if there are several."""

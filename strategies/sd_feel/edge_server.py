@@ -230,12 +230,12 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
     def ended(self, state: State, run: Run) -> None:
         """Report the cluster's size, and measurements of the exchange with the neighbours."""
-        run.told["cluster-size"] = float(self.cluster_sizes.sum())
+        run.metrics["cluster-size"] = float(self.cluster_sizes.sum())
         # The consensus error is unknown: this server has one model only.
         if self._gossip is not None and run.round % self.tau2 == 0:
-            run.told.update(self._gossip.report.metrics())
+            run.metrics.update(self._gossip.report.metrics())
             modelled = inter_seconds(self.scheme, self.time.system(self.federation), alpha=self.alpha)
-            run.told["modelled-gossip-seconds"] = modelled
+            run.metrics["modelled-gossip-seconds"] = modelled
 
     def summary(self) -> None:
         """Log the settings."""

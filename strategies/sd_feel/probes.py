@@ -77,7 +77,7 @@ class Probes(Part):
     def ended(self, run: Run) -> None:
         """Report the estimates made before the round."""
         if self._before == run.round:
-            run.told.update(self._shown)
+            run.metrics.update(self._shown)
 
     def _probed(self, run: Run) -> Steps[dict[str, float]]:
         assert run.model is not None

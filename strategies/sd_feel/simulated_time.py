@@ -17,7 +17,7 @@ import networkx as nx
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part
-from hedgerow.strategies.parts.steps import StepsTold
+from hedgerow.strategies.parts.steps import ReportedSteps
 from hedgerow.strategies.sd_feel.theory import System, SystemName, inter_seconds, preset, round_seconds
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
@@ -98,7 +98,7 @@ class SimulatedTime(Part):
         tau2: int,
         gossip_steps: int,
         up_link: str,
-        steps: StepsTold,
+        steps: ReportedSteps,
         stragglers: Stragglers | None = None,
         graph: nx.Graph | None = None,
     ) -> None:
@@ -127,7 +127,7 @@ class SimulatedTime(Part):
 
     def ended(self, run: Run) -> None:
         """Advance the clock by a round."""
-        if not self._steps.told:
+        if not self._steps.all_report:
             return
         federation, tau1 = run.federation, self._tau1
         system = self.system(federation)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from hedgerow.clients import restore_state, tell_state
+from hedgerow.clients import restore_state, send_state
 from hedgerow.wire import RESTORE, SECRET_RECORD, STATE, Call
 
 
@@ -24,7 +24,7 @@ def test_all_that_a_node_keeps_comes_back_as_that_of_the_resumed_run_and_nothing
 ) -> None:
     earlier = node(1, state=kept(kept_in))
     later = node(resumed_as, state=RecordDict({"other": ConfigRecord({"a": 1})}))
-    restore_state(Call(tell_state(Call(RecordDict(), earlier, STATE)), later, RESTORE))
+    restore_state(Call(send_state(Call(RecordDict(), earlier, STATE)), later, RESTORE))
     assert set(earlier.state) == set(later.state) == {"memory", "status"}
     assert np.array_equal(later.state.array_records["memory"]["e"].numpy(), np.arange(3.0))
     assert later.state.config_records["status"] == {"run": then_in, "round-index": 4}
@@ -33,13 +33,13 @@ def test_all_that_a_node_keeps_comes_back_as_that_of_the_resumed_run_and_nothing
 def test_an_owner_can_keep_the_state_on_the_device() -> None:
     context = node(1, state=kept(1), **{"share-state": False})
     with pytest.raises(PermissionError, match="share-state is false in the node config of partition 3"):
-        tell_state(Call(RecordDict(), context, STATE))
+        send_state(Call(RecordDict(), context, STATE))
 
 
 def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:
     secret = ConfigRecord({"noise-root": b"known to nobody"})
     context = node(1, state=RecordDict({**kept(1), SECRET_RECORD: secret}))
-    told = tell_state(Call(RecordDict(), context, STATE))
+    told = send_state(Call(RecordDict(), context, STATE))
     assert SECRET_RECORD not in told
     forged = RecordDict({**told, SECRET_RECORD: ConfigRecord({"noise-root": b"known to the server"})})
     later = node(2)

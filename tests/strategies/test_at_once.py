@@ -15,7 +15,7 @@ from hedgerow.clients import BatchClientApp, LocalTask, sd_feel_client, whoami
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import FedAvg, RoundEnd, SDFeel
 from hedgerow.strategies.vectors import DeviceRows
-from hedgerow.wire import Call, ColumnHandler, InColumns, Told, to_record
+from hedgerow.wire import Call, ColumnHandler, Delivery, InColumns, to_record
 
 NODES = 6
 
@@ -41,11 +41,11 @@ class Nodes:
         self.app = App(self)
 
     def one(self, node: int, content: RecordDict) -> tuple[np.ndarray, dict[str, float]]:
-        told, sent = content["config"], content["arrays"]["w"].numpy()
-        w = sent + np.float32(0.1) * (node - told["server-round"])
+        config, sent = content["config"], content["arrays"]["w"].numpy()
+        w = sent + np.float32(0.1) * (node - config["server-round"])
         metrics = {
             "num-examples": 10 + node,
-            "num-steps": told["local-steps"],
+            "num-steps": config["local-steps"],
             "train-loss": 1.0 / (1 + node),
         }
         spoilt = dict(self.spoilt.get(node, {}))
@@ -63,15 +63,15 @@ class Nodes:
             except ValueError as error:
                 answers.append(error)
                 continue
-            told: Any = MetricRecord(metrics)
-            answers.append(RecordDict({"arrays": to_record({"w": w}), "metrics": told}))
+            reported: Any = MetricRecord(metrics)
+            answers.append(RecordDict({"arrays": to_record({"w": w}), "metrics": reported}))
         return answers
 
-    def columns(self, told: Sequence[Told]) -> InColumns:
+    def columns(self, deliveries: Sequence[Delivery]) -> InColumns:
         self.asked.append("columns")
         found = [
             self.one(int(context.node_config["partition-id"]), group.content)
-            for group in told
+            for group in deliveries
             for context in group.contexts
         ]
         metrics = {key: np.array([one[key] for _, one in found]) for key in found[0][1]}
@@ -216,11 +216,11 @@ class Dying(Nodes):
         super().__init__({})
         self.marker = marker
 
-    def columns(self, told: Sequence[Told]) -> InColumns:
+    def columns(self, deliveries: Sequence[Delivery]) -> InColumns:
         try:
             self.marker.touch(exist_ok=False)
         except FileExistsError:
-            return super().columns(told)
+            return super().columns(deliveries)
         os._exit(1)
 
 

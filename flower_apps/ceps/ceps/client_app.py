@@ -5,7 +5,7 @@ from flwr.app import Context
 from ceps.problems import evaluate_own, node_problem
 from hedgerow.clients import ceps_client, whoami
 from hedgerow.clients.handlers import each
-from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
+from hedgerow.clients.own_share import has_own, own_handlers, own_introduction, own_part
 from hedgerow.wire.message_types import WHOAMI
 
 
@@ -16,5 +16,5 @@ def _num_examples(context: Context) -> int:
 
 app = ceps_client(
     node_problem,
-    {"evaluate": each(evaluate_own), WHOAMI: whoami(_num_examples, told_of_own), **own_handlers()},
+    {"evaluate": each(evaluate_own), WHOAMI: whoami(_num_examples, own_introduction), **own_handlers()},
 )

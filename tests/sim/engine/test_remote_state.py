@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.clients import BatchClientApp, each, tell_state
+from hedgerow.clients import BatchClientApp, each, send_state
 from hedgerow.sim import (
     CheckpointError,
     InProcessGrid,
@@ -62,7 +62,7 @@ def test_nodes_go_on_where_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("garbage", [RecordDict(), RecordDict({NODE_RECORD: ConfigRecord({"run": "1"})})])
 def test_a_node_that_does_not_say_who_it_is_costs_its_own_state_alone(garbage: RecordDict) -> None:
     def tell(call: Call) -> RecordDict:
-        return garbage if call.partition_id == 1 else tell_state(call)
+        return garbage if call.partition_id == 1 else send_state(call)
 
     grid = InProcessGrid(BatchClientApp({STATE: each(tell)}), 3)
     assert set(RemoteState(grid, 10).state_dict()) == {"0", "2"}

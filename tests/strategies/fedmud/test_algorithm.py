@@ -40,7 +40,7 @@ def test_golden_g1() -> None:
 
     ((state, run),) = alone(method, work, 1)
     assert np.array_equal(method.model(state), np.full(4, 0.25))
-    assert run.told["aggregation-bias"] == 0.25  # diag(0.5, 0.5) was wanted
+    assert run.metrics["aggregation-bias"] == 0.25  # diag(0.5, 0.5) was wanted
 
 
 @pytest.mark.parametrize("variant", EXACT)
@@ -97,7 +97,7 @@ def test_what_is_not_sent_is_remembered(seed: int, count: int) -> None:
         assert run.update is not None
         values = run.update["values"]
         sent[decode_indices(run.update["indices"], len(values), 12)] += values
-        assert run.told["memory-norm"] == pytest.approx(float(np.linalg.norm(state.x - state.w)))
+        assert run.metrics["memory-norm"] == pytest.approx(float(np.linalg.norm(state.x - state.w)))
     np.testing.assert_allclose(state.x, moves.sum(0), atol=1e-5)
     np.testing.assert_allclose(state.w, sent, atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_the_largest_entries_are_sent() -> None:
 def test_with_nothing_new_the_nodes_catch_up_with_the_server() -> None:
     moves = [np.arange(1, 13), *(np.zeros(12) for _ in range(5))]
     *_, (state, run) = alone(ef21p(), replying(*moves), 6)
-    assert run.told["memory-norm"] == 0.0
+    assert run.metrics["memory-norm"] == 0.0
     assert np.array_equal(state.x, state.w)
 
 
@@ -183,13 +183,13 @@ def test_what_is_sent_is_what_the_server_moved_by(size: int, seed: int) -> None:
     assert run.update is not None
     step = method.code.read(run.update, 0)["w0"]
     assert np.array_equal(state.weights, step)
-    assert run.told["quantisation-error"] == pytest.approx(float(np.linalg.norm(mean - step)))
+    assert run.metrics["quantisation-error"] == pytest.approx(float(np.linalg.norm(mean - step)))
 
 
 def test_a_mean_of_zero_moves_nothing() -> None:
     ((state, run),) = alone(fedbat(5), replying(np.zeros(5)), 1)
     assert not state.weights.any()
-    assert run.told["quantisation-error"] == 0.0
+    assert run.metrics["quantisation-error"] == 0.0
 
 
 def test_below_one_bit_a_weight_a_share_of_each_layer_moves_another_one_each_round() -> None:
@@ -219,7 +219,7 @@ def test_golden_truncation_error_is_told() -> None:
     assert method.plan.layers[0].rank == 2
     mean = np.diag([3.0, 2.0, 1.0]).ravel()
     ((state, run),) = alone(method, replying(mean), 1)
-    assert run.told["truncation-error"] == pytest.approx(1.0, abs=1e-6)
+    assert run.metrics["truncation-error"] == pytest.approx(1.0, abs=1e-6)
     assert np.array_equal(method.model(state), mean)
 
 
