@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import psutil
 from flwr.app import Message
+from processes import memory_of
 from reports import report
 
 from hedgerow.sim.deploy.launcher import Deployment, SuperNode
@@ -185,11 +187,9 @@ def peak_memory(name: str, *, warm: bool) -> float:
 
 def sample(node: SuperNode, seen: list[float], over: threading.Event) -> None:
     while not over.wait(0.2):
-        kib = 0
-        for pid in [node.pid, *node.descendants()]:
-            with suppress(OSError, IndexError):
-                kib += int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("Pss:")[2].split()[0])
-        seen.append(kib / 1024)
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(node.pid)
+            seen.append(memory_of([process, *process.children(recursive=True)]) / 2**20)
 
 
 def main() -> None:

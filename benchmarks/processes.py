@@ -7,9 +7,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from hedgerow.sim.deploy.processes import free_ports
 
@@ -23,32 +26,28 @@ class Measured:
     output: str
 
 
-def _proportional_kib(pid: str) -> int:
-    # Shared pages are counted once over all processes: a sum of RSS would count them again and again.
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    return 0
-
-
-def _total_kib(mark: bytes) -> int:
+def memory_of(processes: Iterable[psutil.Process]) -> int:
+    """Return the bytes of processes, with shared pages counted once; those that ended count 0 (Linux)."""
     total = 0
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if mark in Path(f"/proc/{pid}/environ").read_bytes():
-                total += _proportional_kib(pid)
-        except (OSError, ValueError):
-            continue  # it ended, or is not ours
+    for process in processes:
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
     return total
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended, or is another user's
+            if process.environ().get(MARK) == mark:
+                yield process
 
 
 def measure(command: list[str], env: dict[str, str] | None = None) -> Measured:
     """Run a command to its end; it must exit with 0. Detached children count too: they carry a mark."""
-    mark = f"{MARK}={uuid.uuid4().hex}"
-    name, value = mark.split("=")
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         command,
-        env={**os.environ, **(env or {}), name: value},
+        env={**os.environ, **(env or {}), MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -58,7 +57,7 @@ def measure(command: list[str], env: dict[str, str] | None = None) -> Measured:
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.5):
-            peak = max(peak, _total_kib(mark.encode()))
+            peak = max(peak, memory_of(_marked(mark)))
 
     watcher = threading.Thread(target=watch)
     started = time.perf_counter()
@@ -69,7 +68,7 @@ def measure(command: list[str], env: dict[str, str] | None = None) -> Measured:
     watcher.join()
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}:\n{output[-3000:]}")
-    return Measured(seconds, peak / 2**20, output)
+    return Measured(seconds, peak / 2**30, output)
 
 
 def run_together(commands: Sequence[Sequence[str]]) -> None:

@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+import psutil
 
 __all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all"]
 
@@ -153,9 +154,7 @@ class Program:
         """Return the process ids of the program's descendants, or of those that run ``name``."""
         if not self.running:
             return []
-        table = _processes()
-        family = _family(self.pid, table)[1:]
-        return [pid for pid in family if not name or name in table[pid].words]
+        return [child.pid for child in _children(self.pid) if not name or name in _words(child)]
 
     def stop(self, patience: float = 15.0) -> None:
         """End the program and its descendants with SIGTERM, and with SIGKILL after ``patience`` seconds."""
@@ -226,60 +225,50 @@ class _Guardian:
                     command, stdin=subprocess.PIPE, start_new_session=True, text=True
                 )
             assert self._process.stdin is not None
-            print(pid, began(pid), file=self._process.stdin, flush=True)
+            print(f"{pid} {began(pid)!r}", file=self._process.stdin, flush=True)
 
 
 _guardian = _Guardian()
 
 
-def began(pid: int) -> str:
-    """Return a process's start time, unlike that of a later process of the same id; empty if it ended."""
-    shown = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return " ".join(shown.stdout.split())
+def began(pid: int) -> float:
+    """Return the time at which a process started; 0 if it ended."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _living(groups: set[int]) -> set[int]:
     """Return the non-empty process groups among these and their leaders' descendants."""
-    table = _processes()
-    for group in set(groups):
-        # A detached child can be found only while its parent is alive.
-        if group in table and table[group].group == group and not table[group].ended:
-            groups = groups | {table[pid].group for pid in _family(group, table) if pid in table}
-    # Zombies do not count.
-    alive = {process.group for process in table.values() if not process.ended}
-    return (groups & alive) - {os.getpgrp()}
+    # A detached child can be found only while its parent is alive.
+    members = [child for group in groups if _group(group) == group for child in _children(group)]
+    groups = groups | {_group(child.pid) for child in members}
+    alive = psutil.process_iter(["status"])
+    found = {_group(one.pid) for one in alive if one.info["status"] != psutil.STATUS_ZOMBIE}
+    return (groups & found) - {0, os.getpgrp()}
 
 
-@dataclass(frozen=True)
-class _Process:
-    parent: int
-    group: int
-    ended: bool
-    words: tuple[str, ...]
+def _group(pid: int) -> int:
+    """Return the process group of a process, 0 if it ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
-def _processes() -> dict[int, _Process]:
-    """Return all processes of the machine, with their names and their commands' words without folders."""
-    # A forked process has its own name but its parent's command.
-    columns = "pid=,ppid=,pgid=,stat=,comm=,args="
-    # -ww, because lines may otherwise be cut at 80 columns or at COLUMNS.
-    shown = subprocess.run(["ps", "-eww", "-o", columns], capture_output=True, text=True, check=True).stdout
-    found = {}
-    for line in shown.splitlines():
-        pid, parent, group, state, *words = line.split()
-        names = tuple(word.rpartition("/")[2] for word in words)
-        found[int(pid)] = _Process(int(parent), int(group), state.startswith("Z"), names)
-    return found
+def _children(pid: int) -> list[psutil.Process]:
+    """Return the descendants of a process."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
-def _family(root: int, table: Mapping[int, _Process]) -> list[int]:
-    """Return a process and its descendants, the process first."""
-    children: dict[int, list[int]] = {}
-    for pid, process in table.items():
-        children.setdefault(process.parent, []).append(pid)
-    family = [root]
-    for pid in family:
-        family += children.get(pid, [])
-    return family
+def _words(process: psutil.Process) -> set[str]:
+    """Return a process's name and the words of its command without folders."""
+    try:
+        # A forked process has its own name but its parent's command.
+        return {process.name(), *(Path(word).name for word in process.cmdline())}
+    except psutil.Error:
+        return set()

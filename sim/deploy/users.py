@@ -18,6 +18,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
+
 __all__ = ["NoUsersError", "NodeUsers", "give", "own_copy", "own_folder"]
 
 # The range that systemd reserves for services without an account.
@@ -57,7 +59,7 @@ class NodeUsers:
 
     def _reserve(self, count: int) -> None:
         taken = {one.pw_uid for one in pwd.getpwall()} | {one.gr_gid for one in grp.getgrall()}
-        taken |= {status.st_uid for status in _of_processes()}
+        taken |= {one.info["uids"].effective for one in psutil.process_iter(["uids"]) if one.info["uids"]}
         for uid in range(_FIRST, _LAST + 1):
             if len(self.ids) == count:
                 return
@@ -123,13 +125,3 @@ def own_copy(source: Path, target: Path, uid: int) -> Path:
     give(target, uid)
     os.chown(target.parent, uid, uid)
     return target
-
-
-def _of_processes() -> list[os.stat_result]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            found.append(os.stat(f"/proc/{pid}"))
-        except OSError:
-            continue  # the process has ended
-    return found

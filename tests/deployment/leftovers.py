@@ -1,19 +1,17 @@
-"""Which processes still carry a deployment's home in their environment."""
+"""Processes that still have a deployment's home in their environment."""
 
-import os
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 
 def left_running(home: Path) -> list[str]:
-    """Return the commands of this user's processes whose FLWR_HOME is the folder, or within it (Linux)."""
+    """Return the commands of this user's processes whose FLWR_HOME is the folder, or within it."""
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue  # it ended, or is another user's
-        homes = [entry.partition(b"=")[2].decode() for entry in environment if entry[:10] == b"FLWR_HOME="]
-        if command and any(Path(one).is_relative_to(home) for one in homes):
-            found.append(command)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended, or is another user's
+            at = process.environ().get("FLWR_HOME")
+            if at and Path(at).is_relative_to(home) and process.cmdline():
+                found.append(" ".join(process.cmdline()))
     return found

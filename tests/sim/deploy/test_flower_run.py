@@ -1,10 +1,9 @@
 """An app runs on Flower's own engine with the same plan, the same numbers and a true exit status."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from tests.sim.tiny_app import MakeApp, result
 
@@ -12,11 +11,10 @@ from hedgerow.sim import find_app, load_app, plan_run, run_app
 from hedgerow.sim.deploy.flower_run import flower_run
 
 
-def superlinks() -> set[str]:
+def superlinks() -> list[psutil.Process]:
     """Return the SuperLinks that this process started: others on the machine may have theirs."""
-    command = ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())]
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {line.split()[0] for line in table.splitlines() if "flower-superlink" in line}
+    started = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in started if any("flower-superlink" in word for word in one.cmdline())]
 
 
 def test_flowers_engine_gives_the_same_numbers_and_leaves_nothing_running(
@@ -29,11 +27,11 @@ def test_flowers_engine_gives_the_same_numbers_and_leaves_nothing_running(
     # FedAvg sums in the order of the replies, which is not Flower's to promise.
     np.testing.assert_allclose(there.pop("arrays"), here.pop("arrays"), rtol=1e-12)
     assert there == here
-    assert superlinks() == set()
+    assert superlinks() == []
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_on_flowers_engine_exits_with_1(make_app: MakeApp) -> None:
     spec = find_app(make_app())
     assert flower_run(spec, plan_run(spec, ["fail=true"])) == 1
-    assert superlinks() == set()
+    assert superlinks() == []
