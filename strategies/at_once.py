@@ -76,7 +76,7 @@ def _checked(
     likely = np.isfinite(norms)
     for values in metrics.values():
         likely &= np.isfinite(values)
-    fine = (likely & federation.valid_weights(weights)).tolist()
+    fine = (likely & federation.claims.valid(weights)).tolist()
     accepted, sizes = [], _reply_sizes(run, rows, metrics)
     bounded = federation.settings.max_update_norm_ratio
     for k, node in enumerate(nodes):

@@ -13,6 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from hedgerow.strategies.claims import OVERSTATED, Claims
 from hedgerow.strategies.inbox import (
     ExchangeReport,
     Inbox,
@@ -23,7 +24,7 @@ from hedgerow.strategies.inbox import (
     weighted_metrics,
 )
 from hedgerow.strategies.known_nodes import KnownSizes
-from hedgerow.strategies.parts.bounds import OVERSTATED, LossBound, UpdateBound, capped, overstated
+from hedgerow.strategies.parts.bounds import LossBound, UpdateBound
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Admits, Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
@@ -31,8 +32,7 @@ from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, Ledger
-from hedgerow.wire.limits import MAX_EXAMPLES
-from hedgerow.wire.records import Layout, PayloadError, only_record
+from hedgerow.wire.records import Layout, only_record
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -213,12 +213,7 @@ class Federation:
         self.clock = Clock()
         self.completed = 0
         self.layout: Layout | None = None
-        self.sizes: MutableMapping[int, float] = {}
-        # Number of known sizes, and the largest weight of a client that follows from them.
-        self._most: tuple[int, float] = 0, float("inf")
-        self._cap_logged = False
-        # Number of known sizes, and the largest size that may be claimed.
-        self._overstated: tuple[int, float] = 0, float("inf")
+        self.claims = Claims(self.settings.max_weight_ratio)
         # Places of nodes that claimed more; a round does not wait for them.
         self._barred: set[int] = set()
         self.losses = LossBound(self.settings.max_loss_ratio)
@@ -239,6 +234,11 @@ class Federation:
         # A round, and the nodes excluded in it, by reason.
         self._left_out: tuple[int, Counter[str]] = 0, Counter()
         self._exchange = self._evaluation = Inbox([], "", lambda node, content: None)
+
+    @property
+    def sizes(self) -> MutableMapping[int, float]:
+        """The examples that each client claimed first, by partition id."""
+        return self.claims.sizes
 
     @property
     def num_clients(self) -> int:
@@ -294,10 +294,11 @@ class Federation:
                 self._roster.put_to_rest(self._rested)
                 self._roster.refresh(grid, self.timeout, self.completed)
             if self._roster.known is not None:
-                self.sizes = KnownSizes(self._roster.known.sizes)
+                self.claims.sizes = KnownSizes(self._roster.known.sizes)
                 return self._roster
             claims = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
-            self.sizes = {**self.sizes, **{client: float(size) for client, size in claims.items() if size}}
+            sizes = {client: float(size) for client, size in claims.items() if size}
+            self.claims.sizes = {**self.sizes, **sizes}
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
             if self._roster.known is not None:
@@ -310,21 +311,13 @@ class Federation:
 
     def _leave_out_overstated(self, roster: Roster) -> None:
         """Exclude nodes that claim an impossible size: capped, they would still count ten medians."""
-        most = self._most_claimed()
+        most = self.claims.largest()
         for client in [client for client, size in self.sizes.items() if size > most]:
             del self.sizes[client]
             for node in roster.nodes[client : client + 1]:
                 if not node.vacant:
                     self._barred.add(client)
                     roster.refuse(node.node_id, OVERSTATED, self.completed)
-
-    def _most_claimed(self) -> float:
-        """Return the largest size that may be claimed; infinite if ``max_weight_ratio`` is 0."""
-        if not self.settings.max_weight_ratio:
-            return float("inf")
-        if self._overstated[0] != len(self.sizes):
-            self._overstated = len(self.sizes), overstated(self.sizes)
-        return self._overstated[1]
 
     def _gathered(self, grid: Grid) -> Roster:
         if self.settings.roster is not None:
@@ -467,14 +460,7 @@ class Federation:
     def checked_weight(self, content: RecordDict) -> float:
         """Return the weight that a reply claims; raise PayloadError if it is not valid."""
         metrics = checked_metrics(content, self.settings.weighted_by_key)
-        claimed = float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
-        if claimed > (most := self._most_claimed()):
-            raise PayloadError(OVERSTATED, f"{claimed:g} examples, expected at most {most:g}")
-        return claimed
-
-    def valid_weights(self, claimed: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which of these weights ``checked_weight`` would accept."""
-        return (claimed > 0) & (claimed <= min(MAX_EXAMPLES, self._most_claimed()))
+        return self.claims.check(float(metrics[self.settings.weighted_by_key]))  # type: ignore[arg-type]
 
     def weight_of(self, client: int) -> float:
         """Return the weight of a client of known size: its size, up to ``max_weight_ratio`` medians."""
@@ -482,33 +468,15 @@ class Federation:
         if self._roster is not None and self.settings.registry is not None:
             here = self._roster.nodes[client : client + 1]
         registered = [float(node.max_examples) for node in here if node.max_examples is not None]
-        return min(self.sizes[client], self._cap(), *registered)
+        return min(self.sizes[client], self.claims.cap(), *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
         """Return the weights of the first clients (C,); a client of unknown size has the mean weight."""
         if isinstance(self.sizes, KnownSizes):
-            return np.minimum(self.sizes.array[:clients], self._cap())
+            return np.minimum(self.sizes.array[:clients], self.claims.cap())
         known = {client: self.weight_of(client) for client in self.sizes}
         typical = sum(known.values()) / len(known) if known else 1.0
         return np.array([known.get(client, typical) for client in range(clients)])
-
-    def _cap(self) -> float:
-        if self._most[0] == len(self.sizes):
-            return self._most[1]
-        most = capped(self.sizes, self.settings.max_weight_ratio)
-        self._most = len(self.sizes), most
-        cut = sorted(client for client, size in self.sizes.items() if size > most)
-        if cut and not self._cap_logged:  # Once: the claim may be honest.
-            self._cap_logged = True
-            log(
-                WARNING,
-                "Partitions %s claim more than max_weight_ratio = %g times the median of the examples that "
-                "nodes claim: they count with %g.",
-                cut[:8],
-                self.settings.max_weight_ratio,
-                most,
-            )
-        return most
 
     def bound(self, part: str = "model") -> UpdateBound:
         """Return the bound on the updates of a part of the model."""
@@ -647,9 +615,7 @@ class Federation:
                 "shapes": [list(shape) for shape in layout.shapes],
                 "dtypes": list(layout.dtypes),
             },
-            "sizes": self.sizes.array
-            if isinstance(self.sizes, KnownSizes)
-            else {str(client): size for client, size in sorted(self.sizes.items())},
+            "sizes": self.claims.state_dict(),
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
         }
@@ -690,12 +656,7 @@ class Federation:
         self.layout = Layout(
             tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
         )
-        sizes = state["sizes"]
-        self.sizes = (
-            KnownSizes(sizes)
-            if isinstance(sizes, np.ndarray)
-            else {int(client): float(size) for client, size in sizes.items()}
-        )
+        self.claims.load_state_dict(state["sizes"])
         self.completed = int(state["round"])
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])

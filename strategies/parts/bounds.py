@@ -1,4 +1,4 @@
-"""Bounds on well-formed replies: the update's norm, the weight, and the resulting loss.
+"""Bounds on well-formed replies: the update's norm, and the resulting loss.
 
 A bound is a multiple of a median over the run itself, which fewer than half of the nodes cannot move. It
 keeps a single reply from ruining the model; robust means (``robust.py``) handle errors within the bound.
@@ -14,16 +14,10 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["OVERSTATED", "TOO_LARGE", "LossBound", "UpdateBound", "capped", "norm_of", "overstated"]
+__all__ = ["TOO_LARGE", "LossBound", "UpdateBound", "norm_of"]
 
 # The reason for refusing an update.
 TOO_LARGE = "update too large"
-# The reason for refusing a claimed size, and the largest accepted multiple of the median: a hospital among
-# phones of ten examples each has at most 10^5 times their size, while 2^53, the largest claim that a message
-# may hold, is 10^6 times any median up to nine billion.
-OVERSTATED, _MAX_CLAIM_RATIO = "claimed size too large", 1e6
-# Fewest claims for a median that a minority of false ones cannot move.
-_LEAST_CLAIMS = 3
 # Number of rounds in the median.
 _ROUNDS = 16
 # Share of the model's own norm up to which an update is usual in any round.
@@ -120,13 +114,3 @@ class LossBound:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a checkpoint."""
         self._first = {str(kind): float(loss) for kind, loss in state.items()}
-
-
-def capped(weights: Mapping[int, float], max_ratio: float) -> float:
-    """Return the cap on these weights: ``max_ratio`` times their median; infinity if ``max_ratio`` is 0."""
-    return max_ratio * median_low(weights.values()) if max_ratio and weights else float("inf")
-
-
-def overstated(sizes: Mapping[int, float]) -> float:
-    """Return the size above which a claim is refused, given all sizes; infinity if they are too few."""
-    return _MAX_CLAIM_RATIO * median_low(sizes.values()) if len(sizes) >= _LEAST_CLAIMS else float("inf")
