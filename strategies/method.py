@@ -83,7 +83,7 @@ class Method(FederatedStrategy, Generic[S]):
 
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
-        raise self.cannot_go_on()
+        raise self.not_movable()
 
     @property
     def iterations(self) -> int | None:
@@ -110,7 +110,7 @@ class Method(FederatedStrategy, Generic[S]):
     def _forget(self) -> None:
         self.state: S | None = None
         # The current round, until it ends: its steps, and its training exchange.
-        self._at_hand: tuple[Run, Steps[S], Exchange | Together] | None = None
+        self._pending: tuple[Run, Steps[S], Exchange | Together] | None = None
         for part in self.parts:
             part.forget()
         if self.sums is not None:
@@ -168,15 +168,15 @@ class Method(FederatedStrategy, Generic[S]):
             hooks.append("train_metrics")
         if any(getattr(getattr(self, hook), "__func__", None) is not getattr(Method, hook) for hook in hooks):
             return list(self.configure_train(server_round, arrays, config, grid))
-        self._go_on_from(server_round, arrays)
+        self._continue_from(server_round, arrays)
         self._to_training(server_round, arrays, config, grid)
-        if self._at_hand is None:
+        if self._pending is None:
             return []
-        run, steps, made = self._at_hand
+        run, steps, made = self._pending
         columns = None if isinstance(made, Together) else at_once(run, made)
         if columns is None:
             return self._messages()
-        self._at_hand = None
+        self._pending = None
         new, metrics = self._finished(run, steps, columns)
         if new is not None:
             self._handed = Handed(new)
@@ -185,7 +185,7 @@ class Method(FederatedStrategy, Generic[S]):
     def _to_training(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> None:
         """Begin a round, and run it up to its training exchange."""
         self._begin_round(server_round)
-        self._at_hand = None
+        self._pending = None
         if self.finished:
             return
         if self.state is None:
@@ -193,7 +193,7 @@ class Method(FederatedStrategy, Generic[S]):
         there = self.federation.open_round(grid).present
         before = partial(self.model, self.state)
         run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
-        steps = self._made(self.state, run)
+        steps = self._steps(self.state, run)
         try:
             step = next(steps)
             while isinstance(step, Question) or not step.trains:
@@ -201,12 +201,12 @@ class Method(FederatedStrategy, Generic[S]):
         except StopIteration as end:
             self.state = end.value
             return
-        self._at_hand = run, steps, step
+        self._pending = run, steps, step
 
     def _messages(self) -> list[Message]:
-        if self._at_hand is None:
+        if self._pending is None:
             return []
-        run, _, step = self._at_hand
+        run, _, step = self._pending
         contents, offline = run.to_send(step)
         messages = self.federation.instruct(
             run.round, contents, run.reader(step), offline=offline, message_type=step.kind,
@@ -216,7 +216,7 @@ class Method(FederatedStrategy, Generic[S]):
         besides = [(part, exchange) for part in self.parts for exchange in step.exchanges]
         return [*messages, *(m for part, exchange in besides for m in part.beside(exchange, nodes, run))]
 
-    def _made(self, state: S, run: Run) -> Steps[S]:
+    def _steps(self, state: S, run: Run) -> Steps[S]:
         for part in self.parts:
             yield from part.opened(run)
         return (yield from self.round(state, run))
@@ -225,9 +225,9 @@ class Method(FederatedStrategy, Generic[S]):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Finish the round; if there are too few replies, return None and keep the state."""
-        if self._at_hand is None:
+        if self._pending is None:
             return None, None
-        (run, steps, made), self._at_hand = self._at_hand, None
+        (run, steps, made), self._pending = self._pending, None
         for part in self.parts:
             for exchange in made.exchanges:
                 replies = part.arrived(replies, exchange, run)

@@ -66,7 +66,7 @@ def _compared(configure_train: Callable[..., Any]) -> Callable[..., Any]:
     def compared(
         self: "FederatedStrategy", server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Any:
-        self._go_on_from(server_round, arrays)
+        self._continue_from(server_round, arrays)
         return configure_train(self, server_round, arrays, config, grid)
 
     return compared
@@ -163,14 +163,14 @@ class FederatedStrategy(Strategy):
 
     def adopt(self, arrays: ArrayRecord) -> None:
         """Continue from other arrays than the last round returned; ValueError if the method cannot."""
-        raise self.cannot_go_on()
+        raise self.not_movable()
 
-    def cannot_go_on(self) -> ValueError:
+    def not_movable(self) -> ValueError:
         """Return the error of a method that cannot continue from other arrays than its own."""
         why = self.unwrapped()
         return ValueError(
             f"arrays of configure_train are not those that {type(self).__name__} returned from "
-            f"aggregate_train, and it cannot go on from them{f': {why}' if why else ''}. A wrapper that "
+            f"aggregate_train, and it cannot continue from them{f': {why}' if why else ''}. A wrapper that "
             "changes the model, as by noise, would have no effect"
         )
 
@@ -292,7 +292,7 @@ class FederatedStrategy(Strategy):
             self.federation.reset()
             self._forget()
 
-    def _go_on_from(self, server_round: int, arrays: ArrayRecord) -> None:
+    def _continue_from(self, server_round: int, arrays: ArrayRecord) -> None:
         """Adopt a round's arrays if they are not those that the previous round returned."""
         if server_round == 1 and self.completed_rounds:
             self._handed = None

@@ -167,7 +167,7 @@ def run(
     try:
         with (
             bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
-            interruptible(_how_to_go_on(app_path, plan)),
+            interruptible(_how_to_resume(app_path, plan)),
         ):
             records = _records(plan, resume if foreign else None, quiet=quiet)
             # Before the app is imported, because that may draw its model.
@@ -222,7 +222,7 @@ def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
     )
 
 
-def _how_to_go_on(app_path: str, plan: Plan) -> Callable[[], str]:
+def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
     """Return what says how to go on with the run that starts now, whose folder only the app will know."""
     from hedgerow.sim.runs.folder import runs_folder
 

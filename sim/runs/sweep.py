@@ -30,7 +30,7 @@ from hedgerow.sim.runs.generations import LATEST
 from hedgerow.sim.runs.plan import toml_text
 from hedgerow.sim.runs.recorder import write_json
 from hedgerow.sim.runs.sweep_file import Sweep
-from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_go_on
+from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_resume
 from hedgerow.sim.signals import sigterm_raises
 
 __all__ = ["Outcome", "run_sweep"]
@@ -218,7 +218,7 @@ def _begun(job: Job) -> Path | None:
     begun = [path.parents[1] for path in partial.glob(f"*/checkpoint/{LATEST}")]
     if len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
         return None
-    return begun[0] if can_go_on(begun[0], partial / SETTINGS_FILE, job.settings) else None
+    return begun[0] if can_resume(begun[0], partial / SETTINGS_FILE, job.settings) else None
 
 
 def _ended(run: _Running) -> Outcome:

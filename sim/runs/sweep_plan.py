@@ -24,7 +24,7 @@ from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.settings import Role
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
-__all__ = ["SETTINGS_FILE", "Job", "can_go_on", "changed_settings", "plan_sweep"]
+__all__ = ["SETTINGS_FILE", "Job", "can_resume", "changed_settings", "plan_sweep"]
 
 # File of a run's whole run config, in its folder.
 SETTINGS_FILE = "settings.toml"
@@ -154,14 +154,14 @@ def _is_kept(folder: Path, plan: Plan, defaults: UserConfig) -> bool:
     nodes = read_config(folder).get("nodes", plan.num_nodes)
     if nodes != plan.num_nodes:
         changed.append(f"{nodes} nodes, now {plan.num_nodes}")
-    if changed and can_go_on(folder, folder / SETTINGS_FILE, plan.run_config, defaults):
+    if changed and can_resume(folder, folder / SETTINGS_FILE, plan.run_config, defaults):
         return False
     if changed:
         raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
     return True
 
 
-def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> bool:
+def can_resume(run: Path, file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> bool:
     """Return whether a run made with the settings in ``file`` can be resumed with the present settings.
 
     It must have a checkpoint, and its app the key ``resume``; only ``iterations`` may differ, and only grow.

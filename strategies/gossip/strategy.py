@@ -195,7 +195,7 @@ class Gossip(Algorithm):
     @property
     def finished(self) -> bool:
         """Whether all iterations are done or the stopping rule is met, and no event is in progress."""
-        if self._at_hand is not None:
+        if self._pending is not None:
             return False
         if self.looks.stopped:
             return True

@@ -372,10 +372,10 @@ class HSGD(Algorithm):
         """Return no messages, because no node may see the whole model."""
         return []
 
-    def _made(self, state: State, run: Run) -> Steps[State]:
+    def _steps(self, state: State, run: Run) -> Steps[State]:
         """Advance the clock by a global interval, also for a failed round."""
         try:
-            after = yield from super()._made(state, run)
+            after = yield from super()._steps(state, run)
         except RoundFailedError:
             self._advance(self.pace.P, self.pace.Q)
             raise

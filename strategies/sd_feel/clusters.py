@@ -242,7 +242,7 @@ class ClusteredStrategy(Algorithm):
     def moved(self, state: State, model: Vector) -> State:
         """Replace the model of a single server; ValueError if there are several."""
         if self.unwrapped() is not None:
-            raise self.cannot_go_on()
+            raise self.not_movable()
         return State(model[None])
 
     def unwrapped(self) -> str | None:
