@@ -1,8 +1,8 @@
-"""CEPS with a model and data of one's own: no server learns anything, nodes send each other signs.
+"""CEPS with your own model and data: nodes send signs to their neighbours, and there is no server model.
 
-Eight nodes look for the few features of sixty that matter. Each keeps its own sparse model, and tells its
-neighbours one bit for each of 120 random projections of it. The project gives the suite's ClientApp a
-function from a node's context to its objective: ``TorchProblem`` makes one of any PyTorch model and loss.
+Eight nodes look for the few relevant features of sixty. Each keeps its own sparse model and sends its
+neighbours one bit for each of 120 random projections of it. You pass the suite's ClientApp a function from a
+node's context to its objective; ``TorchProblem`` makes one from any PyTorch model and loss.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ NODES, FEATURES, RELEVANT = 8, 60, 3
 
 
 def samples(partition_id: int) -> tuple[Tensor, Tensor]:
-    """Return one node's data: 80 records, whose targets depend on the first three features."""
+    """Return one node's data: 80 records whose targets depend on the first three features."""
     stream = torch.Generator().manual_seed(partition_id)
     x = torch.randn(80, FEATURES, generator=stream, dtype=torch.float64)
     return x, x[:, :RELEVANT].sum(dim=1) + 0.1 * torch.randn(80, generator=stream, dtype=torch.float64)
@@ -33,13 +33,13 @@ def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 
 @cache
 def problem_of(partition_id: int) -> TorchProblem:
-    """Return what a node minimises. The iteration starts at zero, wherever the model's own weights are."""
+    """Return a node's objective. The iteration starts at zero, whatever the model's own weights."""
     model = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
     return TorchProblem(model, *samples(partition_id), loss=squared_error)
 
 
 def problem(context: Context) -> TorchProblem:
-    """Return a node's objective; on a device its data would be found by ``context.node_config`` too."""
+    """Return a node's objective; on a device ``context.node_config`` would also name its data."""
     return problem_of(int(context.node_config["partition-id"]))
 
 
@@ -49,8 +49,8 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run 60 iterations on a ring and say what the nodes' models came to, and what they sent."""
-    # It looks at all models, as only a simulation may; on devices leave it out.
+    """Run 60 iterations on a ring, and print the loss of the nodes' models and the traffic."""
+    # It reads all models, which is only acceptable in a simulation; omit it on devices.
     monitor = Monitor(sparsity=RELEVANT)
     strategy = CEPS(
         dim=FEATURES,
@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
         num_iterations=60,
         monitor=monitor,
     )
-    # Models live on the nodes: what is started with, and what comes back, are empty arrays.
+    # Models stay on the nodes, so the initial and the final arrays are empty.
     strategy.start(grid, ArrayRecord(), num_rounds=60)
     print(f"loss {monitor.history[0].local_loss:.3f} -> {monitor.history[-1].local_loss:.3f}")
     sent = strategy.ledger.total("node->node")

@@ -1,8 +1,8 @@
-"""Compressed uplinks for a ClientApp and a strategy of one's own choice: here Flower's FedAvg.
+"""Compressed uplinks for any ClientApp and strategy, here Flower's FedAvg.
 
-Six nodes learn a linear classifier and send a tenth of each update; what is left out stays at the node, and
-is added to its next update. With FedMedian, FedTrimmedAvg, Krum or Bulyan the compressor is ``sign``, or
-``randk(0.1)`` with smaller local steps.
+Six nodes learn a linear classifier and send a tenth of each update; each node adds the rest to its next
+update. With FedMedian, FedTrimmedAvg, Krum or Bulyan, use the compressor ``sign``, or ``randk(0.1)`` with
+smaller local steps.
 """
 
 import torch
@@ -20,7 +20,7 @@ NODES, FEATURES = 6, 20
 
 
 def samples(partition_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one node's data: 100 points, with the label of their side of a hyperplane."""
+    """Return one node's data: 100 points, labelled by their side of a hyperplane."""
     x = torch.randn(100, FEATURES, generator=torch.Generator().manual_seed(partition_id))
     return x, (x @ torch.linspace(-1, 1, FEATURES) > 0).long()
 
@@ -30,7 +30,7 @@ client_app = ClientApp(mods=[compress_reply])
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Take ten steps of gradient descent, as any ClientApp does; the mod compresses the reply."""
+    """Take ten steps of gradient descent, like any ClientApp; the mod compresses the reply."""
     model = nn.Linear(FEATURES, 2)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = samples(int(context.node_config["partition-id"]))
@@ -57,7 +57,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run 30 rounds and say what the uplinks carried."""
+    """Run 30 rounds, and print the accuracy and the uplink traffic."""
     strategy = Compressed(FedAvg(min_available_nodes=NODES, fraction_evaluate=0.0), "topk(0.1)")
     result = strategy.start(
         grid,

@@ -1,8 +1,8 @@
-"""FedMUD with a model and data of one's own: updates travel as low-rank factors, both ways.
+"""FedMUD with your own model and data: updates are sent as low-rank factors in both directions.
 
-Five nodes learn a network whose hidden layer has 1,024 weights and is told in an eighth of them. The strategy
-sends what the suite's ClientApp reads: the project gives it a function from a node's context to its model and
-data. The layers that are factorised are read from the model: ``FedMUD.for_model``.
+Five nodes learn a network whose hidden layer of 1,024 weights is sent in an eighth of the size. You pass the
+suite's ClientApp a function from a node's context to its model and data. ``FedMUD.for_model`` finds the
+layers to factor.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ NODES, FEATURES, CLASSES = 5, 10, 3
 
 @cache
 def network() -> nn.Module:
-    """Return the architecture; nodes of one process share it, for their parameters come by message."""
+    """Return the architecture; nodes in one process share it, because messages have the parameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         hidden = [nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 def samples(partition_id: int, count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one node's data: points, with the class of the ring around the origin that they lie in."""
+    """Return one node's data: points, with the ring around the origin that they are in as class."""
     x = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(partition_id))
     radius = x[:, :2].norm(dim=1)
     return x, (radius > 0.8).long() + (radius > 1.6).long()
@@ -38,13 +38,13 @@ def samples(partition_id: int, count: int = 120) -> tuple[torch.Tensor, torch.Te
 
 @cache
 def task_of(partition_id: int) -> LocalTask:
-    """Return what a node learns on; ``part`` says which rows of x and y are its own, here all."""
+    """Return a node's model and data; ``part`` are its own rows of x and y, here all of them."""
     x, y = samples(partition_id)
     return LocalTask(network(), x, y, part=np.arange(len(y)))
 
 
 def task(context: Context) -> LocalTask:
-    """Return a node's task; on a device its data would be found by ``context.node_config`` too."""
+    """Return a node's task; on a device ``context.node_config`` would also name its data."""
     return task_of(int(context.node_config["partition-id"]))
 
 
@@ -63,7 +63,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run 25 rounds and say what travelled up."""
+    """Run 25 rounds, and print the loss and the uplink traffic."""
     strategy = FedMUD.for_model(
         network(),
         ratio=1 / 8,

@@ -1,8 +1,8 @@
-"""HSGD with a model and data of one's own: hospitals hold half their patients' features, devices the rest.
+"""HSGD with your own model and data: hospitals have half of their patients' features, devices the rest.
 
-Two groups: a hospital each, and an edge that stands for the devices of the hospital's patients. The model has
-three pieces: the encoder of the hospital, that of a device, and a head over both encodings. The project gives
-the suite's ClientApp a function from a node's context to what that node holds.
+There are two groups, each with a hospital and an edge that hosts the devices of the hospital's patients. The
+model has three pieces: the hospital's encoder, the devices' encoder, and a head over both encodings. You pass
+the suite's ClientApp a function from a node's context to its data.
 """
 
 from functools import cache
@@ -36,7 +36,7 @@ class Head(nn.Module):
 
 @cache
 def model() -> SplitModel:
-    """Return the architecture; nodes of one process share it, for their parameters come by message."""
+    """Return the architecture; nodes in one process share it, because messages have the parameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         hospital = nn.Sequential(nn.Linear(LAB, 8), nn.Tanh())
@@ -45,7 +45,7 @@ def model() -> SplitModel:
 
 
 def patients(group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the laboratory and what the sensors measured, and the labels, which need both."""
+    """Return the measurements of the laboratory and of the sensors, and the labels, which need both."""
     stream = torch.Generator().manual_seed(group)
     x1, x2 = (torch.randn(PATIENTS, width, generator=stream) for width in (LAB, SENSORS))
     return x1, x2, (x1[:, 0] + 2 * x2[:, 0] > 0).long()
@@ -53,14 +53,14 @@ def patients(group: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @cache
 def party_of(node: int) -> Party:
-    """Return what a node holds: of a group the nodes are its hospital and its edge."""
+    """Return a node's data; the nodes of a group are its hospital and its edge."""
     group, (x1, x2, y) = node // 2, patients(node // 2)
     role, x = ("hospital", x1) if node % 2 == 0 else ("edge", x2)
     return Party(role, group, [f"{group}-{i}" for i in range(PATIENTS)], x, y, model())
 
 
 def party(context: Context) -> Party:
-    """Return a node's party; on a device its data would be found by ``context.node_config`` too."""
+    """Return a node's party; on a device ``context.node_config`` would also name its data."""
     return party_of(int(context.node_config["partition-id"]))
 
 
@@ -69,7 +69,7 @@ server_app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Return the loss of the whole model on patients of no hospital."""
+    """Return the loss of the whole model on patients of none of the hospitals."""
     whole = model()
     whole.load_state_dict(arrays.to_torch_state_dict())
     x1, x2, y = patients(GROUPS)
@@ -79,7 +79,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run 25 global intervals of four iterations, half of the patients a batch."""
+    """Run 25 global intervals of four iterations, with half of the patients in a batch."""
     strategy = HSGD(
         global_interval=4, local_interval=2, participation=0.5, learning_rate=0.2, min_available_nodes=NODES
     )

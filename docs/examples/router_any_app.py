@@ -1,10 +1,10 @@
-"""A gossip method of one's own over the neighbour-routing shim: nodes agree on the mean of what they measure.
+"""Your own gossip method on the router: nodes agree on the mean of their measurements.
 
-Flower's nodes can only talk to the server. ``Router`` lets it relay: a node gets what its neighbours
-published, byte for byte, along the edges of a graph and no others; the server reads nothing and adds nothing
-up. Here each node holds a number and moves towards its neighbours' (L. Xiao, S. Boyd, "Fast linear iterations
-for distributed averaging"). With a model's vector in place of the number, and steps of SGD before it is
-published, this is decentralised SGD.
+Flower's nodes can only talk to the server. ``Router`` makes the server a relay: a node receives its
+neighbours' payloads byte for byte, along the edges of a graph, and the server neither reads nor sums them.
+Here each node has a number and moves towards its neighbours' (L. Xiao, S. Boyd, "Fast linear iterations for
+distributed averaging"). With a model's vector in place of the number, and SGD steps before each publication,
+this is decentralised SGD.
 """
 
 import networkx as nx
@@ -23,15 +23,15 @@ client_app = introduced(ClientApp())
 
 
 def own(context: Context) -> torch.Tensor:
-    """Return the node's number: what it kept, or at first its measurement."""
+    """Return the node's number: the stored one, or at first its measurement."""
     if "x" in context.state:
         return context.state.array_records["x"].to_torch_state_dict()["x"]
     return torch.tensor(float(context.node_config["partition-id"]) ** 2, dtype=torch.float64)
 
 
-@client_app.query("publish")  # Called where another node wants to hear this one.
+@client_app.query("publish")  # called if another node wants this one's payload
 def publish(message: Message, context: Context) -> Message:
-    """Tell the number as bytes, which are opaque to the server."""
+    """Publish the number as bytes, which are opaque to the server."""
     payload = ConfigRecord({"bytes": own(context).numpy().tobytes()})
     return Message(RecordDict({"payload": payload}), reply_to=message)
 
@@ -43,7 +43,7 @@ def mix(message: Message, context: Context) -> Message:
     for payload in message.content.config_records["bundle"].values():
         x = x + (torch.frombuffer(bytearray(payload), dtype=torch.float64)[0] - before) / 3
     context.state["x"] = ArrayRecord({"x": x})
-    # Told for the print below; a real run would tell nobody.
+    # Reported only for the output below.
     return Message(RecordDict({"metrics": MetricRecord({"x": float(x)})}), reply_to=message)
 
 
@@ -52,13 +52,13 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Relay and let mix, and say how far from each other the numbers still are."""
+    """Relay payloads, let nodes mix, and print the spread of the numbers."""
     roster = Roster.gather(grid, NODES, timeout=60.0)
     router = Router(GRAPH, PayloadSizes(message_bits=8 * BYTES, max_bytes=BYTES))
     wants = {i: sorted(GRAPH.neighbors(i)) for i in GRAPH}
     spread = []
     for k in range(ROUNDS):
-        # All publish before any mixes, so that the order of messages does not matter.
+        # All nodes publish before any mixes, so that the order of messages does not matter.
         bundles = router.route(grid, roster, k + 1, k, wants, timeout=60.0)
         messages = []
         for node in roster.nodes:

@@ -1,7 +1,7 @@
-"""SD-FEEL over a ClientApp of one's own: plain PyTorch, Flower's messages, and the mod ``introduce``.
+"""SD-FEEL with your own ClientApp: plain PyTorch, Flower's messages, and the mod ``introduce``.
 
-Eight nodes in four clusters learn a linear classifier; the four edge servers gossip on a ring. In a project
-of one's own the two apps stand in ``server_app.py`` and ``client_app.py``, as ``flwr new`` lays them out.
+Eight nodes in four clusters learn a linear classifier; the four edge servers gossip on a ring. In your own
+project the two apps are in ``server_app.py`` and ``client_app.py``, as in the layout of ``flwr new``.
 """
 
 import torch
@@ -18,7 +18,7 @@ NODES, SERVERS = 8, 4
 
 
 def samples(partition_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one node's data: 60 points of a plane, with the label of their side of a line."""
+    """Return one node's data: 60 points of a plane, labelled by their side of a line."""
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(partition_id))
     return x, (x @ torch.tensor([1.0, -2.0]) > 0).long()
 
@@ -28,7 +28,7 @@ client_app = ClientApp(mods=[introduce])
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Take ``local-steps`` mini-batch steps, and say that it was so many."""
+    """Take ``local-steps`` mini-batch steps, and report their number."""
     model, config = nn.Linear(2, 2), message.content["config"]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = samples(int(context.node_config["partition-id"]))
@@ -48,7 +48,7 @@ server_app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Return the accuracy of the servers' mean on data that no node has."""
+    """Return the accuracy of the servers' mean model on data that no node has."""
     model = nn.Linear(2, 2)
     model.load_state_dict(arrays.to_torch_state_dict())
     x, y = samples(NODES)

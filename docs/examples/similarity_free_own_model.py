@@ -1,8 +1,8 @@
-"""SimilarityFree with a model and data of one's own: EF-FedAvg under a diminishing step size.
+"""SimilarityFree with your own model and data: EF-FedAvg with a diminishing step size.
 
-Six nodes, each with one class more often than the others, learn a small network; a tenth of each update
-travels. The strategy sends what the suite's ClientApp reads: the project gives it a function from a node's
-context to its model and data, and nothing else. The same for ``sd_feel_client``.
+Six nodes, each with one dominant class, learn a small network and send a tenth of each update. You pass the
+suite's ClientApp only a function from a node's context to its model and data. ``sd_feel_client`` takes the
+same function.
 """
 
 from functools import cache
@@ -22,14 +22,14 @@ NODES, FEATURES, CLASSES = 6, 8, 3
 
 @cache
 def network() -> nn.Module:
-    """Return the architecture; nodes of one process share it, for their parameters come by message."""
+    """Return the architecture; nodes in one process share it, because messages have the parameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
 
 
 def samples(partition_id: int, count: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one node's data: three clouds of points; half of the node's are of one of them."""
+    """Return one node's data: points of three clusters, half of them from one cluster."""
     stream = torch.Generator().manual_seed(partition_id)
     y = torch.randint(CLASSES, (count,), generator=stream)
     y[: count // 2] = partition_id % CLASSES
@@ -39,13 +39,13 @@ def samples(partition_id: int, count: int = 90) -> tuple[torch.Tensor, torch.Ten
 
 @cache
 def task_of(partition_id: int) -> LocalTask:
-    """Return what a node learns on; ``part`` says which rows of x and y are its own, here all."""
+    """Return a node's model and data; ``part`` are its own rows of x and y, here all of them."""
     x, y = samples(partition_id)
     return LocalTask(network(), x, y, part=np.arange(len(y)))
 
 
 def task(context: Context) -> LocalTask:
-    """Return a node's task; on a device its data would be found by ``context.node_config`` too."""
+    """Return a node's task; on a device ``context.node_config`` would also name its data."""
     return task_of(int(context.node_config["partition-id"]))
 
 
@@ -64,7 +64,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run 30 rounds and say what the uplinks carried."""
+    """Run 30 rounds, and print the loss and the uplink traffic."""
     strategy = SimilarityFree(
         schedule=Diminishing(c=0.3, nu=0.51),
         compressor="topk(0.1)",

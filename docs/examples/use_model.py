@@ -1,6 +1,6 @@
 """Classify new rows with the model of a run on own data: python use_model.py RUN_FOLDER ROWS.csv.
 
-The table has the columns that the nodes' files have, in their order, without the label.
+The table has the same columns as the nodes' files, in the same order, without the label.
 """
 
 import sys
@@ -14,13 +14,13 @@ from hedgerow.tasks import Standardisation, build_model, parse_standardise
 
 
 def load_trained(run: Path) -> tuple[torch.nn.Module, Standardisation | None]:
-    """Return a run's model, and what its nodes' features were standardised by."""
+    """Return a run's model, and the standardisation of its nodes' features."""
     config = read_config(run)
-    told = config["own-data"]
-    model = build_model(config["run"]["model"], tuple(told["input-shape"]), told["num-classes"], seed=0)
+    data = config["own-data"]
+    model = build_model(config["run"]["model"], tuple(data["input-shape"]), data["num-classes"], seed=0)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in read_model(run).items()})
-    if "mean" in told:
-        return model.eval(), Standardisation(tuple(told["mean"]), tuple(told["std"]))
+    if "mean" in data:
+        return model.eval(), Standardisation(tuple(data["mean"]), tuple(data["std"]))
     return model.eval(), parse_standardise(config["run"]["standardise"])
 
 
