@@ -3,7 +3,7 @@
     python results/redraw.py            # rewrites what differs; `make results`
     python results/redraw.py --check    # exits with 1 if a table differs; writes nothing
 
-A README marks each place with two comments; the first one holds one of
+A README marks each place with two comments; the first one is one of
 
     results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
     results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
@@ -48,15 +48,15 @@ from hedgerow.sim.runs.results import RecordedRun, Results, load
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-# Fewer repetitions show nothing.
+# Fewest seeds for an interval.
 _FEWEST_SEEDS = 2
-# A target that one method reached in so many seeds, and another in none, was not missed by chance.
+# Fewest seeds in which one method must reach a target, and the other must not, to decide a comparison.
 _FEWEST_TO_MISS = 3
 
 
 @cache
 def results(name: str) -> Results:
-    """Return what a file of results holds."""
+    """Return the results in a file."""
     return load([HERE / f"{name}.json"])
 
 
@@ -92,7 +92,7 @@ def _options() -> argparse.ArgumentParser:
 
 
 def region(text: str, readme: Path, *, write: bool) -> str:
-    """Return what stands between two comments of a README."""
+    """Return the text between two comments of a README."""
     asked = _options().parse_args(shlex.split(text))
     if asked.kind == "claims":
         return claims_table(asked.app, asked.only)
@@ -129,11 +129,11 @@ def summary(
     targets: Sequence[tuple[str, float]],
     only: Sequence[str],
 ) -> str:
-    """Return a table of what each variant came to: metrics and costs at its end, and costs to targets.
+    """Return a table of each variant's final metrics and costs, and its costs to targets.
 
-    A cost to a target is a mean only where every run reached it; one that failed did not, and is in no mean.
-    ``only`` are beginnings of labels. The cell of a metric that a variant does not record is empty; that of
-    none is a ValueError.
+    A cost to a target is a mean only if every run reached it; a failed run did not, and is in no mean.
+    ``only`` are prefixes of labels. The cell of a metric that a variant does not record is empty; ValueError
+    if no variant records it.
     """
     for y in ys:
         if not any(_last([run], y) for run in found.runs):
@@ -167,10 +167,10 @@ def summary(
 
 
 def trials(found: Results, y: str, settings: Sequence[str]) -> str:
-    """Return a table of what ``y`` came to at each trial of some settings; the best of a row is bold."""
+    """Return a table of the final ``y`` of each trial of some settings; the best of a row is bold."""
     tried = tuple(f"{setting}=" for setting in settings)
     rows: dict[str, dict[str, float]] = {}
-    # A run that diverged failed, and is not here.
+    # Runs that diverged failed and are missing.
     most = max(len(seeds) for seeds in found.variants().values())
     for label, seeds in found.variants().items():
         parts = label.split(", ")
@@ -199,13 +199,13 @@ def _numbers(value: str) -> list[float]:
 
 
 def _last(runs: Sequence[RecordedRun], y: str) -> str:
-    """Return what a metric came to, or nothing where runs have no such metric."""
+    """Return a metric's final value; empty if runs do not have it."""
     values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
     return _spread([value for value in values if value is not None]) if None not in values else ""
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return mean ± sample standard deviation, or the one value that all have."""
+    """Return mean ± sample standard deviation, or the common value if all are equal."""
     if max(values) == min(values):
         return f"{values[0]:,.4g}" if abs(values[0]) < 1e4 else f"{values[0]:,.0f}"
     if abs(fmean(values)) >= 1e4:
@@ -220,22 +220,25 @@ def _pair(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison behind a claim: what was found, and whether it is what the paper says."""
+    """One comparison behind a claim: the result, and whether it agrees with the paper."""
 
     text: str
     verdict: str
 
 
 def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Finding:
-    """Compare two variants of a figure, paired by seed; of one that was not run, say so.
+    """Compare two variants of a figure, paired by seed; report if one was not run.
 
-    ``expect`` is what the paper says of ``left`` against ``right``: ``lower``, ``higher``, or ``level``,
-    which is within ``margin``. Compared is ``y`` at ``at``, which is a cost ``x``, of ``right`` at
-    ``right-at`` if that is another; without it where ``paired_values`` has it last: the last evaluation, as
-    far as both went, of the one that was evaluated less often. Or, with ``target``, compared is the ``x`` at
-    which ``y`` reached it; or, with ``over``, the mean of ``y`` in that last share of the common cost, where
-    single evaluations jump. ``factor`` is what ``right`` is multiplied by before. With ``published``, a
-    number, ``left`` is compared with that and not with another variant.
+    ``expect`` is the paper's statement about ``left`` against ``right``: ``lower``, ``higher``, or ``level``,
+    within ``margin``. The compared value is one of:
+
+    - by default ``y`` at the last common evaluation (``paired_values``);
+    - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given;
+    - with ``target``, the cost ``x`` at which ``y`` reached it;
+    - with ``over``, the mean of ``y`` in this last share of the common cost, for metrics that fluctuate.
+
+    ``right`` is multiplied by ``factor`` first. With ``published``, a number, ``left`` is compared with that
+    number instead of with another variant.
     """
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
@@ -246,7 +249,7 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     left, right = (_variant(variants, name) for name in names)
     if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
         return Finding(f"no run of {', '.join(missing)} finished", "not decidable")
-    # What is left is no sample of all.
+    # The runs that did not fail are not a random sample of all.
     if failed := [
         f"{found.started(label) - len(runs)} of {found.started(label)} runs of {name}"
         for name, runs in zip(names, (left, right), strict=True)
@@ -305,7 +308,7 @@ def _only_one(
     also: Mapping[int, float],
     x: str,
 ) -> bool:
-    """Tell whether one side reached a target in each seed, and the other in none for as much."""
+    """Return whether one side reached a target in each seed, and the other in none at the same cost."""
     if bool(reached) == bool(also) or left.keys() != right.keys() or len(left) < _FEWEST_TO_MISS:
         return False
     costs, others = (reached, right) if reached else (also, left)
@@ -313,7 +316,7 @@ def _only_one(
 
 
 def _variant(variants: Mapping[str, Any], name: str) -> Any:
-    """Return the runs of a label, or of the only one that begins with it and goes on with a setting."""
+    """Return the runs of a label, or of the only label that continues it with a setting."""
     if name in variants:
         return variants[name]
     labels = [label for label in variants if label.startswith(f"{name}, ")]
@@ -329,7 +332,7 @@ def _value(point: Any) -> float | None:
 
 
 def _mean(run: Any, x: str, y: str, begin: float, end: float) -> float | None:
-    """Return the mean of the evaluations between two costs, both included; None without any."""
+    """Return the mean of the evaluations between two costs, inclusive; None if there are none."""
     found = [point.y for point in run.series(x, y) if begin <= point.x <= end]
     return fmean(found) if found else None
 
@@ -354,7 +357,7 @@ def judge(paired: Paired, expect: str, margin: float = 0.0) -> str:
 
 
 def overall(verdicts: Sequence[str]) -> str:
-    """Return what several comparisons come to."""
+    """Return the verdict of several comparisons."""
     if len(set(verdicts)) == 1:
         return verdicts[0]
     counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
@@ -364,11 +367,11 @@ def overall(verdicts: Sequence[str]) -> str:
 def claims_table(app: str, only: Sequence[str] = ()) -> str:
     """Return the table of an app's claims, or of some by their ids, from ``claims/<app>.toml``.
 
-    Its ``say`` puts words in the place of labels, its ``size`` says of figures how large their runs are.
+    In that file ``say`` maps labels to the words that replace them, and ``size`` figures to their runs' size.
     """
-    said = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
+    file = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
     lines = ["| | the paper's claim | verdict | what was found | source |", "|---|---|---|---|---|"]
-    for claim in said["claim"]:
+    for claim in file["claim"]:
         if only and claim["id"] not in only:
             continue
         tests = claim.get("test", [])
@@ -376,22 +379,22 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
         verdict = claim.get("verdict") or overall([found.verdict for found in findings])
         texts = (_of_figure(claim, *pair) for pair in zip(tests, findings, strict=True))
         numbers = "; ".join([*dict.fromkeys(texts), *([claim["note"]] if "note" in claim else [])])
-        for label, words in said.get("say", {}).items():
+        for label, words in file.get("say", {}).items():
             numbers = numbers.replace(label, words)
-        source = _source(claim, said.get("size", {}))
+        source = _source(claim, file.get("size", {}))
         lines.append(f"| {claim['id']} | {claim['paper']} | {verdict} | {numbers} | {source} |")
     return "\n".join(lines) + "\n"
 
 
 def _of_figure(claim: Mapping[str, Any], test: Mapping[str, Any], found: Finding) -> str:
-    """Return what was found, after the figure's name where that is not the claim's first."""
+    """Return a finding, with the figure's name if it is not the claim's first figure."""
     figure = test.get("figure", claim["figure"])
     named = figure == claim["figure"] or found.verdict == "not run"
     return found.text if named else f"{figure}: {found.text}"
 
 
 def _source(claim: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
-    """Return the sweep files behind a claim, each with what the claims file says of its size."""
+    """Return the sweep files behind a claim, each with its size from the claims file."""
     if "figure" in claim:
         figures = dict.fromkeys(test.get("figure", claim["figure"]) for test in claim.get("test", [{}]))
         return ", ".join(
@@ -402,7 +405,7 @@ def _source(claim: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
 
 
 def redraw(*, check: bool) -> list[Path]:
-    """Write, or with ``check`` only find, the READMEs that differ from the results."""
+    """Update the READMEs that differ from the results, or only find them with ``check``."""
     changed = []
     for readme in [ROOT / "README.md", *sorted(ROOT.glob("flower_apps/*/README.md"))]:
         before = readme.read_text(encoding="utf-8")
@@ -420,7 +423,7 @@ def redraw(*, check: bool) -> list[Path]:
 
 
 def main() -> int:
-    """Redraw, or check."""
+    """Redraw or check the READMEs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

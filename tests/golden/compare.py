@@ -1,8 +1,8 @@
-"""Compare what two commits come to: ``python tests/golden/compare.py --against COMMIT``.
+"""Compare the results of two commits: ``python tests/golden/compare.py --against COMMIT``.
 
 Every row of the table (``table.py``) is run from both checkouts, on one core each. A row is equal if exit
-code, model, rounds, ledger, clock, privacy report, summary and messages are, bit by bit; real seconds and
-where things lie do not count. The exit code is 1 if a row differs.
+code, model, rounds, ledger, clock, privacy report, summary and messages are equal bit by bit; real seconds
+and paths are ignored. The exit code is 1 if a row differs.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.golden.table import ROWS, Row  # noqa: E402
 __all__ = ["ASPECTS", "Verdict", "differences", "played", "verdict"]
 
 PLAYER = Path(__file__).with_name("play.py")
-# What is compared of a run, in the order in which differences are told.
+# The compared aspects of a run, in the order in which differences are reported.
 ASPECTS = ("exit", "model", "rounds", "ledger", "clock", "privacy", "privacy-log", "summary", "transcript")
 _MISSING = "nothing"
 _LONGEST = 160
@@ -38,7 +38,7 @@ _LONGEST = 160
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a row: ``equal``, ``differs`` or ``not there``, and why, or the error of both sides."""
+    """The result of a row: ``equal``, ``differs`` or ``not there``, and the reason, or both sides' error."""
 
     row: str
     state: str
@@ -61,7 +61,7 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
             yield from differences(a, b, f"{place}[{i}]")
         if len(one) != len(other):
             yield f"{place or 'all'}: {len(one)} entries, {len(other)} against"
-    # As texts, in which a NaN is what it is.
+    # As text, in which NaN equals NaN.
     elif json.dumps(one) != json.dumps(other):
         yield f"{place.lstrip('.') or 'all'}: {_short(one)}, {_short(other)} against"
 
@@ -72,14 +72,14 @@ def _short(value: Any) -> str:
 
 
 def verdict(row: Row, one: Mapping[str, Any], other: Mapping[str, Any]) -> Verdict:
-    """Compare what a row came to in the tree, and in the commit."""
+    """Compare a row's results in the tree and in the commit."""
     for side, played_ in (("the tree", one), ("the commit", other)):
         for part in played_["parts"]:
             if part.get("there") is False:
                 return Verdict(row.name, "not there", first=f"{part['why']} in {side}")
     ends = [part.get("exit", ["killed", ""]) for side in (one, other) for part in side["parts"]]
     for end in ends:
-        # Nothing was compared, though both sides may have come to the same nothing.
+        # Nothing was compared, even if both sides ended like this.
         if end[0] in ("timeout", "broken", "killed"):
             return Verdict(row.name, "differs", ("exit",), f"{end[0]}: {end[1]}")
     found: dict[str, str] = {}
@@ -88,7 +88,7 @@ def verdict(row: Row, one: Mapping[str, Any], other: Mapping[str, Any]) -> Verdi
         for a, b in parts:
             if (first := next(differences(a.get(aspect), b.get(aspect), aspect), None)) is not None:
                 found.setdefault(aspect, first)
-    # A row that both sides end with the same error says so.
+    # If both sides end with the same error, report it.
     error = next((end[1] for end in ends if end[0]), "")
     return Verdict(row.name, "differs" if found else "equal", tuple(found), next(iter(found.values()), error))
 
@@ -98,19 +98,19 @@ def verdict(row: Row, one: Mapping[str, Any], other: Mapping[str, Any]) -> Verdi
 
 @contextmanager
 def checkout_of(commit: str) -> Iterator[Path]:
-    """Have a commit's files in a temporary folder."""
+    """Yield a temporary folder with a commit's files."""
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", "--format=tar", commit], capture_output=True, check=False
         )
         if archive.returncode:
-            sys.exit(f"{commit} is no commit of {ROOT}: {archive.stderr.decode().strip()}")
+            sys.exit(f"{commit} is not a commit of {ROOT}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)
 
 
 def linked(checkout: Path, folder: Path) -> None:
-    """Lay out a checkout's packages as they are installed, as links."""
+    """Lay out a checkout's packages as if installed, by links."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
     for package, place in project["tool"]["setuptools"]["package-dir"].items():
         link = folder.joinpath(*package.split("."))
@@ -128,7 +128,7 @@ class Player:
     transcripts: bool = True
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         self.out.mkdir(parents=True)
         linked(self.checkout, self.folder / "packages")
         order = {
@@ -158,11 +158,11 @@ class Player:
 
     @property
     def out(self) -> Path:
-        """Where it writes what rows came to."""
+        """The folder of the results."""
         return self.folder / "out"
 
-    def told(self, number: int) -> dict[str, Any]:
-        """Wait for a row and return what it came to."""
+    def result(self, number: int) -> dict[str, Any]:
+        """Wait for a row and return its result."""
         file = self.out / f"{number}.json"
         while not file.exists():
             if self._process.poll() is not None and not file.exists():
@@ -171,7 +171,7 @@ class Player:
         return dict(json.loads(file.read_text()))
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         self._log.close()
@@ -179,7 +179,7 @@ class Player:
 
 @contextmanager
 def player(checkout: Path, rows: Sequence[Row], *, transcripts: bool = True) -> Iterator[Player]:
-    """Have a checkout's player run."""
+    """Run a checkout's player for a ``with`` block."""
     with tempfile.TemporaryDirectory(prefix="golden-play-") as folder:
         one = Player(checkout, rows, Path(folder).resolve(), transcripts)
         one.start()
@@ -190,22 +190,22 @@ def player(checkout: Path, rows: Sequence[Row], *, transcripts: bool = True) -> 
 
 
 def played(checkout: Path, rows: Sequence[Row], *, transcripts: bool = True) -> list[dict[str, Any]]:
-    """Return what rows come to in a checkout."""
+    """Return the results of rows in a checkout."""
     with player(checkout, rows, transcripts=transcripts) as one:
-        return [one.told(number) for number in range(len(rows))]
+        return [one.result(number) for number in range(len(rows))]
 
 
 def main() -> int:
-    """Run the comparison that the command line asks for."""
+    """Run the comparison of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--against", metavar="COMMIT", help="what is compared with")
-    parser.add_argument("--tree", type=Path, default=ROOT, metavar="DIR", help="what is compared (this one)")
+    parser.add_argument("--against", metavar="COMMIT", help="commit to compare with")
     parser.add_argument(
-        "--only", metavar="PATTERN", help="rows whose name or one of whose tags fits: '*sums*'"
+        "--tree", type=Path, default=ROOT, metavar="DIR", help="checkout to compare (default: this one)"
     )
-    parser.add_argument("--list", action="store_true", help="tell the rows and run nothing")
+    parser.add_argument("--only", metavar="PATTERN", help="rows whose name or tag matches, as in '*sums*'")
+    parser.add_argument("--list", action="store_true", help="list the rows without running them")
     parser.add_argument("--no-transcripts", action="store_true", help="do not compare messages")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what rows came to in a new folder")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the results in a new folder")
     asked = parser.parse_args()
     rows = [row for row in ROWS if asked.only is None or _fits(row, asked.only)]
     if asked.list:
@@ -214,7 +214,7 @@ def main() -> int:
         print(f"{len(rows)} rows")
         return 0
     if not asked.against:
-        parser.error("--against is needed")
+        parser.error("--against must be given")
     began, states = time.perf_counter(), list[str]()
     with ExitStack() as stack:
         other = stack.enter_context(checkout_of(asked.against))
@@ -223,7 +223,7 @@ def main() -> int:
             for side in (asked.tree, other)
         ]
         for number, row in enumerate(rows):
-            one = verdict(row, *(side.told(number) for side in sides))
+            one = verdict(row, *(side.result(number) for side in sides))
             states.append(one.state)
             print(one, flush=True)
         if asked.keep:

@@ -1,8 +1,8 @@
-"""Plays rows from one checkout and writes what each came to. Run by compare.py, in a process of its own.
+"""Run rows from one checkout and write their results; started by compare.py as a separate process.
 
-``python play.py ORDER.json`` where the order has ``checkout``, ``out`` (a folder: one JSON file a row),
-``transcripts`` and ``rows``. PYTHONPATH leads to the checkout's packages. Every row runs in a process that is
-forked for it, so that none sees what another left behind.
+``python play.py ORDER.json`` where the order has ``checkout``, ``out`` (a folder, with one JSON file per
+row), ``transcripts`` and ``rows``. PYTHONPATH must have the checkout's packages. Every row runs in its own
+forked process, so that no row affects another.
 """
 
 import csv
@@ -28,14 +28,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-# Of this checkout, whichever is played.
+# From this checkout, whichever one is run.
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.golden.table import Row
 
-# Of a row; the slowest takes some ten.
+# Seconds for a row; the slowest takes about ten.
 PATIENCE = 120.0
 _PR_SET_PDEATHSIG = 1
-# What the run folder says of itself that is no result.
+# Entries of the run folder that are not results.
 _SECONDS = (
     "wall_seconds",
     "wall-seconds",
@@ -44,39 +44,39 @@ _SECONDS = (
     "model-exchange-seconds",
     "link-send-seconds",
     "link-wait-seconds",
-    # What has come over a direct link by the end of a round, which other processes send.
+    # Depends on when other processes send.
     "link-bytes-received",
 )
 _LEDGER = ("bits", "payload_bytes", "by_link")
 _CLOCK = ("sim_seconds",)
 _PRIVACY = ("epsilon", "delta", "releases", "unprotected", "privacy")
-# Records and keys, "*" being any, whose bytes are masked, or sealed with keys, of the operating system's: of
-# these the length alone is compared. Of the second lot where links are sealed.
+# Records and keys ("*" for any) whose bytes depend on the operating system's random numbers, because they are
+# masked or, on sealed links, encrypted: only their lengths are compared.
 MASKED = (("masked", "masked"), ("shares", "*"), ("config", "sealed"))
 SEALED = (("sealed", "*"), ("payload", "*"), ("bundle", "*"), ("config", "labels"))
 
 
 def main() -> None:
-    """Play an order."""
+    """Run an order's rows."""
     order = json.loads(Path(sys.argv[1]).read_text())
     checkout, out = Path(order["checkout"]), Path(order["out"])
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     rows = [Row(**row) for row in order["rows"]]
     _imported(checkout, rows)
-    # What is there stays there: forked processes share it.
+    # Forked processes share these objects.
     gc.freeze()
     for number, row in enumerate(rows):
         began = time.perf_counter()
         parts = _parts(row, checkout, order["transcripts"])
-        told = {"name": row.name, "parts": parts, "seconds": round(time.perf_counter() - began, 3)}
+        result = {"name": row.name, "parts": parts, "seconds": round(time.perf_counter() - began, 3)}
         partial = out / f"{number}.partial"
-        partial.write_text(json.dumps(told))
+        partial.write_text(json.dumps(result))
         partial.rename(out / f"{number}.json")
 
 
 def _imported(checkout: Path, rows: list[Row]) -> None:
-    """Import what rows need once; all of the suite must come from the checkout."""
+    """Import once what rows need; all of the suite must come from the checkout."""
     importlib.import_module("hedgerow.sim.runs.launch")
     importlib.import_module("hedgerow.sim.runs.recorder")
     for app in {row.app for row in rows}:
@@ -100,7 +100,7 @@ def _check_origins(checkout: Path) -> None:
 
 
 def _parts(row: Row, checkout: Path, transcripts: bool) -> list[dict[str, Any]]:
-    """Play a row; return what each of its runs came to, one but for linked servers."""
+    """Run a row; return the result of each of its runs: one, or one per linked server."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         common = {"transcripts": transcripts and row.transcript}
@@ -108,7 +108,7 @@ def _parts(row: Row, checkout: Path, transcripts: bool) -> list[dict[str, Any]]:
             first = _forked(folder, 0, lambda: _played(row, checkout, folder / "run", **common))
             if not row.killed or "exit" in first:
                 return [first]
-            # It was killed: go on where it left off, in a new process.
+            # It was killed: resume it in a new process.
             again = _forked(folder, 1, lambda: _played(row, checkout, folder / "run", resume=True, **common))
             return [again]
         peers = ",".join(_addresses(row.peers))
@@ -138,13 +138,12 @@ def _fork(folder: Path, number: int, work: Callable[[], dict[str, Any]]) -> int:
     code = 1
     try:
         os.setpgid(0, 0)
-        # It ends when the player is killed.
+        # End with the player, even if that is killed.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with (folder / f"log{number}").open("w") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            told = work()
-            (folder / f"told{number}.json").write_text(json.dumps(told))
+            (folder / f"result{number}.json").write_text(json.dumps(work()))
         code = 0
     except BaseException:
         (folder / f"error{number}").write_text(traceback.format_exc())
@@ -153,7 +152,7 @@ def _fork(folder: Path, number: int, work: Callable[[], dict[str, Any]]) -> int:
 
 
 def _end(folder: Path, number: int, pid: int) -> dict[str, Any]:
-    """Wait for a forked process; return what it told, or how it ended."""
+    """Wait for a forked process; return its result, or how it ended."""
     deadline = time.monotonic() + PATIENCE
     while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:
@@ -161,12 +160,12 @@ def _end(folder: Path, number: int, pid: int) -> dict[str, Any]:
             os.waitpid(pid, 0)
             return {"exit": ["timeout", f"more than {PATIENCE:g} s"]}
         time.sleep(0.005)
-    # Workers that it left.
+    # End its remaining workers.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    told = folder / f"told{number}.json"
-    if told.exists():
-        return dict(json.loads(told.read_text()))
+    result = folder / f"result{number}.json"
+    if result.exists():
+        return dict(json.loads(result.read_text()))
     if os.WIFSIGNALED(ended[1]):
         return {"killed": os.WTERMSIG(ended[1])}
     error = folder / f"error{number}"
@@ -183,14 +182,14 @@ def _played(
     resume: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a row in this process; return what it came to."""
+    """Run a row in this process; return its result."""
     out.mkdir(exist_ok=True)
     app = checkout / "flower_apps" / row.app
     if not app.is_dir():
         return {"there": False, "why": f"no app {row.app}"}
     passed: list[list[Any]] = []
     privacy: list[str] = []
-    told: dict[str, Any] = {"there": True}
+    result: dict[str, Any] = {"there": True}
     with ExitStack() as stack:
         stack.enter_context(_privacy_log(privacy))
         if transcripts:
@@ -199,21 +198,21 @@ def _played(
         if row.late or row.killed:
             stack.enter_context(_on_rounds(row, kill=not resume))
         try:
-            told |= _run(row, app, out, resume, more or {})
-            exit_code, first = (0, "") if told["there"] else (None, "")
+            result |= _run(row, app, out, resume, more or {})
+            exit_code, first = (0, "") if result["there"] else (None, "")
         except BaseException as error:
             text = str(error).replace(str(out.parent), "OUT").strip()
             exit_code = 2 if type(error).__name__ in ("SettingsError", "RunFolderError") else 1
-            # The settings' error begins with a heading.
+            # An error of settings begins with a heading.
             first = f"{type(error).__name__}: {' '.join(text.splitlines()[:2])}"
             traceback.print_exc()
     _check_origins(checkout)
-    if not told["there"]:
-        return told
-    told |= {"exit": [exit_code, first], **results(out), "privacy-log": privacy}
+    if not result["there"]:
+        return result
+    result |= {"exit": [exit_code, first], **results(out), "privacy-log": privacy}
     if transcripts:
-        told["transcript"] = passed
-    return told
+        result["transcript"] = passed
+    return result
 
 
 def _run(row: Row, app: Path, out: Path, resume: bool, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def _run(row: Row, app: Path, out: Path, resume: bool, more: Mapping[str, Any]) 
 
 
 def _node_configs(row: Row, folder: Path) -> list[dict[str, Any]] | None:
-    """Return what each node is configured with; the files are written once."""
+    """Return the node configs; their files are written once."""
     count = int(row.settings["num-clients"])
     place = folder / "own"
     configs: list[dict[str, Any]] = []
@@ -307,7 +306,7 @@ def _addresses(count: int) -> list[str]:
 
 
 def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
-    """Kill the process at the end of a round, and let late nodes be away until theirs."""
+    """Kill the process at the end of a round, and keep late nodes offline until theirs."""
     from hedgerow.sim import InProcessGrid, RunRecorder
 
     stack, ended = ExitStack(), [-1]
@@ -320,7 +319,7 @@ def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def away(grid: Any) -> set[int]:
-        # A JSON object's keys are texts.
+        # A JSON object's keys are strings.
         late = {int(at) for at, number in row.late.items() if number > ended[0]}
         return {node.node_id for node in grid._nodes.values() if node.partition_id in late}
 
@@ -343,7 +342,7 @@ def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
 
 
 def _privacy_log(lines: list[str]) -> ExitStack:
-    """Keep what the log says of privacy."""
+    """Collect the log lines about privacy."""
     logger, stack = logging.getLogger("flwr"), ExitStack()
 
     class Keep(logging.Filter):
@@ -361,7 +360,7 @@ def _privacy_log(lines: list[str]) -> ExitStack:
 
 
 def recorded(passed: list[list[Any]], random: Sequence[tuple[str, str]] = ()) -> ExitStack:
-    """Keep every message that passes the engine's grid, ``described``, in the order of the server's calls."""
+    """Collect every message on the engine's grid, ``described``, in the order of the server's calls."""
     from hedgerow.sim import InProcessGrid
 
     stack = ExitStack()
@@ -382,15 +381,15 @@ def recorded(passed: list[list[Any]], random: Sequence[tuple[str, str]] = ()) ->
 
     stack.enter_context(patch.object(InProcessGrid, "push_messages", pushed))
     stack.enter_context(patch.object(InProcessGrid, "pull_messages", pulled))
-    # Every exchange in messages.
-    stack.enter_context(patch.object(InProcessGrid, "columns", lambda *asked: None, create=True))
+    # Make every exchange use messages.
+    stack.enter_context(patch.object(InProcessGrid, "columns", lambda *_: None, create=True))
     return stack
 
 
 def described(
     way: str, node_id: int, message: Any, grid: Any, random: Sequence[tuple[str, str]]
 ) -> list[Any]:
-    """Return (round, way, partition, message type, records, bytes of arrays) of a message."""
+    """Return (round, direction, partition, message type, records, bytes of arrays) of a message."""
     meta = message.metadata
     node = grid._node(node_id)
     head = [meta.group_id, way, node.partition_id if node is not None else None, meta.message_type]
@@ -408,7 +407,7 @@ def described(
 
 
 def _value(value: Any, is_random: bool) -> list[Any]:
-    """Return what a value is: (kind, dtype and shape, bytes, digest)."""
+    """Describe a value: (kind, dtype and shape, bytes, digest)."""
     if hasattr(value, "numpy"):
         held = np.ascontiguousarray(value.numpy())
         shape = f"{value.dtype}{tuple(value.shape)} {value.stype}"
@@ -432,18 +431,18 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# What a run folder holds
+# Run folders
 
 
 def results(out: Path) -> dict[str, Any]:
-    """Return what the run in a folder of runs came to."""
+    """Return the results of the only run in a folder of runs."""
     folders = [path for path in out.iterdir() if path.is_dir()] if out.is_dir() else []
     if not folders:
         return {}
     (folder,) = folders
     lines = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
     records = [_without_seconds(json.loads(line)) for line in lines]
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "ledger": [{key: record.pop(key, None) for key in _LEDGER} for record in records],
         "clock": [[record.pop(key, None) for key in _CLOCK] for record in records],
         "privacy": [_privacy(record) for record in records],
@@ -451,15 +450,15 @@ def results(out: Path) -> dict[str, Any]:
     }
     summary = folder / "summary.json"
     if summary.exists():
-        told["summary"] = _without_seconds(json.loads(summary.read_text()))
+        found["summary"] = _without_seconds(json.loads(summary.read_text()))
     model = folder / "model.npz"
     if model.exists():
         with np.load(model) as arrays:
-            told["model"] = {
+            found["model"] = {
                 key: f"{array.dtype}{array.shape} {_digest(array.tobytes())}"
                 for key, array in sorted(arrays.items())
             }
-    return told
+    return found
 
 
 def _without_seconds(value: Any) -> Any:
@@ -469,7 +468,7 @@ def _without_seconds(value: Any) -> Any:
 
 
 def _privacy(record: dict[str, Any]) -> dict[str, Any]:
-    """Take what a round says of privacy out of its record."""
+    """Remove the entries about privacy from a round's record, and return them."""
     found: dict[str, Any] = {}
     for part in ("train", "central"):
         values = record.get(part) or {}

@@ -1,9 +1,8 @@
-"""The runs that two checkouts are compared by. Data alone: nothing of the suite is imported.
+"""The runs by which two checkouts are compared. Imports nothing of the suite.
 
-An app of ``tests/registry.py`` that is not named here has two rows: its small run, whole and resumed.
-
-Each row is a small run of an app. Some are named for what they show; the others are drawn, so that every two
-concerns of an app that go together meet in a row (``pairwise``).
+Each row is a small run of an app. Some are chosen by hand; the others are drawn so that every valid pair of
+an app's concerns occurs in a row (``pairwise``). An app of ``tests/registry.py`` that is not named here has
+two rows: its small run, whole and resumed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,29 +28,29 @@ class Row:
     app : str
         Folder under ``flower_apps``.
     settings : dict
-        Of the run config.
+        Settings of the run config.
     faults : dict (default: none)
         The keys ``fault-*``.
     tags : tuple of str (default: none)
-        The concerns that the row is there for.
+        The concerns that the row covers.
     data : {"", "tables", "parties"} (default: "")
-        What nodes have of their own: a table each, or the files of hospitals and edges.
+        The nodes' own data: a table each, or the files of hospitals and edges.
     policy : str (default: "")
         The policy file of every node.
     late : dict of int to int (default: none)
-        Partitions that come at the end of this round.
+        Partitions that join at the end of this round.
     killed : int (default: 0)
         The round at whose end the process is killed; the run is then resumed.
     strict : bool (default: False)
         Whether messages are serialised.
     workers : int or None (default: None)
-        Processes that nodes are dealt to; 0 is the engine's choice. None: one.
+        Worker processes; 0 for the engine's choice, None for one.
     peers : int (default: 0)
-        Servers with a run each, which are linked directly.
+        Servers with a run each and direct links.
     script : str (default: "")
-        What is run in place of the app's ServerApp, for what no setting can ask: one of ``SCRIPTS``.
+        One of ``SCRIPTS``, to run in place of the app's ServerApp for what no setting can express.
     transcript : bool (default: True)
-        Whether its messages are compared.
+        Whether messages are compared.
     """
 
     name: str
@@ -97,16 +96,16 @@ _BASE: Mapping[str, Settings] = {
         "global-interval": 4, "local-interval": 2, "evaluate-every": 1,
     },
 }  # fmt: skip
-# One table a node, two classes.
+# One table per node, two classes.
 _TABLES = {"partition": "own", "classes": "well,sick", "model": "logistic"}
 _SUMS: dict[str, Any] = {"secure-sum": True}
 _NOISED_SUMS = {**_SUMS, "upload-clip": 0.1, "upload-noise-multiplier": 0.5, "noise-source": "seed"}
-# What every simulated node may be asked, with a ledger of its own.
+# What every simulated node answers, with its own ledger.
 _POLICY = 'max-seconds = 600.0\nmax-hellos = 8\nshare-state = true\nmonitor = true\nledger = "ledger.jsonl"\n'
 _SUMS_ALONE = 'secure-sums = "required"\nledger = "ledger.jsonl"\n'
 _DROPPED: Settings = {"fault-dropout": 0.04}
 _CORRUPT: Settings = {"fault-corrupt": "nan", "fault-corrupt-rate": 0.3}
-# Few enough that sums still come about, and not of a kind that a monitor takes for a diverging run.
+# Rare enough for sums to succeed, and of a kind that a monitor does not take for a diverging run.
 _RARELY_CORRUPT: Settings = {"fault-corrupt": "shape", "fault-corrupt-rate": 0.04}
 
 
