@@ -367,7 +367,6 @@ ESTIMATES = made("strategies.hsgd.estimates:Estimates", 2.3, 0.5, 0.5)
 SIZES = made("strategies.hsgd.costs:Sizes", 33, 3584, 3584, 16, 16, 29)
 PARTS = made("strategies.hsgd.costs:RoundParts", 1.0, 1.0, 1.0)
 PQT = {"P": 2, "Q": 2, "T": 4}
-INTERVALS = {"P": COUNT, "T": COUNT}
 calls("strategies.hsgd.theory", eta_max=({"rho": 1.0, "P": 1}, {"rho": POSITIVE, "P": real(1)}),
     interval_max=({"rho": 1.0, "eta": 0.1}, {"rho": POSITIVE, "eta": POSITIVE}),
     bound=({"known": ESTIMATES, "eta": 0.1, **PQT},

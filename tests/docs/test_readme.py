@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, its claims are counted, and it stays short."""
+"""The README's example runs as shown, its claims are counted, and the pages newcomers read stay short."""
 
 import re
 from collections import Counter
@@ -13,6 +13,10 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
+
+
+def test_the_page_on_writing_a_method_is_short() -> None:
+    assert len((ROOT / "docs" / "tutorials" / "new-method.md").read_text().splitlines()) <= 150
 
 
 def test_the_example_runs_and_ends_at_the_accuracy_beside_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,10 +77,6 @@ def everyone(m: int, _: int) -> Sequence[int]:
     return range(len(TOY[m].y))
 
 
-def subsets(m: int, t: int) -> Sequence[int]:
-    return [0] if m == 1 else [[0, 1], [1, 2]][t // 2]
-
-
 def toy(P: int, Q: int, T: int, *, method: str = "hsgd", mu: float = 0.0, choose: Choose = everyone) -> Run:
     if method == "jfl":
         return run(ScalarModel(mu), START, pairs(TOY, choose), P=P, Q=Q, T=T, eta=tenth)
@@ -132,7 +128,6 @@ TRACE = {
         [(0.4487786457, 0.4577082776, 0.4320170117), (0.5331655967,)],
     ),
 }
-LAST_DEVICES = [(0.4650898027, 0.4832342510, 0.4320275139), (0.5760146859,)]
 
 
 @pytest.mark.parametrize("t", TRACE)
@@ -143,18 +138,6 @@ def test_every_step_of_the_trace_is_golden(t: int) -> None:
         here = np.concatenate(state.groups[m][:2])
         assert here == pytest.approx(hospitals[m], abs=TOLERANCE, rel=0)
         assert np.ravel([*state.devices[m].values()]) == pytest.approx(devices[m], abs=TOLERANCE, rel=0)
-
-
-EXCHANGES = {
-    1: [((0.2, 0.4, -0.2), (0.4, 0.2, 0.8)), ((0.1,), (-0.4,))],
-    3: [
-        (
-            (0.4288700705, 0.8577401410, -0.4288700705),
-            (0.4320052083, 0.2160026042, 0.8640104167),
-        ),
-        ((0.0561339781,), (-0.488875,)),
-    ],
-}
 
 
 # A network with random data, uneven groups, sampled devices and a schedule.

@@ -54,14 +54,6 @@ def third_party() -> nn.Module:
     )
 
 
-def perceptron() -> nn.Module:
-    return torch_seeded(
-        lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.Linear(7, CLASSES)
-        )
-    )
-
-
 def samples(partition_id: int) -> int:
     return 6 + 2 * partition_id
 

@@ -9,8 +9,6 @@ from tests.sim.tiny_app import MakeApp
 from hedgerow.sim import find_app, load_app
 from hedgerow.sim.runs.app import settings_module
 
-APPS = Path(__file__).parents[3] / "flower_apps"
-
 
 def test_an_app_is_found_by_folder(make_app: MakeApp) -> None:
     home = make_app()

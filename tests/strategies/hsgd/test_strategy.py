@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from hedgerow.sim import flower_identity
 from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNoise
 from hedgerow.strategies.hsgd.costs import MethodName, Sizes, paper_bytes, round_parts, round_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
-from hedgerow.strategies.hsgd.groups import draw as drawn
 from hedgerow.strategies.hsgd.noise import RecordExposure
 from hedgerow.wire import gaussian_epsilon
 
@@ -53,11 +51,6 @@ def hsgd(parties: Parties, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
     return HSGD(global_interval=P, local_interval=Q, **{**defaults, **options})
 
 
-def final(P: int, Q: int, T: int, *, method: str = "hsgd", edges: bool = False, **options: Any) -> np.ndarray:
-    parties = toy(method, edges=edges)
-    return run(hsgd(parties, P, Q, method=method, **options), parties, START, T // P)[0]
-
-
 # A network with random data, uneven groups, sampled devices and a schedule.
 
 E1, E2 = 3, 2
@@ -67,19 +60,6 @@ def network_parties(seed: int, *, edges: bool = False, dtype: str = "float64") -
     model, start, groups = network(seed)
     lengths = (E1, E2)
     return Parties(model, groups, edges, lengths, len(start.head), dtype), start
-
-
-def chosen(
-    parties: Parties, alpha: float, seed: int = 0, P: int | None = None
-) -> Callable[[int, int], list[int]]:
-    """Return the draws of the strategy as the oracle asks for them."""
-
-    def choose(m: int, t: int) -> list[int]:
-        names = parties.names(m)
-        group = module.Group(m, m, tuple(names), {}, False)
-        return [names.index(one) for one in drawn(group, batch_size(alpha, len(names)), seed=seed, t=t)]
-
-    return choose
 
 
 def test_single_precision_stays_single_on_the_wire() -> None:
