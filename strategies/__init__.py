@@ -33,7 +33,15 @@ from hedgerow.strategies.exchange import (
 )
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
+from hedgerow.strategies.gossip import (
+    DivergenceError,
+    Gossip,
+    GossipMethod,
+    Monitor,
+    NoisyReleases,
+    PayloadSizes,
+    Site,
+)
 from hedgerow.strategies.hsgd import (
     HSGD,
     Adaptive,
@@ -128,6 +136,7 @@ __all__ = [
     "Monitor",
     "Moved",
     "Node",
+    "NoisyReleases",
     "OneBitCode",
     "OwnNodes",
     "PairingError",

@@ -15,13 +15,11 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, one_of
-from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.sensing import MATRICES
 
 __all__ = ["Algorithm1", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]
@@ -111,8 +109,6 @@ class Algorithm1(GossipMethod):
     interval: tuple[int, int]
     stragglers: bool
     step: Mapping[str, Scalar]
-    privacy: Privacy
-    rule: Aggregation
     name: str = "ceps"
 
     # Initialisation: node i chooses kappa_i, sigma_i and Phi_i, and sends Phi_i and gamma_i to neighbours.
@@ -120,9 +116,6 @@ class Algorithm1(GossipMethod):
     def instructions(self, node: int) -> dict[str, Scalar]:
         """Return a node's settings, sent once."""
         low, high = self.interval
-        rule: dict[str, Scalar] = {}
-        if not self.rule.is_mean:
-            rule = {"aggregation": self.rule.name, "aggregation-number": (*self.rule.arguments, 0.0)[0]}
         return {
             "codec": self.coding.codec,
             "s": self.coding.sparsity or 0,
@@ -133,8 +126,6 @@ class Algorithm1(GossipMethod):
             "kappa-low": low,
             "kappa-high": high,
             **self.step,
-            **self.privacy.instructions(),
-            **rule,
             "neighbours": list(self.peers(node)),
             "num-nodes": self.num_nodes,
         }
@@ -155,10 +146,6 @@ class Algorithm1(GossipMethod):
         """Return t_i if the first replies count (section III-E)."""
         return participants(self.participation, len(self.peers(node))) if self.stragglers else None
 
-    def releases(self, begun: int, updates: int, iterations: int) -> int:
-        """Return one gradient at W^0 and one per communication, for any number of iterations in between."""
-        return begun + updates
-
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""
         degrees = sorted(degree for _, degree in self.graph(0).degree)
@@ -167,5 +154,4 @@ class Algorithm1(GossipMethod):
         )
         low, high = self.interval
         yield f"{self.coding.codec}, n = {self.dim}, s = {self.coding.sparsity}, kappa: {low} to {high}"
-        yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}, privacy: {self.privacy.mode}"
-        yield f"Aggregation: {self.rule}"
+        yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}"

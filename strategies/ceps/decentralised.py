@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.privacy import Privacy
+from hedgerow.strategies.gossip.exposure import NoisyReleases
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
@@ -222,11 +223,14 @@ class Decentralised(Gossip):
             joined.graph,
             coding.sizes,
             {**settings, **(keys or {})},
-            privacy or Privacy(),
             hears_all=participation == 1,
-            gradients=gradients,
         )
-        super().__init__(method, **options)
+
+        def releases(begun: int, updates: int, iterations: int) -> int:
+            # A node that joins late, or lost its state, repeats the steps from W^0 with new noise.
+            return iterations * gradients
+
+        super().__init__(method, privacy=NoisyReleases(privacy or Privacy(), releases), **options)
 
 
 @dataclass(frozen=True)
@@ -240,13 +244,10 @@ class _Method(GossipMethod):
     graph: GraphAt
     sizes: PayloadSizes
     keys: Mapping[str, Scalar]
-    privacy: Privacy
     hears_all: bool
-    gradients: int
 
     def instructions(self, node: int) -> dict[str, Scalar]:
-        place = {"num-nodes": self.num_nodes, **self._place(node, 0)}
-        return {**self.keys, **self.privacy.instructions(), **place}
+        return {**self.keys, "num-nodes": self.num_nodes, **self._place(node, 0)}
 
     def peers(self, node: int) -> Sequence[int]:
         if self.network.changes:
@@ -266,10 +267,6 @@ class _Method(GossipMethod):
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
         return senders(self.graph(k), node) if self.hears_all else None
-
-    def releases(self, begun: int, updates: int, iterations: int) -> int:
-        # A node that joins late, or lost its state, repeats the steps from W^0 with new noise.
-        return iterations * self.gradients
 
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self.keys.items())

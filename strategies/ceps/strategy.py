@@ -3,18 +3,20 @@
 Algorithm 1 is in ``algorithm.py``.
 """
 
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Literal, Unpack, get_args
 
 from flwr.common import log
 
 from hedgerow.strategies.ceps.algorithm import Algorithm1, OneBitCode, Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.privacy import Privacy
+from hedgerow.strategies.gossip.exposure import NoisyReleases
+from hedgerow.strategies.gossip.method import Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
+from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
 
 __all__ = ["CEPS", "NEIGHBOURHOOD_RULES", "OneBitCode", "neighbourhood_graph", "neighbourhood_rule"]
 
@@ -131,16 +133,37 @@ class CEPS(Gossip):
             interval=_checked_interval(interval),
             stragglers=stragglers,
             step={"mu": mu, "sigma-rule": sigma_rule, "sigma-d": sigma_d, "c": c},
-            privacy=privacy,
-            rule=rule,
         )
-        super().__init__(method, **options)
+        super().__init__(
+            method,
+            privacy=NoisyReleases(privacy, _releases),
+            node_settings=_instructions(rule),
+            **options,
+        )
         self.participation = participation
         self.privacy = privacy
+        self.rule = rule
         self.interval = method.interval
         self.graph = method.graph(0)
         if privacy.mode == "sound" and self.monitor is not None:
             log(WARNING, "A monitor is told exact objectives: where nodes answer it, epsilon is infinite.")
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log(INFO, "\t├──> Aggregation: %s", self.rule)
+        super().summary()
+
+
+def _releases(begun: int, updates: int, iterations: int) -> int:
+    """Return one gradient at W^0 and one per communication, for any number of iterations in between."""
+    return begun + updates
+
+
+def _instructions(rule: Aggregation) -> dict[str, Scalar]:
+    """Return a rule as keys of the nodes' settings; none for the mean."""
+    if rule.is_mean:
+        return {}
+    return {"aggregation": rule.name, "aggregation-number": (*rule.arguments, 0.0)[0]}
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Decentralised methods: nodes send each other messages along a graph."""
 
+from hedgerow.strategies.gossip.exposure import NoisyReleases
 from hedgerow.strategies.gossip.links import SET_UP
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
@@ -13,6 +14,7 @@ __all__ = [
     "Gossip",
     "GossipMethod",
     "Monitor",
+    "NoisyReleases",
     "PayloadSizes",
     "Site",
 ]

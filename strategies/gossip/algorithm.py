@@ -17,7 +17,7 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.gossip.links import OpenLinks
 from hedgerow.strategies.gossip.looks import Looks
-from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.state import Appointment, State, introduced, next_communication
 from hedgerow.strategies.inbox import Node, checked_metrics
 from hedgerow.strategies.method import Method
@@ -38,6 +38,7 @@ class Algorithm(Method[State]):
 
     state_class = State
     method: GossipMethod
+    node_settings: Mapping[str, Scalar]
     num_iterations: int | None
     carrier: Router
     links: OpenLinks
@@ -112,7 +113,7 @@ class Algorithm(Method[State]):
         """Send new nodes their settings; they reply with their next communication."""
         ready = self.ready(state, run)
         unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
-        asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
+        asks = [Ask([i], None, self._settings_of(i), pool=i) for i in sorted(unknown)]
         config = {"method": self.method.name, "run-seed": run.seed}
         hello = Exchange(HELLO, asks, config, reads=introduced, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
@@ -122,6 +123,9 @@ class Algorithm(Method[State]):
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
         return state
+
+    def _settings_of(self, i: int) -> dict[str, Scalar]:
+        return {**self.method.instructions(i), **self.node_settings}
 
     # An update, and whether the event was lost.
 

@@ -5,7 +5,7 @@ server cannot know more: it learns of a node's lost state only from its next ans
 not know the requests after its checkpoint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,20 +13,36 @@ from flwr.app import RecordDict
 
 from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.strategies.gossip.looks import Looks
-from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.parts.privacy import LOST_ROUNDS, MONITOR, PrivacyReport
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, MONITOR, NodeNoise, PrivacyReport
 from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
 
-__all__ = ["Exposure", "Requested"]
+__all__ = ["Exposure", "NoisyReleases", "Requested"]
 
 _RELEASES = "releases"
 # Largest valid count: a release per millisecond for almost a month.
 _MOST_TOLD = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class NoisyReleases:
+    """The noise on a method's gradients, and how many of them a node releases.
+
+    Parameters
+    ----------
+    noise : NodeNoise
+        The noise and its accounting.
+    count : Callable[[int, int, int], int]
+        Returns a node's releases at most, given how often it started from W^0, the number of updates that it
+        was sent, and of its iterations, including those before a restart.
+    """
+
+    noise: NodeNoise
+    count: Callable[[int, int, int], int]
 
 
 @dataclass
@@ -48,8 +64,8 @@ class Exposure(Part):
 
     name = "exposure"
 
-    def __init__(self, method: GossipMethod, looks: Looks) -> None:
-        self.method, self.looks = method, looks
+    def __init__(self, privacy: NoisyReleases, num_nodes: int, looks: Looks) -> None:
+        self.noise, self.count, self.num_nodes, self.looks = privacy.noise, privacy.count, num_nodes, looks
         self.forget()
 
     def forget(self) -> None:
@@ -111,17 +127,17 @@ class Exposure(Part):
     def ended(self, run: Run) -> None:
         """Report the privacy of the node with the most releases."""
         self.iterations = int(run.metrics["iteration"]) + 1
-        run.metrics |= self.method.privacy.metrics(self.most(), self._unprotected())
+        run.metrics |= self.noise.metrics(self.most(), self._unprotected())
 
     def report(self, delta: float | None) -> PrivacyReport:
         """Account for the node with the most releases so far, see ``Gossip.privacy_report``."""
         count, unprotected = self.most(), self._unprotected()
-        return self.method.privacy.report(count, delta, numerical=True, unprotected=unprotected)
+        return self.noise.report(count, delta, numerical=True, unprotected=unprotected)
 
     def most(self) -> int:
         """Return the largest number of releases of any node so far; at least one."""
         counts = [
-            max(asked.told, self.method.releases(asked.begun, asked.updates, asked.earlier + self.iterations))
+            max(asked.told, self.count(asked.begun, asked.updates, asked.earlier + self.iterations))
             for asked in self.of.values()
         ]
         return max(1, *counts) if counts else 1
@@ -130,9 +146,9 @@ class Exposure(Part):
         """Return the paths on which this run discloses data without noise, or without being counted."""
         paths = [MONITOR] if self.looks.answered else []
         # In a resumed run, not every node's ledger may cover the releases before.
-        lost = self._resumed and sum(asked.covered for asked in self.of.values()) < self.method.num_nodes
+        lost = self._resumed and sum(asked.covered for asked in self.of.values()) < self.num_nodes
         # Seeded noise is the same in repeated rounds.
-        return [*paths, LOST_ROUNDS] if lost and self.method.privacy.noise_source != "seed" else paths
+        return [*paths, LOST_ROUNDS] if lost and self.noise.noise_source != "seed" else paths
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""

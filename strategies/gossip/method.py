@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.parts.privacy import NodeNoise
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import neighbours
 
@@ -26,8 +25,6 @@ class GossipMethod(Protocol):
         The communication graph of an iteration.
     sizes : PayloadSizes
         The size of a message.
-    privacy : NodeNoise
-        The noise on the nodes' gradients.
     """
 
     name: str
@@ -35,7 +32,6 @@ class GossipMethod(Protocol):
     dim: int
     graph: GraphAt
     sizes: PayloadSizes
-    privacy: NodeNoise
 
     def instructions(self, node: int) -> Mapping[str, Scalar]:
         """Return the settings that a node is sent once."""
@@ -60,19 +56,6 @@ class GossipMethod(Protocol):
     def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
         """Return a node's config for iteration k; ``readers`` are its payload's receivers, ascending."""
         return {}
-
-    def releases(self, begun: int, updates: int, iterations: int) -> int:
-        """Return how many noisy gradients a node releases at most.
-
-        Parameters
-        ----------
-        begun : int
-            How often it started from W^0.
-        updates : int
-            Number of updates that it was sent.
-        iterations : int
-            Number of its iterations, including those before a restart.
-        """
 
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""

@@ -12,16 +12,17 @@ from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.gossip.algorithm import Algorithm
-from hedgerow.strategies.gossip.exposure import Exposure
+from hedgerow.strategies.gossip.exposure import Exposure, NoisyReleases
 from hedgerow.strategies.gossip.links import OpenLinks, SealedLinks, sealed_sizes
 from hedgerow.strategies.gossip.looks import Looks
-from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.parts.privacy import PrivacyReport
+from hedgerow.strategies.parts import Part
+from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
@@ -92,6 +93,10 @@ class Gossip(Algorithm):
     ----------
     method : GossipMethod
         The method.
+    privacy : NoisyReleases or None (default: None)
+        The noise on the nodes' gradients, which is accounted for after each round; None without.
+    node_settings : Mapping[str, Scalar] (default: none)
+        Further settings that every node is sent once.
     num_iterations : int or None (default: None)
         The run ends with W^K after K iterations, >= 1; None if only ``num_rounds`` ends it.
     monitor : Monitor or None (default: None)
@@ -118,6 +123,8 @@ class Gossip(Algorithm):
         self,
         method: GossipMethod,
         *,
+        privacy: NoisyReleases | None = None,
+        node_settings: Mapping[str, Scalar] | None = None,
         num_iterations: int | None = None,
         monitor: Monitor | None = None,
         sealed: bool = False,
@@ -147,7 +154,9 @@ class Gossip(Algorithm):
         self.sealed = sealed
         self.site = site
         sizes = sealed_sizes(method.sizes) if sealed else method.sizes
-        common = {"seed": seed, "sealed": sealed}
+        noise = {} if privacy is None else privacy.noise.instructions()
+        self.node_settings = {**noise, **(node_settings or {})}
+        common = {"seed": seed, "sealed": sealed, **self.node_settings}
         self.carrier = (
             Router(method.graph, sizes)
             if site is None
@@ -155,9 +164,10 @@ class Gossip(Algorithm):
         )
         self.links = SealedLinks(method, self.carrier) if sealed else OpenLinks(method)
         self.looks = Looks(monitor, method.dim)
-        self.exposure = Exposure(method, self.looks)
+        self.exposure = None if privacy is None else Exposure(privacy, method.num_nodes, self.looks)
         self._open = ExitStack()
-        parts = [Work(len(here)), self.carrier, self.looks, self.links, self.exposure]
+        parts: list[Part] = [Work(len(here)), self.carrier, self.looks, self.links]
+        parts += [] if self.exposure is None else [self.exposure]
         super().__init__(federation, parts=parts)
         federation.admits = self._admits
 
@@ -210,7 +220,7 @@ class Gossip(Algorithm):
         """
         with self._open:
             result = super().start(*args, **options)
-        if self.method.privacy.mode != "none":
+        if self._noise is not None:
             log(INFO, "Privacy: %s", self.privacy_report())
         return result
 
@@ -220,7 +230,14 @@ class Gossip(Algorithm):
         Requested releases count, or those of the node's own ledger if they are more. The nodes' data are
         disjoint, so the number of nodes does not matter. ValueError without noise.
         """
+        if self.exposure is None:
+            raise ValueError("privacy must be noise to account for, got None")
         return self.exposure.report(delta)
+
+    @property
+    def _noise(self) -> NodeNoise | None:
+        noise = None if self.exposure is None else self.exposure.noise
+        return None if noise is None or noise.mode == "none" else noise
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -249,6 +266,8 @@ class Gossip(Algorithm):
         log(INFO, "\t├──> Method: %s on %d nodes", self.method.name, self.method.num_nodes)
         for line in (*self.carrier.describe(), *self.method.describe()):
             log(INFO, "\t├──> %s", line)
-        if (privacy := self.method.privacy).mode != "none" and not (report := privacy.report(1)).guaranteed:
-            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, report.why)
+        if (noise := self._noise) is not None:
+            log(INFO, "\t├──> Privacy: %s", noise.mode)
+            if not (report := noise.report(1)).guaranteed:
+                log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", noise.mode, report.why)
         log(INFO, "\t└──> Message: %d bits", self.method.sizes.message_bits)

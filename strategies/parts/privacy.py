@@ -93,6 +93,9 @@ class NodeNoise(Protocol):
     def noise_source(self) -> str | None:
         """As ``source`` of ``Noise``; None for the mode's default."""
 
+    def instructions(self) -> Mapping[str, str | float]:
+        """Return the settings as keys of a message's config."""
+
     def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
         """Return the metrics of ``count`` releases for a round's record; empty without noise."""
 

@@ -9,8 +9,8 @@ import torch
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from tests.clients import contexts
 from tests.clients.ceps.federation import squares
+from tests.clients.fedmud.test_client import CLASSES, plan_of
 from tests.clients.fedmud.test_client import message as fedmud_message
-from tests.clients.fedmud.test_client import perceptron, plan_of
 from tests.clients.hsgd.federation import half_square, scalar_model
 from tests.clients.similarity_free.test_client import GRADIENT, PROX
 from tests.clients.training.cases import torch_seeded
@@ -118,7 +118,11 @@ def averaging() -> list[Decoder]:
 
 
 def layered(method: str, **changes: Any) -> list[Decoder]:
-    model = perceptron()
+    model = torch_seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.Linear(7, CLASSES)
+        )
+    )
     x = torch.as_tensor(RNG.standard_normal((12, 1, 8, 8)), dtype=torch.float32)
     app = fedmud_client(lambda own: LocalTask(model, x, Y, np.arange(12)), "loop")
     own = context()

@@ -257,8 +257,8 @@ def test_noisy_baselines_account_for_every_gradient() -> None:
 
 
 def test_noisy_baselines_account_for_the_steps_that_a_node_takes_again() -> None:
-    assert make("d-psgd", local_steps=1).method.releases(2, 3, 4 + 4) == 8
-    assert make("dfedsam", local_steps=1).method.releases(2, 3, 4 + 4) == 16
+    assert make("d-psgd", local_steps=1).exposure.count(2, 3, 4 + 4) == 8
+    assert make("dfedsam", local_steps=1).exposure.count(2, 3, 4 + 4) == 16
 
 
 # Parameters

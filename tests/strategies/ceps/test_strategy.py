@@ -495,7 +495,7 @@ def test_the_accountant_counts_the_node_that_communicates_most() -> None:
 
 
 def test_a_node_releases_a_gradient_whenever_it_begins_and_one_an_update() -> None:
-    assert ceps().method.releases(3, 4, 100) == 7
+    assert ceps().exposure.count(3, 4, 100) == 7
 
 
 def test_the_papers_noise_is_reported_as_no_guarantee() -> None:
