@@ -257,10 +257,11 @@ def _spent(results: Results) -> list[str]:
     out = []
     for name in COSTS:
         try:
-            if name != "rounds" and any(run.costs(name)[-1] for run in results.runs):
-                out.append(name)
-        except ValueError:
+            ends = [run.costs(name)[-1] for run in results.runs]
+        except ValueError:  # a run did not record it
             continue
+        if name != "rounds" and any(ends):
+            out.append(name)
     return out
 
 

@@ -96,6 +96,14 @@ def test_a_report_has_what_was_run_curves_tables_links_losses_and_settings(sweep
         assert words in page.text, words
 
 
+def test_a_cost_that_only_some_runs_recorded_is_in_no_column(sweep: Path) -> None:
+    first = sorted(sweep.glob("*/*"))[0]
+    with_last(first, wall_seconds=3.0, train={"gradients": 5.0})
+    page = Page(report_html(load([sweep])))
+    assert "serialised traffic" in page.text
+    assert "gradients per node" not in page.text
+
+
 def test_a_page_needs_nothing_else_and_runs_nothing(sweep: Path) -> None:
     text = report_html(load([sweep]))
     page = Page(text)
