@@ -12,7 +12,8 @@ __all__ = ["evaluate"]
 def evaluate(paths: Paths) -> None:
     """Evaluate u, the mean model of edge servers with direct links, after their runs.
 
-    PATHS are the servers' run folders, or one that contains them. `report`, `table` and `plot` then show u.
+    RUN is each server's run folder, or one folder that contains them. `report`, `table` and `plot` then
+    show u.
     """
     from hedgerow.sim.runs.joined import parts_beneath, parts_of_runs
     from hedgerow.sim.runs.together import evaluate_together
@@ -21,7 +22,8 @@ def evaluate(paths: Paths) -> None:
         given = [one for path in paths for one in parts_beneath(path) or [path]]
         runs, _ = parts_of_runs(given)
         if not runs:
-            raise ValueError("PATHS must hold the run folders of edge servers that ran together")
+            names = ", ".join(map(str, paths))
+            raise ValueError(f"RUN must be the run folders of edge servers that ran together, got {names}")
         for parts in runs:
             records = evaluate_together(parts)
             metrics = " ".join(
