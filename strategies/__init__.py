@@ -53,11 +53,12 @@ from hedgerow.strategies.hsgd import (
 )
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
+from hedgerow.strategies.node import Node, Shapes
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
 from hedgerow.strategies.run import Run
@@ -83,6 +84,7 @@ from hedgerow.strategies.topology import (
     mixing,
     push_weights,
 )
+from hedgerow.strategies.whoami import RosterError
 
 __all__ = [
     "BEER",

@@ -24,9 +24,10 @@ from hedgerow.strategies.inbox import (
     weighted_metrics,
 )
 from hedgerow.strategies.known_nodes import KnownSizes
+from hedgerow.strategies.node import Shapes
 from hedgerow.strategies.parts.bounds import LossBound, UpdateBound
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Admits, Roster, Shapes
+from hedgerow.strategies.roster import Admits, Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock

@@ -17,7 +17,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.roster import RAISED, Node, Roster, RosterError, grid_clock
+from hedgerow.strategies.node import Node
+from hedgerow.strategies.roster import Roster
+from hedgerow.strategies.whoami import RAISED, RosterError, grid_clock
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError, only_record, records_of

@@ -15,10 +15,12 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import Inbox, Reply, checked_metrics, collect
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Node, Roster, RosterError
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.strategies.whoami import RosterError
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS

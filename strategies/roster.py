@@ -5,161 +5,42 @@ server sends each node a ``query.whoami`` once. A bad answer affects only its se
 with a reason, and queried again later.
 """
 
-import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableSet, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, MutableSet, Sequence
+from dataclasses import replace
 from itertools import count
 from logging import INFO, WARNING
-from math import prod
-from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.known_nodes import AllBut, LazyNodes
+from hedgerow.strategies.node import UNKNOWN, VACANT, Node, Shapes
 from hedgerow.strategies.registry import Registered, Registry
+from hedgerow.strategies.whoami import NodeQuery, RosterError, grid_clock, wait_for_nodes
 from hedgerow.wire.calls import KnownNodes
-from hedgerow.wire.failures import RunFailedError
-from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
-from hedgerow.wire.message_types import MESSAGE_FORMAT, WHOAMI
-from hedgerow.wire.printable import quoted, shown
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.limits import MAX_PLACES, MAX_WORD
+from hedgerow.wire.message_types import WHOAMI
+from hedgerow.wire.printable import shown
 
-__all__ = [
-    "RAISED",
-    "Node",
-    "Roster",
-    "RosterError",
-    "Shapes",
-    "grid_clock",
-    "introduced",
-    "placed",
-    "rounds_away",
-]
+__all__ = ["Admits", "Roster", "rounds_away"]
 
-# Flower's code for a ClientApp that raised; in answer to WHOAMI it means that there is no such handler.
-RAISED = 2
-# The node id of a vacant place; Flower's are positive.
-_VACANT = 0
-# The partition id of a node that reported only a name.
-_UNKNOWN = -1
-_POLL_SECONDS = 0.1
-# What Flower's ClientApp raises without a handler for a message: with functions, with a client_fn.
-_NO_HANDLER = ("No query function registered", "Invalid message type")
-# A SuperNode's report of what its ClientApp raised.
-_REASON = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>")
-# Queries sent to a silent node before its time is up.
-_QUESTIONS = 8
-# Longest wait (s) for answers to repeated queries.
-_LATE_ANSWERS = 20.0
 # Longest wait (s) of a round for a node's introduction: with no other node online, and with some.
 _PATIENCE, _PATIENCE_OF_OTHERS = 60.0, 15.0
 # Rounds until an excluded node is queried again: doubled each time, from the first to the second.
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 64
 _NO_PLACE = "no place"
-# Bounds on the reported data shapes, from which a server builds its model.
-_MOST_AXES, _MOST_ENTRIES, _MOST_CLASSES = 8, 2**27, 2**20
-_DEFAULT_NAME = re.compile(r"partition-\d+")
 
-Admits = Callable[["Node"], str | None]
-
-
-class RosterError(RunFailedError):
-    """Too few nodes came online, or their introductions are not usable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The shapes of a node's data; None for what it did not report.
-
-    Parameters
-    ----------
-    input_shape : tuple[int, ...] or None
-        Shape of one sample.
-    num_classes : int or None
-        Number of label classes, >= 1.
-    dtype : str or None
-        The samples' dtype, for example ``"float32"``.
-    """
-
-    input_shape: tuple[int, ...] | None = None
-    num_classes: int | None = None
-    dtype: str | None = None
-
-    def disagreement(self, other: "Shapes") -> str | None:
-        """Return why the other data are incompatible; None if they are compatible or not known."""
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            if None not in (mine, theirs) and mine != theirs:
-                return f"another {one.name.replace('_', ' ').replace('num ', 'number of ')}"
-        return None
-
-    def joined(self, other: "Shapes") -> "Shapes":
-        """Return these shapes, with the unknown ones taken from ``other``."""
-        mine = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(other, **{key: value for key, value in mine.items() if value is not None})
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node of the federation.
-
-    Parameters
-    ----------
-    partition_id : int
-        Its place in the federation, 0 to N-1; it keys data, random streams, state, records and order. A node
-        that reports only a name is assigned one, and keeps it.
-    node_id : int
-        Flower's id, random per run (and new after a restart without node authentication).
-    num_examples : int or None
-        Local training examples; None if not reported.
-    role, group : str
-        From the node's config; empty if not set.
-    name : str or None
-        Its stable name: the one registered with its key, else the one in its node config, else
-        ``partition-<partition_id>``. None if nodes do not introduce themselves.
-    input_shape, num_classes, dtype
-        As in ``Shapes``.
-    knows_its_place : bool
-        Whether the node reported its partition id; a node that reported only a name does not know it.
-    max_examples : int or None
-        Upper bound on its weight in examples, from a registry.
-    """
-
-    partition_id: int
-    node_id: int
-    num_examples: int | None = None
-    role: str = ""
-    group: str = ""
-    name: str | None = None
-    input_shape: tuple[int, ...] | None = None
-    num_classes: int | None = None
-    dtype: str | None = None
-    knows_its_place: bool = True
-    max_examples: int | None = None
-
-    @property
-    def shapes(self) -> Shapes:
-        """The shapes of its data."""
-        return Shapes(self.input_shape, self.num_classes, self.dtype)
-
-    @property
-    def vacant(self) -> bool:
-        """Whether no node has this place yet."""
-        return self.node_id == _VACANT
+Admits = Callable[[Node], str | None]
+# A node's entry at the SuperLink: the name registered with its key (or empty), and the key.
+_Listing = tuple[str, bytes]
+# A node, and why it is excluded; None if it is not.
+_Claim = tuple[Node, str | None]
 
 
 def rounds_away(times: int) -> int:
     """Return how many rounds a node is excluded the first, second, … time: 2, 4, 8, … 64."""
     return int(min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS))
-
-
-def placed(node: Node) -> str | None:
-    """Return why a node is excluded that must know its partition id, for common random draws or a graph."""
-    return None if node.knows_its_place else "no partition id"
 
 
 class Roster:
@@ -311,8 +192,8 @@ class Roster:
         needed = quorum or expected
         if needed is None:
             raise ValueError("quorum must be an integer >= 1 if expected is None")
-        node_ids = _wait_for_nodes(grid, needed, timeout)
-        answers = _Introductions(grid, timeout)
+        node_ids = wait_for_nodes(grid, needed, timeout)
+        answers = NodeQuery(grid, timeout)
         # Two nodes at most: if their ClientApp cannot answer, no other can, and each would log an error.
         for witness in sorted(node_ids)[:2]:
             question = answers.try_questions(witness)
@@ -337,7 +218,7 @@ class Roster:
         return seated
 
     def _collect(
-        self, answers: "_Introductions", needed: int, names: Mapping[str, int], shapes: Shapes | None
+        self, answers: NodeQuery, needed: int, names: Mapping[str, int], shapes: Shapes | None
     ) -> "Roster":
         """Query all online nodes; return the roster once enough have a place, or the time is up."""
         grid, heard = answers.grid, -1
@@ -359,17 +240,15 @@ class Roster:
                 return seated
             answers.step(listed, self._question)
 
-    def _seated(
-        self, claims: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None
-    ) -> "Roster":
+    def _seated(self, claims: Sequence[_Claim], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
         """Return the roster of these nodes."""
-        roster = Roster([Node(i, _VACANT) for i in range(self.places or 0)], True)
+        roster = Roster([Node(i, VACANT) for i in range(self.places or 0)], True)
         roster.places, roster._question, roster._admits = self.places, self._question, self._admits
         roster._registry = self._registry
         roster._grow(max(names.values(), default=-1) + 1)
         roster.names = dict(names)
         for name, at in names.items():
-            roster._nodes[at] = Node(at, _VACANT, name=name)
+            roster._nodes[at] = Node(at, VACANT, name=name)
         welcome = [node for node, refused in claims if refused is None]
         roster.shapes = _most_common(welcome) if shapes is None else shapes
         roster._take_in(claims, 0)
@@ -406,7 +285,7 @@ class Roster:
         )
         ranked = sorted(node_ids)[:expected]
         nodes = [Node(rank, node_id) for rank, node_id in enumerate(ranked)]
-        roster = cls([*nodes, *(Node(i, _VACANT) for i in range(len(nodes), expected or 0))], False)
+        roster = cls([*nodes, *(Node(i, VACANT) for i in range(len(nodes), expected or 0))], False)
         roster.places = expected
         return roster
 
@@ -459,7 +338,7 @@ class Roster:
         here = self.online | self._kept
         vacancies = {node.partition_id for node in self.nodes if node.node_id not in here}
         patience = _PATIENCE_OF_OTHERS if self.online else _PATIENCE
-        answers = _Introductions(grid, min(timeout, patience))
+        answers = NodeQuery(grid, min(timeout, patience))
         full = self.places is not None
         answers.ask(
             strangers,
@@ -478,7 +357,7 @@ class Roster:
             for new in strangers[len(vacant) :]:
                 self._sit(Node(len(self.nodes), new))
 
-    def _identified(self, nodes: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
+    def _identified(self, nodes: Mapping[int, Node], listed: Mapping[int, _Listing]) -> list[_Claim]:
         """Return the online nodes under their keys' registered names, and why each is refused."""
         claims: list[_Claim] = []
         for node, (name, public_key) in ((nodes[i], listed[i]) for i in nodes if i in listed):
@@ -491,11 +370,11 @@ class Roster:
                 claims.append((_as_registered(known, entry), _mismatch(known, entry, self._registry)))
         return claims
 
-    def _take_in(self, claims: Sequence["_Claim"], server_round: int) -> None:
+    def _take_in(self, claims: Sequence[_Claim], server_round: int) -> None:
         """Give nodes their places: first those that report a partition id, then the others by name."""
 
         def by_name(claim: _Claim) -> str:  # Independent of the order of arrival.
-            return (claim[0].name or "") if claim[0].partition_id == _UNKNOWN else ""
+            return (claim[0].name or "") if claim[0].partition_id == UNKNOWN else ""
 
         for node, refused in sorted(claims, key=by_name):
             seat, reason = (node, refused) if refused is not None else self._seat(node)
@@ -513,16 +392,16 @@ class Roster:
         at, known = node.partition_id, None if node.name is None else self.names.get(node.name)
         if known is not None:
             at = known
-        elif at == _UNKNOWN:
+        elif at == UNKNOWN:
             at = next(i for i in count(self._first_free) if self._free(i))
             self._first_free = at
         seat = replace(node, partition_id=at, name=f"partition-{at}" if node.name is None else node.name)
         if at >= (MAX_PLACES if self.places is None else self.places):
             return seat, _NO_PLACE
-        old = self.nodes[at] if at < len(self) else Node(at, _VACANT)
+        old = self.nodes[at] if at < len(self) else Node(at, VACANT)
         if old.node_id in self.online | self._kept:
             return seat, "duplicate partition" if known is None else "duplicate name"
-        if node.partition_id not in (_UNKNOWN, at):
+        if node.partition_id not in (UNKNOWN, at):
             return seat, "another partition than before"
         unclaimed = old.vacant and old.name in (None, f"partition-{at}")
         if not unclaimed and old.name != seat.name:
@@ -551,7 +430,7 @@ class Roster:
         self._outside.pop(node.node_id, None)
 
     def _grow(self, places: int) -> None:
-        self._nodes += [Node(i, _VACANT) for i in range(len(self.nodes), places)]
+        self._nodes += [Node(i, VACANT) for i in range(len(self.nodes), places)]
 
     def refuse(self, node_id: int, reason: str, server_round: int) -> None:
         """Exclude a node for a reason, which is counted; query it again some rounds later."""
@@ -560,7 +439,7 @@ class Roster:
             if self.known is None:  # Another node may take its place.
                 at = node.partition_id
                 self.names = {name: place for name, place in self.names.items() if place != at}
-                self._nodes[at] = Node(at, _VACANT)
+                self._nodes[at] = Node(at, VACANT)
                 self._introductions.pop(at, None)
                 self._first_free = 0
             self._leave_out(node, reason, server_round)
@@ -607,10 +486,10 @@ class Roster:
             log(WARNING, "%s", line)
         self._warnings = []
 
-    def _exclude_unusable(self, answers: "_Introductions", server_round: int) -> None:
+    def _exclude_unusable(self, answers: NodeQuery, server_round: int) -> None:
         """Exclude the nodes without a usable answer, and log all exclusions."""
         for node_id, reason in answers.unusable.items():
-            self._leave_out(Node(_UNKNOWN, node_id), reason, server_round)
+            self._leave_out(Node(UNKNOWN, node_id), reason, server_round)
         self._warn_of_all()
 
     def _too_few(self, needed: int, answered: int, asked: int) -> str:
@@ -630,12 +509,6 @@ def _most_common(nodes: Sequence[Node]) -> Shapes:
     ordered = sorted(nodes, key=lambda node: (node.partition_id, node.name or ""))
     counts = Counter(node.shapes for node in ordered if node.shapes != Shapes())
     return max(counts, key=lambda shapes: counts[shapes], default=Shapes())
-
-
-# A node's entry at the SuperLink: the name registered with its key (or empty), and the key.
-_Listing = tuple[str, bytes]
-# A node, and why it is excluded; None if it is not.
-_Claim = tuple[Node, str | None]
 
 
 def _listed(grid: Grid) -> dict[int, _Listing]:
@@ -659,216 +532,10 @@ def _as_registered(node: Node, entry: Registered) -> Node:
 def _mismatch(node: Node, entry: Registered, registry: Registry) -> str | None:
     """Return which claim of a node differs from its registration."""
     at = node.partition_id
-    if at not in (entry.partition, _UNKNOWN) and (entry.partition is not None or at in registry.reserved):
+    if at not in (entry.partition, UNKNOWN) and (entry.partition is not None or at in registry.reserved):
         return "another partition than registered"
     for what in ("role", "group"):
         claimed, registered = getattr(node, what), getattr(entry, what)
         if registered is not None and claimed not in ("", registered):
             return f"another {what} than registered"
     return None
-
-
-def grid_clock(grid: Grid) -> tuple[Callable[[], float], Callable[[float], None]]:
-    """Return the grid's functions ``now`` and ``sleep``, or the system's if it has none."""
-    return getattr(grid, "now", time.monotonic), getattr(grid, "sleep", time.sleep)
-
-
-def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
-    now, sleep = grid_clock(grid)
-    end = now() + timeout
-    while len(node_ids := list(grid.get_node_ids())) < expected:
-        if now() >= end:
-            raise RosterError(
-                f"{len(node_ids)} nodes after {timeout:g} s, but {expected} are needed. In simulation: pass "
-                f"--federation-config 'num-supernodes={expected}' to flwr run. On devices: start "
-                f"{expected} SuperNodes."
-            )
-        sleep(min(1.0, timeout / 10))
-    return node_ids
-
-
-class _Introductions:
-    """Sends ``query.whoami`` to nodes and collects the answers.
-
-    Messages can be lost, so silent nodes are queried again at intervals; a late answer to an earlier query
-    counts. A node that has answered, even wrongly, is not queried again.
-    """
-
-    def __init__(self, grid: Grid, timeout: float) -> None:
-        self.grid = grid
-        self.now, self._sleep = grid_clock(grid)
-        self._end = self.now() + timeout
-        self.interval = timeout / _QUESTIONS
-        # Message ids in sending order: the order of waiting answers must not depend on hashes.
-        self._pending: dict[str, None] = {}
-        self._ask_at: dict[int, float] = {}
-        # By node id, in order of arrival.
-        self.nodes: dict[int, Node] = {}
-        # By node id, what its ClientApp raised.
-        self.raised: dict[int, str] = {}
-        self._refused: dict[int, str] = {}
-        self.num_answers = 0
-
-    @property
-    def over(self) -> bool:
-        return self.now() >= self._end
-
-    @property
-    def num_asked(self) -> int:
-        return len(self._ask_at)
-
-    @property
-    def unusable(self) -> dict[int, str]:
-        """Why queried nodes have no usable introduction, by node id."""
-        reasons = dict.fromkeys(self.silent(self._ask_at), "no introduction")
-        reasons |= self._refused
-        return dict(sorted((reasons | dict.fromkeys(self.raised, "introduction raised")).items()))
-
-    def causes(self) -> str:
-        """Return the first error that a ClientApp raised, and how many more did; empty without one."""
-        if not self.raised:
-            return ""
-        first, others = min(self.raised), len(self.raised) - 1
-        last = (self.raised[first].strip().splitlines() or ["?"])[-1]
-        words = shown(_REASON.sub(r"\1: \2", last), 300)
-        more = f" ({others} more raised an error)" if others else ""
-        return f"Node {first}: {words}{more}"
-
-    def silent(self, node_ids: Iterable[int]) -> list[int]:
-        """Return the nodes that have not answered."""
-        answered = self.nodes.keys() | self.raised.keys() | self._refused.keys()
-        return sorted(i for i in node_ids if i not in answered)
-
-    def try_questions(self, node_id: int) -> str:
-        """Query one node, as ``train`` if it has no query function; return the message type that was used."""
-        self.ask([node_id], WHOAMI, most=2)
-        if not any(words in self.raised.get(node_id, "") for words in _NO_HANDLER):
-            return WHOAMI
-        del self.raised[node_id]
-        self._ask_at.pop(node_id)
-        self.ask([node_id], MessageType.TRAIN)
-        return MessageType.TRAIN
-
-    def ask(
-        self,
-        node_ids: Iterable[int],
-        question: str,
-        most: float = _QUESTIONS,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Query until all have answered, ``enough()``, or after ``most`` queries or the end of the time."""
-        end, asked = min(self._end, self.now() + most * self.interval), list(node_ids)
-        while self.silent(asked) and not enough() and self.now() < end:
-            self.step(asked, question)
-
-    def step(self, node_ids: Iterable[int], question: str) -> None:
-        """Query the silent nodes that are due, and receive what has arrived."""
-        now = self.now()
-        due = [i for i in self.silent(node_ids) if self._ask_at.get(i, now) <= now]
-        if due:
-            # Mods run only before existing handlers, so they are queried as ``train``, which every app has.
-            key = "whoami" if question == MessageType.TRAIN else "config"
-            record, ttl = RecordDict({key: ConfigRecord()}), max(self._end - now, 1e-3)
-            questions = [Message(record, node_id, question, ttl=ttl) for node_id in due]
-            self._pending |= {sent: None for sent in self.grid.push_messages(questions) if sent}
-            self._ask_at |= dict.fromkeys(due, now + self.interval)
-        self._listen()
-
-    def finish(self) -> None:
-        """Wait for the answers to repeated queries, so that none is in flight afterwards.
-
-        In Flower's simulation a second answer may overwrite state that the node kept for a message between.
-        """
-        end = min(self._end, self.now() + _LATE_ANSWERS)
-        while self._pending and self.now() < end:
-            self._listen()
-
-    def _listen(self) -> None:
-        arrived = list(self.grid.pull_messages(list(self._pending)))
-        for message in sorted(arrived, key=lambda message: message.metadata.src_node_id):
-            self._pending.pop(message.metadata.reply_to_message_id, None)
-            self._take(message)
-        if not arrived:
-            self._sleep(_POLL_SECONDS)
-
-    def _take(self, message: Message) -> None:
-        node_id = message.metadata.src_node_id
-        if node_id in self.nodes:  # The first answer counts.
-            return
-        self.num_answers += 1
-        if message.has_error():
-            if message.error.code == RAISED:
-                self.raised[node_id] = str(message.error.reason)
-        else:
-            try:
-                self.nodes[node_id] = introduced(message)
-            except PayloadError as error:
-                self._refused[node_id] = error.reason
-                log(WARNING, "Node %d introduced itself wrongly: %s.", node_id, shown(error))
-
-
-def introduced(message: Message) -> Node:
-    """Return the node that an introduction describes; its partition id is -1 if it has only a name.
-
-    Raises PayloadError with reason ``malformed introduction``, or ``another message format`` if the node's
-    version of hedgerow uses another one.
-    """
-    try:
-        me = message.content.config_records["whoami"]
-        # Introductions by other code than ours do not report it.
-        spoken = _integer(me, "message-format", 1) if "message-format" in me else MESSAGE_FORMAT
-        if spoken == MESSAGE_FORMAT:
-            return _node(me, message.metadata.src_node_id)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PayloadError("malformed introduction", shown(error)) from None
-    raise PayloadError(
-        "another message format",
-        f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the same "
-        "version of hedgerow on both",
-    )
-
-
-def _node(me: ConfigRecord, node_id: int) -> Node:
-    name = _text(me, "name") or None
-    at = _integer(me, "partition-id") if "partition-id" in me or name is None else _UNKNOWN
-    if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
-        raise ValueError(f"name is {name!r}, which is reserved for the node with this partition-id")
-    return Node(
-        partition_id=at,
-        node_id=node_id,
-        num_examples=_integer(me, "num-examples") if "num-examples" in me else None,
-        role=_text(me, "role"),
-        group=_text(me, "group"),
-        name=name,
-        input_shape=_shape(me["input-shape"]) if "input-shape" in me else None,
-        num_classes=_integer(me, "num-classes", 1, _MOST_CLASSES) if "num-classes" in me else None,
-        dtype=_text(me, "dtype") or None,
-        knows_its_place=at != _UNKNOWN,
-    )
-
-
-def _integer(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:
-    value: Any = me[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{key} must be an integer from {least} to {most}, got {quoted(value)}")
-    return value
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    axes = value if isinstance(value, list) else [value]
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= _MOST_ENTRIES for n in axes)
-    if len(axes) > _MOST_AXES or not whole or prod(axes) > _MOST_ENTRIES:
-        raise ValueError(
-            f"input-shape must be up to {_MOST_AXES} integers >= 1 with a product of at most "
-            f"{_MOST_ENTRIES}, got {quoted(value)}"
-        )
-    return tuple(axes)
-
-
-def _text(me: ConfigRecord, key: str) -> str:
-    value = str(me.get(key, ""))
-    if value != shown(value, MAX_WORD):  # Logs and errors quote it verbatim.
-        raise ValueError(
-            f"{key} must be a text of up to {MAX_WORD} printable characters, got {quoted(value)}"
-        )
-    return value

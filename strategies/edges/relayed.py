@@ -24,8 +24,8 @@ from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entrie
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.node import placed
 from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.roster import placed
 from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, RULE, WEIGHTS, Column, columns
 from hedgerow.wire.message_types import GOSSIP, INTRA

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
+from hedgerow.strategies.node import placed
 from hedgerow.strategies.parts import UpdateLog
-from hedgerow.strategies.roster import placed
 from hedgerow.strategies.run import Run
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, most_entries

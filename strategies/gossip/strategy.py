@@ -21,9 +21,9 @@ from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.node import placed
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
-from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least

@@ -14,8 +14,8 @@ from hedgerow.strategies.hsgd.setup import Setup
 from hedgerow.strategies.hsgd.system import MethodVariant
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.roster import RAISED
 from hedgerow.strategies.run import Run
+from hedgerow.strategies.whoami import RAISED
 
 __all__ = ["Members"]
 

@@ -25,7 +25,7 @@ from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
 from hedgerow.strategies.hsgd.parties import QUESTIONS
 from hedgerow.strategies.hsgd.setup import Setup
 from hedgerow.strategies.inbox import Reply
-from hedgerow.strategies.roster import grid_clock
+from hedgerow.strategies.whoami import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.fixed_point import from_fixed_point, split
 from hedgerow.wire.message_types import POOL, SETUP, UNMASK

@@ -35,7 +35,7 @@ from hedgerow.strategies.gossip.state import introduced as greeted
 from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.inbox import checked_metrics
-from hedgerow.strategies.roster import introduced
+from hedgerow.strategies.node import introduced
 from hedgerow.strategies.run import read
 from hedgerow.wire import (
     MAX_EXAMPLES,
