@@ -21,7 +21,6 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from hedgerow.sim.engine._compat import (
     ErrorCode,
@@ -39,9 +38,8 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
-from hedgerow.sim.engine.handlers import App, Handlers, NodeJob, SimulatedNode
-from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
-from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
+from hedgerow.sim.engine.nodes import SimulatedNode, SimulatedNodes, draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
 from hedgerow.wire.calls import AnswersColumns, Delivery, InColumns, KnownNodes, KnowsSizes
@@ -181,20 +179,16 @@ class InProcessGrid(Grid):
         self._replies: dict[str, tuple[Message, NodeJob]] = {}
         self._waiting: dict[str, NodeJob] = {}
         self._extras = list(node_configs) if node_configs and any(node_configs) else None
-        self._num_nodes = num_nodes
-        self._take_ids(draw_node_ids(num_nodes, seed))
-        # Each node's checkpoint entry, by partition id, and the nodes whose entry is outdated.
-        self._packed: dict[str, dict[str, Any]] = {}
-        self._changed: dict[int, SimulatedNode] = {}
+        self._all = SimulatedNodes(draw_node_ids(num_nodes, seed), self._extras)
         lend_identity(self, self._run.run_id)
         self._workers = self._started(workers, cluster)
         self._dealt = Dealt(always=workers > 1 or cluster is not None)
 
     def _started(self, workers: int, cluster: Cluster | None) -> Workers | None:
         if cluster is not None:
-            return Workers(self._handlers, workers, cluster, most=self._num_nodes)
+            return Workers(self._handlers, workers, cluster, most=len(self._all))
         count = workers or (1 if self.real_time else default_workers(self._app))
-        count = min(count, self._num_nodes)
+        count = min(count, len(self._all))
         return Workers(self._handlers, count) if count > 1 else None
 
     def __enter__(self) -> Self:
@@ -266,41 +260,15 @@ class InProcessGrid(Grid):
             ray=ray,
         )
         out.set_run(grid.run)
-        out._take_ids(np.array(node_ids, np.uint64))
+        out._all = SimulatedNodes(np.array(node_ids, np.uint64))
         return out
-
-    # Nodes, each created on first use
-
-    def _take_ids(self, node_ids: NDArray[np.uint64]) -> None:
-        """Set the nodes' ids (N,), by partition id."""
-        self._ids, self._by_id = node_ids, np.argsort(node_ids)
-        self._ascending = node_ids[self._by_id]
-        self._made: dict[int, SimulatedNode] = {}
-        self._all_made = False
 
     @property
     def _nodes(self) -> dict[int, SimulatedNode]:
-        """All nodes by id, in the order of partitions; creates those that are missing."""
-        if not self._all_made:
-            made = [self._made.get(i) or self._new(at, i) for at, i in enumerate(self._ids.tolist())]
-            self._made, self._all_made = {node.node_id: node for node in made}, True
-        return self._made
+        return self._all.by_id()
 
     def _node(self, node_id: int) -> SimulatedNode | None:
-        if (node := self._made.get(node_id)) is not None or self._all_made:
-            return node
-        if not 0 <= node_id < 2**64:
-            return None
-        at = int(np.searchsorted(self._ascending, np.uint64(node_id)))
-        if at == self._num_nodes or int(self._ascending[at]) != node_id:
-            return None
-        self._made[node_id] = self._new(int(self._by_id[at]), node_id)
-        return self._made[node_id]
-
-    def _new(self, partition_id: int, node_id: int) -> SimulatedNode:
-        extra = {} if self._extras is None else self._extras[partition_id]
-        config = {**extra, "partition-id": partition_id, "num-partitions": self._num_nodes}
-        return SimulatedNode(node_id, partition_id, config, RecordDict())
+        return self._all.find(node_id)
 
     def known_nodes(self) -> KnownNodes | None:
         """Return the nodes if they need not be queried, else None.
@@ -310,16 +278,16 @@ class InProcessGrid(Grid):
         for this message, no message is lost, serialised or timed, and the grid is not a subclass.
         """
         asked = self._extras is not None or self._faults is not None or self._strict or self.real_time
-        if asked or type(self) is not InProcessGrid or self._all_made:
+        if asked or type(self) is not InProcessGrid or self._all.all_made:
             return None
         if not isinstance(self._app, KnowsSizes) or has_wrappers(self._app, WHOAMI):
             return None
         sizes = self._app.sizes(self._run_config.copy())
-        if sizes is None or len(sizes) != self._num_nodes:
+        if sizes is None or len(sizes) != len(self._all):
             return None
         # The caller builds messages to these nodes next.
         lend_identity(self, self._run.run_id)
-        return KnownNodes(self._ids, sizes)
+        return KnownNodes(self._all.ids, sizes)
 
     # Flower's Grid
 
@@ -348,12 +316,7 @@ class InProcessGrid(Grid):
         """Return the ids of online nodes, ascending, which is not the order of partitions."""
         # The caller builds messages to these nodes next.
         lend_identity(self, self._run.run_id)
-        now = self.now()
-        if self._all_made:
-            return sorted(node.node_id for node in self._made.values() if node.offline_at > now)
-        away = {node.node_id for node in self._made.values() if node.offline_at <= now}
-        online: list[int] = self._ascending.tolist()
-        return [node_id for node_id in online if node_id not in away] if away else online
+        return self._all.online(self.now())
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the online nodes, of which only the ids are known."""
@@ -415,7 +378,7 @@ class InProcessGrid(Grid):
             return None
         if self._queue or self._max_in_flight is not None:
             return None
-        groups = [(content, [self._at(i) for i in partitions]) for content, partitions in asked]
+        groups = [(content, [self._all.at(i) for i in partitions]) for content, partitions in asked]
         stays = self._workers is None or self._dealt.keeps(message_type, count, size)
         try:
             if self._workers is None or stays:
@@ -435,13 +398,8 @@ class InProcessGrid(Grid):
         for _, members in groups:
             for node in members:
                 node.received += 1
-                self._changed[node.partition_id] = node
+                self._all.note_change(node)
         return found
-
-    def _at(self, partition_id: int) -> SimulatedNode:
-        node = self._node(int(self._ids[partition_id]))
-        assert node is not None
-        return node
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and return their replies; the virtual clock runs until the last one or the timeout.
@@ -500,40 +458,13 @@ class InProcessGrid(Grid):
         Nodes that received nothing are omitted. So are messages in flight: a reply that is late at a
         checkpoint is lost.
         """
-        for node in self._changed.values():
-            self._packed[str(node.partition_id)] = {
-                "received": node.received,
-                "busy_until": node.busy_until,
-                "offline_at": None if node.offline_at == inf else node.offline_at,
-                "state": pack_records(node.state),
-            }
-        self._changed.clear()
-        return {
-            "clock": self._clock,
-            "dealt": self._dealt.bytes,
-            "num-nodes": self._num_nodes,
-            "nodes": self._packed.copy(),
-        }
+        return {"clock": self._clock, "dealt": self._dealt.bytes, **self._all.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the nodes of a checkpoint; ValueError if it has another number of nodes."""
-        written = int(state.get("num-nodes", len(state["nodes"])))
-        if written != self._num_nodes:
-            raise ValueError(f"the state must be of {self._num_nodes} nodes, got {written}")
-        if unknown := [at for at in state["nodes"] if not 0 <= int(at) < self._num_nodes]:
-            raise ValueError(f"partitions must be from 0 to {self._num_nodes - 1}, got {unknown[0]}")
+        self._all.load_state_dict(state)
         self._clock = float(state["clock"])
         self._dealt.bytes = int(state.get("dealt", 0))
-        made = {node.partition_id: node for node in self._made.values()}
-        as_made: dict[str, Any] = {"received": 0, "busy_until": 0.0, "offline_at": None, "state": {}}
-        for at, stored in (dict.fromkeys(map(str, made), as_made) | state["nodes"]).items():
-            node = made.get(int(at)) or self._node(int(self._ids[int(at)]))
-            assert node is not None
-            node.received = int(stored["received"])
-            node.busy_until = float(stored["busy_until"])
-            node.offline_at = inf if stored["offline_at"] is None else float(stored["offline_at"])
-            node.state = unpack_records(stored["state"])
-            self._changed[node.partition_id] = node
 
     # Delivery of a message
 
@@ -565,7 +496,7 @@ class InProcessGrid(Grid):
         deadline = self._clock + message.metadata.ttl
         if node is None:
             return NodeJob(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
-        self._changed[node.partition_id] = node
+        self._all.note_change(node)
         expired = NodeJob(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
         start = max(self._clock, node.busy_until)
         fate = self._fate(node)
@@ -669,7 +600,7 @@ class InProcessGrid(Grid):
         """Turn an answer into a reply; an ``own`` one comes from another process and is not shared."""
         answer = job.verdict or answer
         if job.node is not None:
-            self._changed[job.node.partition_id] = job.node
+            self._all.note_change(job.node)
         if isinstance(answer, RecordDict):
             if not own:
                 # Separate the reply from what the node also keeps in its state.

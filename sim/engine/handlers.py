@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, WARNING
-from math import inf
 from time import perf_counter
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
@@ -20,6 +19,7 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
+from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import (
     AnswersColumns,
@@ -33,23 +33,10 @@ from hedgerow.wire.calls import (
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
-__all__ = ["App", "Handlers", "NodeJob", "SimulatedNode"]
+__all__ = ["App", "Handlers", "NodeJob"]
 
 # The type of a ClientApp.
 App = Callable[[Message, Context], Message]
-
-
-@dataclass(slots=True)
-class SimulatedNode:
-    """One node and its state between messages."""
-
-    node_id: int
-    partition_id: int
-    config: UserConfig
-    state: RecordDict
-    received: int = 0
-    busy_until: float = 0.0
-    offline_at: float = inf
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from threadpoolctl import threadpool_limits
 
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
-from hedgerow.sim.engine.handlers import Handlers, NodeJob, SimulatedNode
+from hedgerow.sim.engine.handlers import Handlers, NodeJob
+from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
 from hedgerow.wire.calls import Delivery, InColumns
 from hedgerow.wire.records import LazyArray, lazy_array

@@ -37,7 +37,8 @@ from flwr.app import ArrayRecord, Error, RecordDict
 from flwr.common import log
 
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.handlers import App, Handlers, NodeJob, SimulatedNode
+from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
+from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
 from hedgerow.sim.engine.ray_cluster import (
     KEY,
