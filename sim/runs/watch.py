@@ -12,24 +12,22 @@ import functools
 import inspect
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log, parameters_to_ndarrays
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from hedgerow.sim.engine._compat import NodeInfo, Run
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.runs.checkpoint import CheckpointError
+from hedgerow.sim.runs.metered_grid import Meter, MeteredGrid
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
-from hedgerow.wire.records import payload_bytes
 
 __all__ = ["RoundMetrics", "RoundSeen", "Watch", "record_round"]
 
@@ -84,120 +82,6 @@ class RoundSeen:
     accepted: int
     rejected: dict[str, int]
     resumed: bool = False
-
-
-@dataclass
-class _Meter:
-    """Messages and payload bytes since the start, by message type and leg; replies lost in a round."""
-
-    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    payload: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sent: int = 0
-    accepted: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-
-    def count_sent(self, messages: Sequence[Message]) -> None:
-        # The messages of a broadcast share one record, which is measured once.
-        sizes: dict[int, int] = {}
-        for message in messages:
-            self._count(message, HUB_TO_NODE, sizes)
-        self.sent += len(messages)
-
-    def count_replies(self, replies: Sequence[Message]) -> None:
-        sizes: dict[int, int] = {}
-        for reply in replies:
-            self._count(reply, NODE_TO_HUB, sizes)
-            if reply.has_error():
-                self.rejected[f"error {reply.error.code}"] += 1
-            else:
-                self.accepted += 1
-
-    def _count(self, message: Message, leg: str, sizes: dict[int, int]) -> None:
-        place = message.metadata.message_type, leg
-        self.messages[place] += 1
-        if message.has_content():
-            self.payload[place] += _size(message.content, sizes)
-
-    def by_type(self) -> dict[str, dict[str, Traffic]]:
-        out: dict[str, dict[str, Traffic]] = {}
-        for (message_type, leg), count in sorted(self.messages.items()):
-            size = self.payload[message_type, leg]
-            out.setdefault(message_type, {})[leg] = Traffic(count, 8 * size, size)
-        return out
-
-    def next_round(self) -> None:
-        self.sent = self.accepted = 0
-        self.rejected = Counter()
-
-    def state_dict(self) -> list[list[Any]]:
-        return [[*place, count, self.payload[place]] for place, count in self.messages.items()]
-
-    def load_state_dict(self, state: Iterable[Sequence[Any]]) -> None:
-        for message_type, leg, count, size in state:
-            self.messages[message_type, leg], self.payload[message_type, leg] = count, size
-
-
-def _size(content: RecordDict, sizes: dict[int, int]) -> int:
-    total = 0
-    for name, record in content.items():
-        key = id(record)
-        if key not in sizes:
-            sizes[key] = payload_bytes(record)
-        total += len(name) + sizes[key]
-    return total
-
-
-class _WatchedGrid(Grid):
-    """Count the traffic on a grid and forward every call to it."""
-
-    def __init__(self, grid: Grid, watch: Watch) -> None:
-        self._grid, self.watch = grid, watch
-        self._one_at_a_time = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._grid, name)
-
-    def set_run(self, run: Run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        self.watch._exchange_begins()
-        message_ids = list(self._grid.push_messages(messages))
-        self.watch._meter.count_sent(list(messages))
-        return message_ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(self._grid.pull_messages(message_ids))
-        self.watch._meter.count_replies(replies)
-        return replies
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        sent = list(messages)
-        # Strategies of Flower's legacy API send each node's message from its own thread.
-        with self._one_at_a_time:
-            self.watch._exchange_begins()
-            meter = self.watch._meter
-            replies = list(self._grid.send_and_receive(sent, timeout=timeout))
-            meter.count_sent(sent)
-            meter.count_replies(replies)
-            if missing := len(sent) - len(replies):
-                meter.rejected["no reply"] += missing
-        return replies
 
 
 @dataclass
@@ -263,12 +147,12 @@ class Watch:
         on_round_end: Sequence[Callable[[Any], None]],
         count: bool = True,
     ) -> None:
-        self.grid: Grid = _WatchedGrid(grid, self) if count else grid
+        self._meter = Meter()
+        self.grid: Grid = MeteredGrid(grid, self._meter, self._exchange_begins) if count else grid
         self.result: Result | None = None
         self.arrays: ArrayRecord | None = None
         self.started: Mapping[str, Any] = {}
         self._on_start, self._on_round_end = on_start, tuple(on_round_end)
-        self._meter = _Meter()
         self._starts = 0
         # The last reported round, and the number of rounds reported before the current strategy's first.
         self._last, self._base = -1, 0
