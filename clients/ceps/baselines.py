@@ -24,15 +24,9 @@ from flwr.app import ConfigRecord
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.neighbourhood import neighbour_mean
-from hedgerow.clients.gossip import (
-    GossipNode,
-    GossipNodeMethod,
-    Memory,
-    Metrics,
-    ProblemFn,
-    Vector,
-    gossip_app,
-)
+from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory, ProblemFn, gossip_app
+from hedgerow.clients.gossip.method import Metrics
+from hedgerow.clients.gossip.place import Vector
 from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.thresholding import project
 from hedgerow.wire.vector_codecs import Codec, Quantised, Sparse

@@ -14,15 +14,9 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
 from hedgerow.clients.ceps.neighbourhood import neighbour_mean, neighbourhood_of
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
-from hedgerow.clients.gossip import (
-    GossipNode,
-    GossipNodeMethod,
-    Memory,
-    Metrics,
-    ProblemFn,
-    Vector,
-    gossip_app,
-)
+from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory, ProblemFn, gossip_app
+from hedgerow.clients.gossip.method import Metrics
+from hedgerow.clients.gossip.place import Vector
 from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler

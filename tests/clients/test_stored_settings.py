@@ -113,7 +113,7 @@ DIRECT = {
     "links.py": "keys, which are checked against the plan of a sum",
     "mods/mask.py": "the node's own part in its last sum",
     "mods/compress.py": "the residuals of the node's own updates",
-    "gossip.py": "no sums in gossip",
+    "gossip/stored_node.py": "no sums in gossip",
     "sd_feel/edge_server.py": "edge servers are not in sums",
     "fedmud/frozen_base.py": "the base, which is in the sum's own part (SumPart)",
     "fedmud/fedbat.py": "the state of a model, not of a node",

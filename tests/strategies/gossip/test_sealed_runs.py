@@ -17,7 +17,7 @@ from tests.clients.ceps.federation import squares
 from tests.strategies.gossip.nodes import payloads_within
 from tests.strategies.recording_grid import RecordingGrid
 
-import hedgerow.clients.gossip
+import hedgerow.clients.gossip.stored_node
 import hedgerow.clients.links
 import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client
@@ -108,7 +108,7 @@ def run(strategy: Gossip, grid: Relay | None = None, num_rounds: int = 100) -> t
 def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The nodes have keys of their own; Flower's home is here."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    for module in (hedgerow.clients.gossip, hedgerow.clients.links, hedgerow.clients.node_state):
+    for module in (hedgerow.clients.gossip.stored_node, hedgerow.clients.links, hedgerow.clients.node_state):
         monkeypatch.setattr(module, "is_simulated", lambda: False)
     return tmp_path
 
@@ -478,7 +478,7 @@ def test_devices_go_on_bit_for_bit_from_states_that_the_server_cannot_read(
     devices: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A whole run and one in two parts draw other seeds of sensing matrices, unless these are given.
-    monkeypatch.setattr(hedgerow.clients.gossip.secrets, "randbits", lambda bits: 7)
+    monkeypatch.setattr(hedgerow.clients.gossip.stored_node.secrets, "randbits", lambda bits: 7)
     whole, ends = run(ceps())
     first = ceps()
     before, _ = run(first, num_rounds=4)

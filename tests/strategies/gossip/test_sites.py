@@ -15,7 +15,7 @@ from tests.clients.ceps.federation import squares
 from tests.strategies.changing_grid import ChangingGrid
 from tests.strategies.peer_addresses import Wire, addresses
 
-import hedgerow.clients.gossip
+import hedgerow.clients.gossip.stored_node
 import hedgerow.clients.links
 import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client, decentralised_client
@@ -176,7 +176,7 @@ def test_devices_of_several_sites_seal_for_each_other_and_trust_their_first_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    for module in (hedgerow.clients.gossip, hedgerow.clients.links, hedgerow.clients.node_state):
+    for module in (hedgerow.clients.gossip.stored_node, hedgerow.clients.links, hedgerow.clients.node_state):
         monkeypatch.setattr(module, "is_simulated", lambda: False)
     peers, told = addresses(2), []
     for _ in range(2):  # The second run finds keys that the first one made.

@@ -1,0 +1,244 @@
+"""A node of a gossip run between messages: its memory and its links, stored in its context."""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from logging import WARNING
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.common import log
+
+from hedgerow.clients.gossip.method import GossipNode, GossipNodeMethod, Memory, ProblemFn
+from hedgerow.clients.gossip.place import GossipPlace, neighbours_in
+from hedgerow.clients.gradient_noise import noise_root
+from hedgerow.clients.instructions import choice, flag, only_config, string
+from hedgerow.clients.links import NodeLinks, check_sealed
+from hedgerow.clients.mods.guard import check_hello, releases_made
+from hedgerow.wire.calls import SECRET_RECORD, Call
+from hedgerow.wire.limits import MAX_STEPS
+from hedgerow.wire.records import PayloadError, config_in, to_record, view
+from hedgerow.wire.sealed import UNKNOWN
+from hedgerow.wire.simulated import is_simulated
+
+__all__ = ["StoredNode", "check_iteration", "knows_settings"]
+
+_ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
+_ROOT = "noise-root"  # the key in SECRET_RECORD
+# What a sealed link carries: a payload; the first one is preceded by the sender's seed of sensing matrices.
+_PAYLOAD, _FIRST_PAYLOAD = "payload", "seed and payload"
+_SEED_BYTES = 16
+_SEED = "sensing/"  # prefix of a node's id in the state of the links
+
+
+def _is_stored(context: Context) -> bool:
+    """Return whether the context holds this run's state."""
+    state = context.state
+    return (
+        isinstance(state.get(_ARRAYS), ArrayRecord)
+        and isinstance(state.get(_CONFIG), ConfigRecord)
+        and config_in(state, _STATE).get("run") == str(context.run_id)
+    )
+
+
+def knows_settings(call: Call) -> bool:
+    """Return whether the node has this run's state, begun with the settings in the message."""
+    state = call.context.state
+    return _is_stored(call.context) and dict(config_in(state, _CONFIG)) == dict(only_config(call))
+
+
+@dataclass(frozen=True)
+class StoredNode:
+    """A node with its method and memory, as stored in its context."""
+
+    node: GossipNode
+    method: GossipNodeMethod
+    memory: Memory
+    run: str
+    links: NodeLinks | None
+
+    @classmethod
+    def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "StoredNode":
+        """Return the node at k = 0, with the settings in the message."""
+        config = only_config(call)
+        place = GossipPlace.of(config, call.partition_id)
+        root = noise_root(config, call.context.node_config, place.seed)
+        links = _links(call, config, place, begin=True)
+        if links is not None:
+            # Nodes that it may ever exchange payloads with; its neighbours unless the config lists others.
+            named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
+            links.name_neighbours(map(str, neighbours_in(named, place.own, place.num_nodes)))
+        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
+        node.check_privacy()
+        check_hello()
+        method = methods[choice(config, "method", tuple(methods))]
+        return cls(node, method, method.begin(node), str(call.context.run_id), links)
+
+    @classmethod
+    def of(
+        cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod], *, begin: bool = False
+    ) -> "StoredNode":
+        """Return the node as stored in its context; ValueError if it has no state of this run."""
+        state, run = call.context.state, str(call.context.run_id)
+        if not _is_stored(call.context):
+            raise ValueError(
+                f"node {call.partition_id} has no state of run {run}: it must get 'query.hello' first"
+            )
+        config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
+        place = GossipPlace.of(config, call.partition_id)
+        iteration = numbers.pop("iteration", None)
+        if not isinstance(iteration, int) or iteration < 0:
+            raise ValueError(f"node {call.partition_id} has a damaged state: it must get 'query.hello' first")
+        links = _links(call, config, place, begin=begin)
+        # A restored state has no noise root, so draw a new one.
+        kept = config_in(state, SECRET_RECORD).get(_ROOT)
+        root = (
+            int.from_bytes(kept)
+            if isinstance(kept, bytes)
+            else noise_root(config, call.context.node_config, place.seed)
+        )
+        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
+        node.check_privacy()
+        arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
+        if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
+            raise ValueError(
+                f"{wrong[0]} must have the shape ({node.problem.n},), got {arrays[wrong[0]].shape} in the "
+                "state"
+            )
+        del numbers["run"]
+        memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
+        return cls(node, methods[choice(config, "method", tuple(methods))], memory, run, links)
+
+    def keep(self, context: Context) -> None:
+        """Write everything to the context."""
+        numbers: dict[str, Any] = {"run": self.run, "iteration": self.memory.iteration}
+        # The root exceeds a record's 64-bit integers.
+        root = self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
+        context.state[_ARRAYS] = to_record(self.memory.arrays)
+        context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
+        context.state[_CONFIG] = self.node.config
+        secret = config_in(context.state, SECRET_RECORD)
+        if secret.get(_ROOT) != root:
+            context.state[SECRET_RECORD] = ConfigRecord({**secret, _ROOT: root})
+        if self.links is not None:
+            self.links.keep(context)
+
+    def introduction(self) -> dict[str, Any]:
+        """Return the node's introduction to its neighbours, and whether its owner pinned their keys."""
+        if self.links is None:
+            return {}
+        return {"introduction": self.links.identity.introduction, "pinned": self.links.pinned}
+
+    def request(self) -> dict[str, Any]:
+        """Return the next communication, the requested neighbours, and the releases counted by the ledger."""
+        k = self.node.place.communication(self.memory.iteration)
+        request: dict[str, Any] = {"next": k, "want": self.node.place.wants(k)}
+        if self.node.privacy.mode == "sound" and (made := releases_made()) is not None:
+            request["releases"] = list(made)
+        return request
+
+    def prepared(self, k: int) -> "StoredNode":
+        """Return the node at iteration k."""
+        check_iteration(k, self.memory)
+        return replace(self, memory=self.method.prepare(self.node, self.memory, k))
+
+    def published(self, receivers: Any, introductions: ConfigRecord) -> bytes | list[bytes]:
+        """Return one payload for all receivers, or one each if sealed or coded by the receiver's matrix."""
+        place, k, vector = self.node.place, self.memory.iteration, self.method.message(self.node, self.memory)
+
+        @cache
+        def encoded(owner: int) -> bytes:
+            return place.codec.encode(vector, place.code_seed(place.own, owner, k, self.node.sensing))
+
+        shared = place.phi_owner == "sender"
+        if shared and self.links is None:
+            return encoded(place.own)
+        if not isinstance(receivers, list):
+            raise ValueError(f"receivers must be a list of nodes, got {receivers!r} in the message's config")
+        payloads = [(int(i), encoded(place.own if shared else int(i))) for i in receivers]
+        if self.links is None:
+            return [payload for _, payload in payloads]
+        if wrong := [i for i, _ in payloads if not 0 <= i < place.num_nodes or i == place.own]:
+            raise ValueError(
+                f"receivers must be other nodes of the graph, got {wrong} in the message's config"
+            )
+        return [self._sealed(i, payload, introductions) for i, payload in payloads]
+
+    def _sealed(self, receiver: int, payload: bytes, introductions: ConfigRecord) -> bytes:
+        """Return a sealed payload; empty if the receiver's identity is not the known one."""
+        assert self.links is not None
+        peer, k = str(receiver), self.memory.iteration
+        try:
+            if (introduction := introductions.get(peer)) is None:
+                return self.links.link(peer).seal(payload, k, _PAYLOAD)
+            self.links.meet(peer, introduction if isinstance(introduction, bytes) else b"")
+            seed = cast(int, self.node.sensing).to_bytes(_SEED_BYTES)
+            return self.links.link(peer).seal(seed + payload, k, _FIRST_PAYLOAD)
+        except PayloadError as error:
+            log(WARNING, "No payload for node %d: %s", receiver, error)
+            return b""
+
+    def opened(
+        self, bundle: ConfigRecord, introductions: ConfigRecord
+    ) -> tuple[dict[int, bytes], dict[str, list[int]]]:
+        """Return a bundle's payloads by sender, and the refused senders by reason."""
+        sealed = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
+        if self.links is None:
+            return sealed, {}
+        opened: dict[int, bytes] = {}
+        refused: dict[str, list[int]] = defaultdict(list)
+        for j, payload in sealed.items():
+            try:
+                opened[j] = self._opened(self.links, str(j), payload, introductions.get(str(j)))
+            except PayloadError as error:
+                log(WARNING, "Payload of node %d rejected: %s", j, error)
+                refused[error.reason].append(j)
+        return opened, dict(refused)
+
+    def _opened(self, links: NodeLinks, peer: str, sealed: bytes, introduction: Any) -> bytes:
+        k = self.memory.iteration
+        if introduction is None:
+            payload = links.link(peer).open(sealed, k, _PAYLOAD)
+            if f"{_SEED}{peer}" not in links.told:
+                raise PayloadError(UNKNOWN, f"no seed of {peer}")
+            return payload
+        links.meet(peer, introduction if isinstance(introduction, bytes) else b"")
+        both = links.link(peer).open(sealed, k, _FIRST_PAYLOAD)
+        links.told[f"{_SEED}{peer}"] = both[:_SEED_BYTES]
+        return both[_SEED_BYTES:]
+
+    def code_seed(self, sender: int) -> tuple[int, ...]:
+        """Return the code seed of a neighbour's message at the current iteration."""
+        secret = None if self.links is None else int.from_bytes(self.links.told[f"{_SEED}{sender}"])
+        return self.node.place.code_seed(sender, self.node.place.own, self.memory.iteration, secret)
+
+
+def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool) -> NodeLinks | None:
+    """Return the node's links, with a seed for its sensing matrices; None if the run is not sealed."""
+    sealed = flag(config, "sealed", default=False)
+    check_sealed(call, sealed)
+    if not sealed:
+        return None
+    run = string(config, "link-run") if "link-run" in config else ""
+    links, own = NodeLinks(call, place.seed, begin=begin, run=run), f"{_SEED}{call.partition_id}"
+    if own not in links.told:
+        # A simulation has no secrets; with the run's seed it draws the same matrices sealed or not.
+        seed = place.seed if is_simulated() else secrets.randbits(8 * _SEED_BYTES)
+        links.told[own] = seed.to_bytes(_SEED_BYTES)
+    return links
+
+
+def _sensing(links: NodeLinks | None) -> int | None:
+    return None if links is None else int.from_bytes(links.told[f"{_SEED}{links.own}"])
+
+
+def check_iteration(k: int, memory: Memory) -> None:
+    """Raise ValueError if k is in the past, or more than MAX_STEPS local steps ahead."""
+    if k < memory.iteration:
+        raise ValueError(f"iteration must be at least the node's own, {memory.iteration}, got {k}")
+    if k - memory.iteration > MAX_STEPS:
+        raise ValueError(
+            f"iteration must be at most {MAX_STEPS} after the node's own, {memory.iteration}, got {k}"
+        )
