@@ -51,9 +51,11 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
         arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
         models = np.stack([layout.flatten(one, np.result_type(np.float32, *floats)) for one in arrays])
         u, metrics = made.together(models, [_size(part, number) for part in there])
+        # A run with one server has no metrics of training before the first round.
+        trained = metrics if number else {}
         record = {
             "round": number,
-            "train": {**metrics, "servers": [part.number for part in there]},
+            "train": {**trained, "servers": [part.number for part in there]},
             "central": dict(made.measure(to_state_dict(layout.unflatten(u)))),
         }
         records.append(record)

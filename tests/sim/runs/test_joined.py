@@ -4,9 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hedgerow.sim import load
+from hedgerow.sim.runs.joined import OrchestratorFolder
+from hedgerow.sim.runs.model_files import keep_model
+from hedgerow.sim.runs.together import evaluate_together
+from hedgerow.tasks import build_model
+
+APPS = Path(__file__).parents[3] / "flower_apps"
 
 
 def record(number: int, loss: float, **changes: Any) -> dict[str, Any]:
@@ -141,3 +148,30 @@ def test_events_of_sites_are_put_in_order_by_iteration_and_summed(tmp_path: Path
     site(tmp_path / "again", 0, [event(3, 1, 0.5)])
     with pytest.raises(ValueError, match="both of site 0"):
         load([tmp_path])
+
+
+def test_u_of_two_servers_is_the_mean_of_the_models_that_they_kept(tmp_path: Path) -> None:
+    app, peers = str(APPS / "sd-feel"), "127.0.0.1:1,127.0.0.1:2"
+    settings = {"num-clients": 4, "num-servers": 2, "tau1": 1, "tau2": 1, "model": "logistic", "peers": peers}
+    parts = []
+    for d, weight in enumerate((1.0, 3.0)):
+        sized = {"train": {"cluster-size": 10.0 * (1 + d)}}
+        place = folder(
+            tmp_path / str(d), d, [record(0, 0.9), record(1, 0.8, **sized)], iterations=1, **settings
+        )
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "app": app}))
+        model = build_model("logistic", (1, 28, 28), 10, seed=0)
+        for number in (0, 1):
+            values = {
+                key: value.numpy() if number == 0 else np.full(value.shape, weight, np.float32)
+                for key, value in model.state_dict().items()
+            }
+            keep_model(place, number, values)
+        parts.append(OrchestratorFolder.read(place))
+    first, last = evaluate_together([part for part in parts if part])
+    assert "consensus-error" not in first["train"]
+    # u is (1 * 10 + 3 * 20) / 30 in every entry; the servers are at -4/3 and 2/3 from it.
+    assert last["train"]["consensus-error"] == pytest.approx(7850 * (16 / 9 / 3 + 4 / 9 * 2 / 3))
+    assert first["central"].keys() == last["central"].keys() >= {"loss", "accuracy"}
+    assert first["central"]["loss"] != last["central"]["loss"]
