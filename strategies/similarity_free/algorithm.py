@@ -2,8 +2,8 @@
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the server's lines of Algorithms 1 to 4.
-Differs: the paper does not cover missing workers. Here the divisor stays n and a missing worker counts as one
-that did not move, which keeps the virtual iterate exact.
+Differs: the paper does not cover missing workers. Here a worker that is asked and has no valid reply counts
+as one that did not move: the divisor stays n, and the virtual iterate exact. n are the workers online.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class Algorithm(Method[State]):
         mean = (yield from self.means(train, run)).get(0)
         if mean is None:
             return state
-        # (1/n) sum_i: missing workers count as unchanged, at x^k.
+        # (1/n) sum_i: a worker without a valid reply counts as unchanged, at x^k.
         missing = set(run.there) - set(mean.nodes)
         typical = mean.weight / len(mean.nodes)
         stayed = sum(self.aggregator.weight(run, i, run.known_size(i, typical)) for i in sorted(missing))

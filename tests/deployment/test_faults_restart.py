@@ -112,9 +112,9 @@ def story(found: Restart) -> list[dict[str, int]]:
 
 
 def replayed(app: str, config: str, found: Restart, out: Path) -> Ended:
-    """Run in this process what the record says: a node that missed some rounds, and then knew nothing."""
-    missed = {number + 1 for number in range(2, back(found))}
-    return engine(app, 2, config, out / "here", Lapse(1, missed, forgets_before=back(found)))
+    """Replay the record in this process: a node died in round 2 and came back without its state."""
+    lapse = Lapse(1, {3}, forgets_before=back(found), away=range(3, back(found)))
+    return engine(app, 2, config, out / "here", lapse)
 
 
 def test_a_restarted_worker_says_that_its_error_memory_is_gone(tmp_path: Path) -> None:

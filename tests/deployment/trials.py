@@ -10,18 +10,29 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import RecordDict
 from tests.deployment.leftovers import left_running
 
 from hedgerow.clients import BatchClientApp
-from hedgerow.sim import Deployment, FaultModel, SuperNode, load_app, plan_run, read_rounds, run_app
+from hedgerow.sim import (
+    Deployment,
+    FaultModel,
+    InProcessGrid,
+    RunRecorder,
+    SuperNode,
+    load_app,
+    plan_run,
+    read_rounds,
+    run_app,
+)
 from hedgerow.sim.deploy.flower_cli import FlowerRun
 from hedgerow.sim.engine.faults import Fate
 from hedgerow.wire import Call
@@ -170,6 +181,8 @@ class Lapse:
     partition: int
     messages: Collection[int]
     forgets_before: int | None = None
+    # Rounds in which it is offline: it is sent nothing.
+    away: Collection[int] = ()
 
 
 @dataclass(frozen=True)
@@ -188,9 +201,30 @@ def engine(app: str, num_nodes: int, config: str, out: Path, lapse: Lapse | None
         assert isinstance(loaded.client_app, BatchClientApp)
         plan = replace(plan, faults=_Missed(lapse=lapse))
         loaded = replace(loaded, client_app=_forgetful(loaded.client_app, lapse))
-    run_app(loaded, plan)
+    with _away(lapse) if lapse else nullcontext():
+        run_app(loaded, plan)
     (folder,) = out.iterdir()
     return ended(folder)
+
+
+@contextmanager
+def _away(lapse: Lapse) -> Iterator[None]:
+    done, end, ids = 0, RunRecorder.on_round_end, InProcessGrid.get_node_ids
+
+    def on_round_end(self: RunRecorder, of: Any) -> None:
+        nonlocal done
+        end(self, of)
+        done = of.round
+
+    def get_node_ids(self: InProcessGrid) -> list[int]:
+        gone = {lapse.partition} if done + 1 in lapse.away else set()
+        return [i for i in ids(self) if self._nodes[i].partition_id not in gone]
+
+    with (
+        patch.object(RunRecorder, "on_round_end", on_round_end),
+        patch.object(InProcessGrid, "get_node_ids", get_node_ids),
+    ):
+        yield
 
 
 def _forgetful(app: BatchClientApp, lapse: Lapse) -> BatchClientApp:
