@@ -1,6 +1,9 @@
 """Sites of CEPS with a SuperLink each, TLS and authentication: the models of one hub in the engine."""
 
 import json
+from base64 import b64decode
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from tests.deployment.leftovers import left_running
 from tests.deployment.trials import APPS
 
 from hedgerow.sim import EdgeDeployment, find_app, load, load_app, load_newest, plan_run, read_rounds, run_app
+from hedgerow.wire import NODE_RECORD, SEALED_RECORD, PayloadError, SealingKey
 
 pytestmark = pytest.mark.slow
 
@@ -24,16 +28,27 @@ CONFIG = (
 PARTITIONS = [[0, 1], [2, 3]]
 
 
-def models(run: Path) -> dict[int, NDArray[Any]]:
-    """Return the models that a run's last checkpoint has of its nodes."""
+def simulated_models(run: Path) -> dict[int, NDArray[Any]]:
+    """Return the models that a simulation's last checkpoint has of its nodes."""
     _, found = load_newest(run / "checkpoint")
-    parts = found.state["parts"]
-    told = parts["nodes"] if "nodes" in parts else _engine(parts["engine"])
-    return {int(partition): records["ceps"]["items"]["w"] for partition, records in told.items()}
+    nodes = found.state["parts"]["engine"]["nodes"]
+    return {int(i): node["state"]["ceps"]["items"]["w"] for i, node in nodes.items()}
 
 
-def _engine(part: dict[str, Any]) -> dict[str, Any]:
-    return {partition: node["state"] for partition, node in part["nodes"].items()}
+def device_models(run: Path, keys: list[SealingKey]) -> dict[int, NDArray[Any]]:
+    """Return the models of devices, whose states in the checkpoint only their own keys open."""
+    _, found = load_newest(run / "checkpoint")
+    models = {}
+    for i, records in found.state["parts"]["nodes"].items():
+        assert "ceps" not in records
+        sealed, node = records[SEALED_RECORD]["items"], records[NODE_RECORD]["items"]
+        about = f"state {sealed['number']} of partition {i} in run {node['run']}"
+        for key in keys:
+            with suppress(PayloadError):
+                state = json.loads(key.unlock(sealed["bytes"].tobytes(), about))
+                *_, data = state["ceps"][1]["w"]["array"]
+                models[int(i)] = np.load(BytesIO(b64decode(data["bytes"])))
+    return models
 
 
 def test_sites_with_tls_end_with_the_models_of_one_hub_and_are_read_as_one_run(tmp_path: Path) -> None:
@@ -47,11 +62,12 @@ def test_sites_with_tls_end_with_the_models_of_one_hub_and_are_read_as_one_run(t
         for run in runs:
             end = run.wait(400.0)
             assert end.exit_code == 0, f"{end}\n{''.join(run.lines)[-4000:]}"
+        keys = [SealingKey.at(file) for file in sites.home.rglob("hedgerow-keys/*.pem")]
+        folders = [next((out / f"site{d}").iterdir()) for d in range(2)]
+        of_sites = [device_models(folder, keys) for folder in folders]
     assert left_running(sites.home) == []
-    folders = [next((out / f"site{d}").iterdir()) for d in range(2)]
-    expected = models(hub)
-    for own, folder in zip(PARTITIONS, folders, strict=True):
-        found = models(folder)
+    expected = simulated_models(hub)
+    for own, folder, found in zip(PARTITIONS, folders, of_sites, strict=True):
         assert sorted(found) == own
         for node, model in found.items():
             assert np.linalg.norm(model) > 0
