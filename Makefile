@@ -21,11 +21,14 @@ test-oldest: .venv/.dev
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
-# Those of the slow tests with real processes that end soonest, three of edge servers among them.
+# Slow tests with real processes: faults, sites, sums, and four of edge servers.
 DIRECT := tests/deployment/test_direct_edges.py::test_
 test-faults: .venv/.dev
 	$(BIN)/pytest -m slow tests/deployment/test_faults_malice.py tests/deployment/test_faults_silence.py \
-		tests/deployment/test_faults_strangers.py $(DIRECT)a_slow_link_is_waited_for_and_its_seconds_are_told \
+		tests/deployment/test_faults_strangers.py tests/deployment/test_sites.py \
+		tests/deployment/test_lost_in_sums.py \
+		$(DIRECT)u_is_measured_afterwards_as_that_of_emulated_servers_and_the_folders_are_read_as_one_run \
+		$(DIRECT)a_slow_link_is_waited_for_and_its_seconds_are_told \
 		$(DIRECT)a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again \
 		$(DIRECT)a_server_with_another_certificate_is_alone_and_the_others_go_on
 
