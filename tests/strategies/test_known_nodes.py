@@ -79,7 +79,7 @@ def test_a_run_of_known_nodes_that_goes_on_ends_as_one_that_was_not_stopped(name
     strategy, grid = begun()
     strategy.start(grid, arrays(), num_rounds=2, train_config=TRAIN)
     kept = strategy.state_dict(), grid.state_dict()
-    assert set(kept[1]["nodes"]) == {str(node.partition_id) for node in grid._made.values()}
+    assert set(kept[1]["nodes"]) == {str(node.partition_id) for node in grid._all._made.values()}
     assert len(kept[1]["nodes"]) < NODES
     strategy, grid = begun()
     strategy.load_state_dict(kept[0])
@@ -166,6 +166,6 @@ def test_of_a_million_nodes_those_that_take_part_are_made() -> None:
     strategy = feel(nodes=many)
     strategy.start(grid, arrays(), num_rounds=2, train_config=TRAIN)
     assert strategy.report.accepted == 4
-    assert len(grid._made) == 8
+    assert len(grid._all._made) == 8
     assert len(grid.state_dict()["nodes"]) == 8
     assert isinstance(strategy.state_dict()["federation"]["sizes"], np.ndarray)
