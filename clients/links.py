@@ -80,11 +80,11 @@ class NodeLinks(Links):
         kept = config_in(context.state, LINKS_RECORD)
         written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._run_id else None
         found = _read(written) if isinstance(written, bytes) else ({}, {}, None)
-        known, told, neighbours = found
+        known, secrets, neighbours = found
         identity = _identity(own_key(context, seed), session)
         super().__init__(identity, run or self._run_id, name, pins, known, neighbours)
         # Other secrets exchanged on the links, by name.
-        self.told: dict[str, bytes] = dict(told)
+        self.secrets: dict[str, bytes] = dict(secrets)
         self._before = found
 
     def name_neighbours(self, names: Iterable[str]) -> None:
@@ -97,12 +97,12 @@ class NodeLinks(Links):
 
     def keep(self, context: Context) -> None:
         """Write the links to the context."""
-        if (self.known, self.told, self.neighbours) != self._before:
-            secrets = (
-                {name: value.hex() for name, value in part.items()} for part in (self.known, self.told)
+        if (self.known, self.secrets, self.neighbours) != self._before:
+            parts = (
+                {name: value.hex() for name, value in part.items()} for part in (self.known, self.secrets)
             )
             graph = [] if self.neighbours is None else [sorted(self.neighbours)]
-            written = json.dumps([*secrets, *graph]).encode()
+            written = json.dumps([*parts, *graph]).encode()
             context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._run_id, _WRITTEN: written})
         if not is_simulated():
             secret = config_in(context.state, SECRET_RECORD)
@@ -117,9 +117,9 @@ def _identity(key: SealingKey, session: SealingKey) -> NodeIdentity:
 
 @lru_cache(maxsize=2**12)
 def _read(written: bytes) -> tuple[dict[str, bytes], dict[str, bytes], frozenset[str] | None]:
-    known, told, *graph = json.loads(written)
-    known, told = ({name: bytes.fromhex(one) for name, one in part.items()} for part in (known, told))
-    return known, told, frozenset(graph[0]) if graph else None
+    known, secrets, *graph = json.loads(written)
+    known, secrets = ({name: bytes.fromhex(one) for name, one in part.items()} for part in (known, secrets))
+    return known, secrets, frozenset(graph[0]) if graph else None
 
 
 def _session(context: Context, *, begin: bool) -> SealingKey:

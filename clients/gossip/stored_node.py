@@ -201,17 +201,17 @@ class StoredNode:
         k = self.memory.iteration
         if introduction is None:
             payload = links.link(peer).open(sealed, k, _PAYLOAD)
-            if f"{_SEED}{peer}" not in links.told:
+            if f"{_SEED}{peer}" not in links.secrets:
                 raise PayloadError(UNKNOWN, f"no seed of {peer}")
             return payload
         links.meet(peer, introduction if isinstance(introduction, bytes) else b"")
         both = links.link(peer).open(sealed, k, _FIRST_PAYLOAD)
-        links.told[f"{_SEED}{peer}"] = both[:_SEED_BYTES]
+        links.secrets[f"{_SEED}{peer}"] = both[:_SEED_BYTES]
         return both[_SEED_BYTES:]
 
     def code_seed(self, sender: int) -> tuple[int, ...]:
         """Return the code seed of a neighbour's message at the current iteration."""
-        secret = None if self.links is None else int.from_bytes(self.links.told[f"{_SEED}{sender}"])
+        secret = None if self.links is None else int.from_bytes(self.links.secrets[f"{_SEED}{sender}"])
         return self.node.place.code_seed(sender, self.node.place.own, self.memory.iteration, secret)
 
 
@@ -223,15 +223,15 @@ def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool)
         return None
     run = string(config, "link-run") if "link-run" in config else ""
     links, own = NodeLinks(call, place.seed, begin=begin, run=run), f"{_SEED}{call.partition_id}"
-    if own not in links.told:
+    if own not in links.secrets:
         # A simulation has no secrets; with the run's seed it draws the same matrices sealed or not.
         seed = place.seed if is_simulated() else secrets.randbits(8 * _SEED_BYTES)
-        links.told[own] = seed.to_bytes(_SEED_BYTES)
+        links.secrets[own] = seed.to_bytes(_SEED_BYTES)
     return links
 
 
 def _sensing(links: NodeLinks | None) -> int | None:
-    return None if links is None else int.from_bytes(links.told[f"{_SEED}{links.own}"])
+    return None if links is None else int.from_bytes(links.secrets[f"{_SEED}{links.own}"])
 
 
 def check_iteration(k: int, memory: Memory) -> None:

@@ -178,8 +178,8 @@ class InProcessGrid(Grid):
         self._queue: list[tuple[float, int, NodeJob]] = []
         self._replies: dict[str, tuple[Message, NodeJob]] = {}
         self._waiting: dict[str, NodeJob] = {}
-        self._extras = list(node_configs) if node_configs and any(node_configs) else None
-        self._all = SimulatedNodes(draw_node_ids(num_nodes, seed), self._extras)
+        configs = list(node_configs) if node_configs and any(node_configs) else None
+        self._all = SimulatedNodes(draw_node_ids(num_nodes, seed), configs)
         lend_identity(self, self._run.run_id)
         self._workers = self._started(workers, cluster)
         self._dealt = Dealt(always=workers > 1 or cluster is not None)
@@ -270,6 +270,12 @@ class InProcessGrid(Grid):
     def _node(self, node_id: int) -> SimulatedNode | None:
         return self._all.find(node_id)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nodes differ only in their partitions, and no message is lost, serialised or timed."""
+        disturbed = self._faults is not None or self._strict or self.real_time
+        return type(self) is InProcessGrid and self._all.configs is None and not disturbed
+
     def known_nodes(self) -> KnownNodes | None:
         """Return the nodes if they need not be queried, else None.
 
@@ -277,8 +283,7 @@ class InProcessGrid(Grid):
         partitions (no ``node_configs``), the app gives all sizes (``wire.calls.KnowsSizes``) and has no mod
         for this message, no message is lost, serialised or timed, and the grid is not a subclass.
         """
-        asked = self._extras is not None or self._faults is not None or self._strict or self.real_time
-        if asked or type(self) is not InProcessGrid or self._all.all_made:
+        if not self._is_plain or self._all.all_made:
             return None
         if not isinstance(self._app, KnowsSizes) or has_wrappers(self._app, WHOAMI):
             return None
@@ -366,8 +371,7 @@ class InProcessGrid(Grid):
         are serialised, lost, delayed or timed, if the handler has wrappers, if the app has no column handler,
         or if a node fails or a worker dies.
         """
-        plain = self._faults is None and not self._strict and not self.real_time and self._extras is None
-        if not plain or type(self) is not InProcessGrid or not isinstance(self._app, AnswersColumns):
+        if not self._is_plain or not isinstance(self._app, AnswersColumns):
             return None
         handler = self._app.column_handler(message_type)
         count, size = (

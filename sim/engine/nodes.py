@@ -46,7 +46,7 @@ class SimulatedNodes:
     def __init__(self, ids: NDArray[np.uint64], configs: Sequence[UserConfig] | None = None) -> None:
         self.ids, self._by_id = ids, np.argsort(ids)
         self._ascending = ids[self._by_id]
-        self._configs = configs
+        self.configs = configs
         self._made: dict[int, SimulatedNode] = {}
         self.all_made = False
         # Each node's checkpoint entry, by partition id, and the nodes whose entry is outdated.
@@ -90,7 +90,7 @@ class SimulatedNodes:
         return [node_id for node_id in online if node_id not in away] if away else online
 
     def _new(self, partition_id: int, node_id: int) -> SimulatedNode:
-        extra = {} if self._configs is None else self._configs[partition_id]
+        extra = {} if self.configs is None else self.configs[partition_id]
         config = {**extra, "partition-id": partition_id, "num-partitions": len(self)}
         return SimulatedNode(node_id, partition_id, config, RecordDict())
 

@@ -113,8 +113,8 @@ class Algorithm(Method[State]):
         """Send new nodes their settings; they reply with their next communication."""
         ready = self.ready(state, run)
         unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
-        asks = [Ask([i], None, self._settings_of(i), pool=i) for i in sorted(unknown)]
-        config = {"method": self.method.name, "run-seed": run.seed}
+        asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
+        config = {"method": self.method.name, "run-seed": run.seed, **self.node_settings}
         hello = Exchange(HELLO, asks, config, reads=introduced, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
@@ -123,9 +123,6 @@ class Algorithm(Method[State]):
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
         return state
-
-    def _settings_of(self, i: int) -> dict[str, Scalar]:
-        return {**self.method.instructions(i), **self.node_settings}
 
     # An update, and whether the event was lost.
 
