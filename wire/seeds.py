@@ -91,8 +91,13 @@ def generators(
 
 def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> torch.Generator:
     """Return the same stream as a ``torch.Generator`` on the CPU, whatever the device of a run."""
+    return torch.Generator().manual_seed(seed_words(seed, round, partition_id, purpose))
+
+
+def seed_words(seed: int, round: int, partition_id: int, purpose: Purpose) -> int:
+    """Return the 63 bits that seed a stream's ``torch.Generator``."""
     words = _seed_sequence(seed, round, partition_id, purpose).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
+    return int(words[0] >> np.uint64(1))
 
 
 def _seed_sequence(seed: int, round: int, partition_id: int, purpose: Purpose) -> np.random.SeedSequence:

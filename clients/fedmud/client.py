@@ -27,6 +27,7 @@ from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import SumPart
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import Call
@@ -203,7 +204,8 @@ def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained 
             "method must be 'factored', 'dense' or 'ef21p' with a training loop of one's own, got 'fedbat' "
             "in the message's config"
         )
-    return train_binarised(model, work, how.loss, how.arithmetic)
+    with NodeDraws.of(model, work.sgd.asked):
+        return train_binarised(model, work, how.loss, how.arithmetic)
 
 
 def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:

@@ -9,7 +9,7 @@ than weights, M is 0 for the other weights from the end of the warm-up on.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -54,7 +54,7 @@ def train_binarised(
     """
     sgd = work.sgd
     warm_up = len(sgd.batches) // 2
-    warming = LocalWork(sgd.start, sgd.x, sgd.y, sgd.batches[:warm_up], sgd.lr)
+    warming = replace(sgd, batches=sgd.batches[:warm_up])
     first = train_one(model, warming, loss, arithmetic=arithmetic)
     base = {key: value.to(first.state[key]) for key, value in work.base.items()}
     kept = {key: _mask(work.kept.get(key), value) for key, value in base.items()}

@@ -185,8 +185,12 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
 
 
 def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
-    batches = _batches(call, config, task, "local-iters")
-    asked = Asked(
+    batches, asked = _batches(call, config, task, "local-iters"), _asked(call, config, task)
+    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"), asked)
+
+
+def _asked(call: Call, config: ConfigRecord, task: LocalTask) -> Asked:
+    return Asked(
         task.part,
         whole(config, "batch-size", 1),
         whole(config, "seed", 0),
@@ -194,7 +198,6 @@ def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWo
         call.partition_id,
         augmentation=task.augmentation,
     )
-    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"), asked)
 
 
 def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
@@ -211,6 +214,7 @@ def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> Proxima
         parse_inner_lr(string(config, "inner-lr")).at(gamma),
         steps,
         nonnegative(config, "inner-tol", below=1.0),
+        _asked(call, config, task),
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.training.work import LocalWork, Trained
+from hedgerow.clients.training.work import Asked, LocalWork, Trained
 from hedgerow.wire.checks import at_least, in_range, positive
 
 __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
@@ -73,6 +73,8 @@ class ProximalWork:
     # Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Unused with one
     # batch per step, where the residual is that of a batch, not of F.
     tol: float = 1e-3
+    # As in ``LocalWork``. All inner steps make the same draws: they belong to xi, as the batch does.
+    asked: Asked | None = None
 
     def __post_init__(self) -> None:
         positive(gamma=self.gamma, inner_lr=self.inner_lr)
@@ -89,7 +91,7 @@ class ProximalWork:
     def gradient_step(self, point: Mapping[str, Tensor], step: int) -> LocalWork:
         """Return the work y - eta grad F(y; xi) on the batch of a step, or on the last batch beyond it."""
         batch = self.batches[min(step, len(self.batches) - 1)]
-        return LocalWork(point, self.x, self.y, [batch], self.inner_lr)
+        return LocalWork(point, self.x, self.y, [batch], self.inner_lr, self.asked)
 
 
 @dataclass(frozen=True)

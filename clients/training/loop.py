@@ -2,16 +2,20 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
 from hedgerow.tasks.threads import map_on_threads
+from hedgerow.wire.global_draws import GlobalDraws
 
 __all__ = ["train_loop", "train_on_threads", "train_one"]
 
@@ -30,30 +34,58 @@ def train_loop(
     """Train node by node; on a CPU one node per torch thread at a time, each on a copy of the model.
 
     Each node computes on one thread, because the number of threads can change its last bits. ``spread`` gives
-    a single node all threads.
+    a single node all threads. What the forward pass draws depends only on (seed, round, node) of ``asked``:
+    from the global generators, which are restored, and from generators that modules keep as attributes.
+    Without ``asked`` it continues from the generators' states, in the order of the works.
     """
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if not on_cpu or (spread and threads == 1):
-        return [train_one(model, work, loss, arithmetic) for work in works]
-    if threads > 1 and _draws(model, works):
-        threads = 1
-    return train_on_threads(lambda own, work: train_one(own, work, loss, arithmetic), model, works, threads)
+    with NodeDraws.of(model) as draws:
+
+        def train(own: nn.Module, work: LocalWork) -> Trained:
+            draws.reset(own)
+            return train_one(own, work, loss, arithmetic)
+
+        def seeded(own: nn.Module, work: LocalWork) -> Trained:
+            draws.begin(own, work.asked)
+            return train_one(own, work, loss, arithmetic)
+
+        if on_cpu and threads > 1 and not draws.own and _copies(model, works, train):
+            trained = train_on_threads(train, model, works, threads)
+            if not draws.before.moved:
+                return trained
+            # Threads share the global generators: take the nodes one by one, now and in later calls.
+            _COPIES[model] = False
+            draws.before.restore()
+        if not on_cpu or (spread and threads == 1):
+            return [seeded(model, work) for work in works]
+        return train_on_threads(seeded, model, works, 1)
 
 
-def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
-    """Return whether a forward pass draws from torch's global generator, so that nodes must keep an order."""
-    work = next((work for work in works if work.batches), None)
-    if work is None:
-        return False
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        model.train()
-        try:
-            model(work.x[: len(work.batches[0])])
-        except Exception:  # training raises it again, as that node's answer
-            return True
-        return not torch.equal(before, torch.get_rng_state())
+# Whether a model's copies may be trained on several threads.
+_COPIES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _copies(
+    model: nn.Module, works: Sequence[LocalWork], train: Callable[[nn.Module, LocalWork], Trained]
+) -> bool:
+    """Return whether a copy of the model learns the same, by one step: it may lack hooks, or draw."""
+    if model not in _COPIES:
+        work = next((work for work in works if work.batches), works[0])
+        step = replace(work, batches=work.batches[:1])
+
+        def compared(_: int) -> bool:
+            try:
+                own = copy.deepcopy(model)
+            except Exception:  # a model need not have copies
+                return False
+            one, other = train(model, step), train(own, step)
+            pairs = ((value, other.state[key]) for key, value in one.state.items())
+            return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+
+        with GlobalDraws.restored():
+            (_COPIES[model],) = map_on_threads(compared, [0], 1)
+    return _COPIES[model]
 
 
 def train_one(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.sgd import is_small
 from hedgerow.clients.training.work import Asked, LocalWork, State, Trained
 from hedgerow.tasks.threads import map_on_threads
-from hedgerow.wire.seeds import Purpose, torch_generator
 
 __all__ = ["OwnTraining", "TrainingConfig", "TrainingData", "TrainingLoop"]
 
@@ -78,8 +78,8 @@ class OwnTraining:
     """Training of the nodes of one call by the user's own loop, one node after another."""
 
     # ``train(model, data, config)`` trains ``model`` in place, a copy of the received model in training mode
-    # on the training device, and may return metrics. torch's global generator is seeded by (seed, round,
-    # node) for the call and restored afterwards.
+    # on the training device, and may return metrics. The global generators of torch, NumPy and Python are
+    # seeded by (seed, round, node) for the call and restored afterwards.
     train: TrainingLoop
 
     def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained | ValueError]:
@@ -109,15 +109,7 @@ class OwnTraining:
         own = copy.deepcopy(model)
         own.load_state_dict(dict(work.start))
         own.train()
-        stream = torch_generator(
-            config["seed"],
-            round=config["round"],
-            partition_id=config["partition_id"],
-            purpose=Purpose.TRAINING,
-        )
-        devices = [work.x.device] if work.x.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(stream.initial_seed())
+        with NodeDraws.of(own, work.asked):
             metrics = self.train(own, data, config)
         return _outcome(_state(own, work.start), metrics)
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop
-from hedgerow.clients.training.stack import can_vmap, takes_batch_statistics, train_stacks
+from hedgerow.clients.training.stack import takes_batch_statistics, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
 from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.tasks.layout import ChannelsLast
@@ -187,7 +187,7 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
         if isinstance(model, Reparametrised):
             return several and (small or not on_cpu)
         return several or (on_cpu and small)
-    return several and (small or not on_cpu) and can_vmap(model, first)
+    return several and (small or not on_cpu)
 
 
 def is_small(model: nn.Module) -> bool:

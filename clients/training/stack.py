@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
-from hedgerow.clients.training.loop import train_on_threads
+from hedgerow.clients.training.loop import train_loop, train_on_threads
 from hedgerow.clients.training.memory import chunk_size, node_bytes
+from hedgerow.clients.training.proof import proves_itself
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.work import LocalWork, Loss, StackRow, State, Trained, cross_entropy
 
-__all__ = ["can_vmap", "split", "train_stack", "train_stacks"]
+__all__ = ["split", "train_stack", "train_stacks"]
 
 
 def train_stacks(
@@ -37,9 +38,17 @@ def train_stacks(
     # Stacked layers compute products in float32 only.
     layers = None if arithmetic.rounds else stacked_layers(model, works[0].x.dim() - 1)
 
+    def stacked(own: nn.Module, nodes: Sequence[LocalWork]) -> list[Trained]:
+        return train_stack(own, nodes, loss, layers, arithmetic)
+
+    # The first node of a chunk has all its batch shapes.
+    proven = [proves_itself(model, stacked, works[chunk[0]], loss, arithmetic) for chunk in chunks]
+    looped = [i for chunk, right in zip(chunks, proven, strict=True) if not right for i in chunk]
+    chunks = [chunk for chunk, right in zip(chunks, proven, strict=True) if right]
+
     def train(own: nn.Module, chunk: list[int]) -> list[Trained]:
         try:
-            return train_stack(own, [works[i] for i in chunk], loss, layers, arithmetic)
+            return stacked(own, [works[i] for i in chunk])
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
@@ -49,31 +58,15 @@ def train_stacks(
             ) from error
 
     if on_cpu:
-        threads = min(torch.get_num_threads(), len(chunks))
+        threads = max(1, min(torch.get_num_threads(), len(chunks)))
         outcomes = train_on_threads(train, model, chunks, threads)
     else:
         outcomes = [train(model, chunk) for chunk in chunks]
-    trained = dict(zip((i for chunk in chunks for i in chunk), (t for o in outcomes for t in o), strict=True))
+    if looped:
+        outcomes.append(train_loop(model, [works[i] for i in looped], loss, arithmetic=arithmetic))
+    places = [i for chunk in chunks for i in chunk] + looped
+    trained = dict(zip(places, (t for o in outcomes for t in o), strict=True))
     return [trained[i] for i in range(len(works))]
-
-
-def can_vmap(model: nn.Module, work: LocalWork) -> bool:
-    """Return whether ``vmap`` accepts the model's forward pass, by a dry run of two nodes.
-
-    It refuses draws from the global generator and value-dependent control flow.
-    """
-    parameters = {
-        name: torch.stack([value.detach()] * 2)
-        for named in (model.named_parameters(), model.named_buffers())
-        for name, value in named
-    }
-    x = torch.stack([work.x[: len(work.batches[0]) if work.batches else 1]] * 2)
-    try:
-        with torch.no_grad():
-            vmap(lambda p, x: functional_call(model, p, (x,)), randomness="error")(parameters, x)
-    except RuntimeError:
-        return False
-    return True
 
 
 def takes_batch_statistics(model: nn.Module) -> bool:

@@ -118,7 +118,9 @@ def can_normalise(module: nn.Module) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """Return whether a call of the module does more than its class says, or something else."""
+    own = vars(module)
+    return "forward" in own or any(kept for name, kept in own.items() if name.endswith("_hooks"))
 
 
 def _leaves(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
@@ -127,8 +129,9 @@ def _leaves(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | Non
     if type(module) is not nn.Sequential:
         return [(prefix, module)]
     leaves = []
-    for name, child in module.named_children():
-        inner = _leaves(child, f"{prefix}{name}.")
+    # ``named_children`` would leave out the second use of a module.
+    for name, child in module._modules.items():
+        inner = None if child is None else _leaves(child, f"{prefix}{name}.")
         if inner is None:
             return None
         leaves += inner

@@ -20,7 +20,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Asked:
-    """The request that a node's batches were built from, for a user's own training loop."""
+    """The request that a node's batches were built from."""
 
     part: NDArray[np.int64]  # the node's samples, as indices into the data
     batch_size: int
@@ -48,7 +48,7 @@ class LocalWork:
     lr : float
         Step size, > 0 and finite in float32.
     asked : Asked or None (default: None)
-        The request behind the batches, for ``OwnTraining``.
+        The request behind the batches. With it, draws of the forward pass depend on (seed, round, node).
 
     Raises
     ------

@@ -117,6 +117,7 @@ DIRECT = {
     "sd_feel/edge_server.py": "edge servers are not in sums",
     "fedmud/frozen_base.py": "the base, which is in the sum's own part (SumPart)",
     "fedmud/fedbat.py": "the state of a model, not of a node",
+    "training/draws.py": "the state of a generator, not of a node",
     "mods/guard.py": "restores the state after a refused message",
     "hsgd/own_work.py": "restores the state after refused terms",
     "hsgd/messages.py": "the node's own steps, whose terms are stored (note_terms)",

@@ -187,12 +187,11 @@ class Branching(nn.Module):
         return out if out.sum() > 0 else 2 * out
 
 
-def test_auto_loops_where_vmap_cannot_take_the_forward_pass():
+@pytest.mark.parametrize("mode", ["auto", "stack"])
+def test_nodes_are_looped_where_vmap_cannot_take_the_forward_pass(mode):
     model = torch_seeded(Branching)
     works = _work_of(model, LENGTHS)
-    assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
-    with pytest.raises(RuntimeError, match="vmap"):
-        local_sgd(model, works, mode="stack")
+    assert _same_bits(local_sgd(model, works, mode=mode), local_sgd(model, works, mode="loop"))
 
 
 @pytest.mark.parametrize("mode", ["loop", "stack"])
@@ -220,6 +219,7 @@ def test_a_full_device_says_what_to_change(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    local_sgd(model, ragged_works(model, [(2,)]), mode="stack")  # two nodes fit
     monkeypatch.setattr(stacking, "train_stack", full)
     with pytest.raises(RuntimeError, match="with 1 nodes in one stack: set the run config's stack-nodes"):
         local_sgd(model, ragged_works(model, [(2,)]), mode="stack")

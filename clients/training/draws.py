@@ -1,0 +1,83 @@
+"""Forward passes that draw, or that keep values outside of the state dict: a node depends on no other one."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hedgerow.clients.training.work import Asked
+from hedgerow.wire.global_draws import GlobalDraws, seed_global_draws
+from hedgerow.wire.seeds import Purpose
+
+__all__ = ["NodeDraws"]
+
+_GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+
+# By model: the first values seen of buffers that are not in its state dict.
+_TRANSIENT: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+class NodeDraws:
+    """What the forward passes of one model draw from and change, apart from its state dict.
+
+    - ``before``: The states of the global generators when this was made.
+    - ``own``: The generators that the model's modules keep as attributes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = GlobalDraws.now()
+        found = (value for module in model.modules() for value in vars(module).values())
+        self.own: list[Any] = [value for value in found if isinstance(value, _GENERATORS)]
+        if model not in _TRANSIENT:
+            kept = model.state_dict().keys()
+            _TRANSIENT[model] = {
+                name: value.detach().clone() for name, value in model.named_buffers() if name not in kept
+            }
+        self._buffers = _TRANSIENT[model]
+        self._seeded = False
+
+    @classmethod
+    @contextmanager
+    def of(cls, model: nn.Module, asked: Asked | None = None) -> Iterator["NodeDraws"]:
+        """Begin the work of the node of ``asked``, if given; restore everything that was seeded afterwards."""
+        draws = cls(model)
+        try:
+            draws.begin(model, asked)
+            yield draws
+        finally:
+            draws.reset(model)
+            if draws._seeded:
+                draws.before.restore()
+
+    def begin(self, model: nn.Module, asked: Asked | None) -> None:
+        """Begin a node's work on the model or a copy: all draws follow from (seed, round, node).
+
+        Without ``asked`` they continue from the generators' states.
+        """
+        self.reset(model)
+        if asked is None:
+            return
+        self._seeded = True
+        seed = seed_global_draws(
+            asked.seed, round=asked.round, partition_id=asked.partition_id, purpose=Purpose.TRAINING
+        )
+        for generator in self.own:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            else:
+                generator.seed(seed % 2**32)
+
+    def reset(self, model: nn.Module) -> None:
+        """Set the buffers outside of the state dict to their first values."""
+        if self._buffers:
+            buffers = dict(model.named_buffers())
+            with torch.no_grad():
+                for name, value in self._buffers.items():
+                    buffers[name].copy_(value)
