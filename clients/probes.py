@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients.instructions import only_config, sent_state, whole
 from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import Loss, cross_entropy
 from hedgerow.wire.calls import Call
 from hedgerow.wire.checks import at_least
@@ -30,6 +31,7 @@ __all__ = [
     "probe",
     "probe_as_told",
     "probe_stream",
+    "stream_as_told",
 ]
 
 
@@ -58,12 +60,17 @@ def probe_as_told(call: Call, task: LocalTask, round_key: str, loss: Loss = cros
 
     The message's config has ``batch-size``, ``seed`` and the round, under ``round_key``.
     """
-    config = only_config(call)
-    seed, round_index = whole(config, "seed", 0), whole(config, round_key, 0)
-    batch_size = whole(config, "batch-size", 1)
+    batch_size = whole(only_config(call), "batch-size", 1)
     task.model.load_state_dict(sent_state(call, task))
-    stream = probe_stream(seed, round_index, call.partition_id)
-    return probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream, loss=loss)
+    stream = probe_stream(*(told := stream_as_told(call, round_key)))
+    with NodeDraws.of(task.model, told):
+        return probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream, loss=loss)
+
+
+def stream_as_told(call: Call, round_key: str) -> tuple[int, int, int]:
+    """Return the message's seed and round, and the node's partition id."""
+    config = only_config(call)
+    return whole(config, "seed", 0), whole(config, round_key, 0), call.partition_id
 
 
 def probe(

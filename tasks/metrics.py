@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 from .checks import at_least
 from .extras import needed
 from .federated import FederatedData
+from .global_draws import GlobalDraws, seed_global_draws
 from .modes import evaluating
 from .split_models import SplitModel, split_loss
 from .threads import map_on_threads
@@ -309,6 +311,20 @@ def _by_batches(
     def on_thread(start: int) -> R:
         return work(slice(start, start + batch_size))
 
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
     with evaluating(model):
-        threads = torch.get_num_threads() if device.type == "cpu" else 1
-        return map_on_threads(on_thread, range(0, count, batch_size), threads)
+        if model not in _DRAWS:
+            with GlobalDraws.restored() as before:
+                found = map_on_threads(on_thread, range(0, count, batch_size), threads)
+                _DRAWS[model] = before.moved
+            if not _DRAWS[model]:
+                return found
+        if not _DRAWS[model]:
+            return map_on_threads(on_thread, range(0, count, batch_size), threads)
+        with GlobalDraws.restored():
+            seed_global_draws(0)
+            return map_on_threads(on_thread, range(0, count, batch_size), 1)
+
+
+# Whether a model draws from the global generators in evaluation mode. If so, its draws are always the same.
+_DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .checks import at_least, is_number
+from .global_draws import GlobalDraws
 from .imports import call_imported, is_import_path
 from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .layout import ChannelsLast
@@ -272,7 +273,7 @@ def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn
 
 def _logits(model: nn.Module, input_shape: Shape, num_samples: int) -> torch.Tensor:
     parameter = next(model.parameters(), torch.empty(0))
-    with evaluating(model):
+    with evaluating(model), GlobalDraws.restored():
         return torch.as_tensor(model(torch.zeros(num_samples, *input_shape, device=parameter.device)))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .checks import at_least
+from .global_draws import GlobalDraws
 from .imports import call_imported, is_import_path
 from .initial_weights import weight_generator
 from .lstm import LSTM
@@ -220,7 +221,7 @@ def _build_own(
     if not isinstance(model, SplitModel):
         raise ValueError(f"model = {path!r} must return a SplitModel, got a {type(model).__name__}")
     dtype = next(model.parameters()).dtype
-    with evaluating(model):
+    with evaluating(model), GlobalDraws.restored():
         z1 = model.hospital(torch.zeros(2, *hospital_shape, dtype=dtype))
         z2 = model.device(torch.zeros(2, *device_shape, dtype=dtype))
         shapes = tuple(z1.shape), tuple(z2.shape), tuple(model.head(z1, z2).shape)

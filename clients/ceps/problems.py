@@ -5,6 +5,7 @@ and 2. Ours: gradients clipped record by record, which the paper's Assumption 5 
 networks, with their parameters flattened to a vector.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import inf, sqrt
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.sgd import Loss, cross_entropy
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire.checks import not_negative
 from hedgerow.wire.extras import needed
 
@@ -147,7 +150,8 @@ class TorchProblem:
     Parameters
     ----------
     model : nn.Module
-        Used in evaluation mode, with its buffers; its own parameters do not change.
+        Used in evaluation mode, with its buffers; its own parameters do not change. What it draws then is the
+        same in every call, so that the objective is a function.
     x, y : Tensor (records, ...), (records,)
         The data, on the model's device, at least one record.
     loss : Loss (default: cross_entropy)
@@ -180,7 +184,8 @@ class TorchProblem:
         for _ in range(30):
             # The derivative of the gradient along v.
             direction = (v / v.norm(),)
-            product: Tensor = torch.func.jvp(torch.func.grad(self._mean_loss), (self._own,), direction)[1]
+            with self._fixed():
+                product: Tensor = torch.func.jvp(torch.func.grad(self._mean_loss), (self._own,), direction)[1]
             v, modulus = product, float(product.norm())
             if modulus == 0:
                 break
@@ -188,16 +193,21 @@ class TorchProblem:
 
     def value(self, w: Vector) -> float:
         """Return the mean loss."""
-        with torch.no_grad():
+        with torch.no_grad(), self._fixed():
             return float(self._mean_loss(self._parameters(w)))
 
     def gradient(self, w: Vector, clip: float = inf) -> Vector:
         """Return the gradient, each record's clipped to the norm ``clip``."""
-        parameters = self._parameters(w)
+        with self._fixed():
+            return self._gradient(self._parameters(w), clip)
+
+    def _gradient(self, parameters: Tensor, clip: float) -> Vector:
         if clip == inf:
             return _numpy(torch.func.grad(self._mean_loss)(parameters))
         total = torch.zeros_like(parameters, dtype=torch.float64)
-        of_records = torch.func.vmap(torch.func.grad(self._record_loss), in_dims=(None, 0, 0))
+        of_records = torch.func.vmap(
+            torch.func.grad(self._record_loss), in_dims=(None, 0, 0), randomness="different"
+        )
         rows = max(1, _CHUNK // self.n)
         for x, y in zip(torch.split(self._x, rows), torch.split(self._y, rows), strict=True):
             # In float64: rounding must stay far below one record's share.
@@ -205,6 +215,16 @@ class TorchProblem:
             gradients[~gradients.isfinite().all(dim=1)] = 0.0
             total += (clip / gradients.norm(dim=1).clamp(min=clip)) @ gradients
         return _numpy(total) / self.num_examples
+
+    def _fixed(self) -> AbstractContextManager[object]:
+        return NodeDraws.of(self._model, (0, 0, 0)) if self._draws else nullcontext()
+
+    @cached_property
+    def _draws(self) -> bool:
+        draws = NodeDraws(self._model)
+        with GlobalDraws.restored(), torch.no_grad():
+            self._mean_loss(self._own)
+            return draws.before.moved or bool(draws.own)
 
     def _parameters(self, w: Vector) -> Tensor:
         return torch.from_numpy(np.array(w, np.float64)).to(self._own)

@@ -204,7 +204,7 @@ def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained 
             "method must be 'factored', 'dense' or 'ef21p' with a training loop of one's own, got 'fedbat' "
             "in the message's config"
         )
-    with NodeDraws.of(model, work.sgd.asked):
+    with NodeDraws.of(model, work.sgd.stream):
         return train_binarised(model, work, how.loss, how.arithmetic)
 
 

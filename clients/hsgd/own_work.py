@@ -40,6 +40,7 @@ from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
 from hedgerow.clients.hsgd.step import block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
+from hedgerow.tasks.modes import evaluating
 from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.fixed_point import fixed_point
@@ -183,7 +184,8 @@ def _encode(call: Call) -> RecordDict:
     x, _ = party.rows(_batch(party, config))
     theta = torch.tensor(received(call, "device", (block_size(party.model.device),), party.dtype))
     members = theta.expand(len(x), len(theta))
-    zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
+    with evaluating(party.model):
+        zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
     released = Release.of(config)(zeta, whole(config, "t", 0), call)
     channel = Channel.of(call, config)
     if channel is not None:
@@ -219,7 +221,7 @@ def _score(call: Call) -> RecordDict:
     if zeta2 is None:
         zeta2 = received(call, "zeta2", (len(ids), model.device_encoding), party.dtype)
     z2 = torch.tensor(zeta2)
-    with torch.no_grad():
+    with evaluating(model):
         head, hospital = (
             {key: value[0] for key, value in unflatten(block, theta[name][None]).items()}
             for name, block in blocks.items()

@@ -6,23 +6,30 @@ one flat vector in the order of its module's state dict; a stack has one such ro
 independent of each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from logging import WARNING
 from math import prod
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
+from flwr.common import log
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hedgerow.clients.training.proof import difference
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.split_models import SplitModel
 from hedgerow.tasks.threads import map_on_threads
+from hedgerow.wire.seeds import Purpose, torch_generator
 
 __all__ = [
     "DeviceStack",
     "HospitalStack",
     "Loss",
     "block_size",
+    "can_vmap",
     "device_steps",
     "encodings",
     "hospital_steps",
@@ -43,18 +50,20 @@ def block_size(module: nn.Module) -> int:
     return sum(prod(shape) for shape in _shapes(module).values())
 
 
-def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False) -> Tensor:
+def encodings(
+    encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False, plain: bool = False
+) -> Tensor:
     """Return each member's zeta of its batch, (members, batch, e).
 
     - ``x``: Samples, (members, batch, ...).
     - ``alone``: Compute each member separately, on one thread, so that its bits depend on no other member.
+    - ``plain``: Call the model member by member, without ``vmap``; see ``can_vmap``.
     """
 
     def encode(own: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
             parameters = unflatten(encoder, own)
-            zeta: Tensor = vmap(lambda own, x: functional_call(encoder, own, (x,)))(parameters, x)
-            return zeta
+            return _over_members(lambda own, x: functional_call(encoder, own, (x,)), plain)(parameters, x)
 
     return torch.cat(_in_pieces(encode, (theta, x), x.shape[1], alone))
 
@@ -86,6 +95,7 @@ def hospital_steps(
     rates: Sequence[float],
     mu: float = 0.0,
     alone: bool = False,
+    plain: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return head and encoder after steps (5) and (6), and each member's mean loss at the first step.
 
@@ -103,7 +113,7 @@ def hospital_steps(
     def steps(*part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         head, hospital, *data = part
         live = [unflatten(model.head, head), unflatten(model.hospital, hospital)]
-        live, first = _descend(objective, live, (0.0, mu), tuple(data), rates)
+        live, first = _descend(_over_members(objective, plain), live, (0.0, mu), tuple(data), rates)
         return _flatten(live[0]), _flatten(live[1]), first
 
     after = _in_pieces(steps, stack, stack.x1.shape[1], alone)
@@ -118,6 +128,7 @@ def device_steps(
     rates: Sequence[float],
     mu: float = 0.0,
     alone: bool = False,
+    plain: bool = False,
 ) -> Tensor:
     """Return theta_2 after steps (7), (members, n_2); parameters as in ``hospital_steps``."""
 
@@ -127,14 +138,15 @@ def device_steps(
 
     def steps(device: Tensor, head: Tensor, *data: Tensor) -> Tensor:
         frozen = unflatten(model.head, head), *data
-        live, _ = _descend(objective, [unflatten(model.device, device)], (mu,), frozen, rates)
+        live = [unflatten(model.device, device)]
+        live, _ = _descend(_over_members(objective, plain), live, (mu,), frozen, rates)
         return _flatten(live[0])
 
     return torch.cat(_in_pieces(steps, stack, stack.x2.shape[1], alone))
 
 
 def _descend(
-    objective: Callable[..., Tensor],
+    objectives: Callable[..., Tensor],
     live: list[Parameters],
     decays: Sequence[float],
     frozen: tuple[Any, ...],
@@ -147,7 +159,7 @@ def _descend(
     losses = []
     for rate in rates:
         leaves = [{key: value.detach().requires_grad_() for key, value in theta.items()} for theta in live]
-        values = vmap(objective)(*leaves, *frozen)  # (members,)
+        values = objectives(*leaves, *frozen)  # (members,)
         losses.append(values.detach())
         flat = [leaf for theta in leaves for leaf in theta.values()]
         gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
@@ -169,6 +181,90 @@ def _in_pieces(work: Callable[..., R], stack: Sequence[Tensor], batch: int, alon
         return map_on_threads(lambda part: work(*part), parts, 1)
     size = max(1, _MOST_SAMPLES // max(1, batch))
     return [work(*(value[i : i + size] for value in stack)) for i in range(0, members, size)]
+
+
+def _over_members(function: Callable[..., Tensor], plain: bool) -> Callable[..., Tensor]:
+    """Return the function over stacks of members: by ``vmap``, or as a loop over them."""
+    if not plain:
+        return vmap(function)
+
+    def each(*stacks: Parameters | Tensor) -> Tensor:
+        # The last stack holds data, one row per member.
+        return torch.stack([function(*(_member(s, i) for s in stacks)) for i in range(len(stacks[-1]))])
+
+    return each
+
+
+def _member(stack: Parameters | Tensor, i: int) -> Parameters | Tensor:
+    return {key: value[i] for key, value in stack.items()} if isinstance(stack, dict) else stack[i]
+
+
+_VMAPPED: WeakKeyDictionary[SplitModel, dict[Hashable, bool]] = WeakKeyDictionary()
+
+
+def can_vmap(model: SplitModel, hospital: bool, loss: Loss, x: Tensor, y: Tensor) -> bool:
+    """Return whether ``vmap`` over members computes what the model does for each, in an encoding and a step.
+
+    It does not where a forward pass draws random numbers or depends on values otherwise than by tensors. The
+    verdict is kept with the model; the first refusal is logged.
+
+    - ``hospital``: Whether the node has X_1 and runs the hospital's encoder, or X_2 and the device's.
+    - ``x``, ``y``: The node's samples and labels, at least one.
+    """
+    verdicts = _VMAPPED.setdefault(model, {})
+    key = hospital, loss, x.shape[1:], x.dtype
+    if key not in verdicts:
+        batch = 2 if hospital else 1
+        x, y = (torch.stack([part[:batch]] * 2) for part in (x, y))
+        (reason,) = map_on_threads(lambda _: _unlike_plain(model, hospital, loss, x, y), [0], 1)
+        verdicts[key] = reason is None
+        if reason is not None:
+            log(WARNING, "The nodes' models are computed one by one, not as a stack: %s.", reason)
+    return verdicts[key]
+
+
+def _unlike_plain(model: SplitModel, hospital: bool, loss: Loss, x: Tensor, y: Tensor) -> str | None:
+    """Return how two members in a stack differ from the same computed one by one, or None."""
+    encoder = model.hospital if hospital else model.device
+    stream = torch_generator(0, purpose=Purpose.PROBE)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=stream).to(x)
+
+    theta, head = (_generic(block, drawn) for block in (encoder, model.head))
+    z = drawn(*x.shape[:2], model.device_encoding if hospital else model.hospital_encoding)
+
+    def computed(plain: bool) -> list[Tensor]:
+        zeta = encodings(encoder, theta, x, plain=plain)
+        if hospital:
+            after = hospital_steps(model, loss, HospitalStack(head, theta, x, z, y), (1.0,), plain=plain)
+            return [zeta, after[0] - head, after[1] - theta, after[2]]
+        return [
+            zeta,
+            device_steps(model, loss, DeviceStack(theta, head, z, x, y), (1.0,), plain=plain) - theta,
+        ]
+
+    with GlobalDraws.restored() as before:
+        one_by_one = computed(True)
+        if before.moved:
+            return "a forward pass draws random numbers"
+        try:
+            stacked = computed(False)
+        except Exception as error:
+            return f"the stack raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
+        if before.moved:
+            return "the stack draws random numbers"
+    unit = torch.finfo(x.dtype).eps ** 0.5
+    for one, other in zip(one_by_one, stacked, strict=True):
+        if (apart := difference(one, other)) > unit * max(1.0, float(one.abs().max())):
+            return f"a value differs by {apart:.2g}"
+    return None
+
+
+def _generic(block: nn.Module, drawn: Callable[..., Tensor]) -> Tensor:
+    """Return two points near a block's parameters, (2, n), at which nothing is zero or equal by chance."""
+    own = torch.cat([value.flatten() for value in block.state_dict().values()])
+    return own + drawn(2, len(own)) * (0.1 * own.abs().mean() + 0.01)
 
 
 @lru_cache(maxsize=64)

@@ -5,14 +5,15 @@ E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,12 +35,14 @@ from hedgerow.clients.hsgd.step import (
     DeviceStack,
     HospitalStack,
     block_size,
+    can_vmap,
     device_steps,
     encodings,
     hospital_steps,
 )
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import check_kept_for_sum, check_privacy, reveals_nothing
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.wire.calls import Call
 
 __all__ = ["ExchangeJob", "encode_all", "step_all", "update_of", "uploaded"]
@@ -95,7 +98,14 @@ class ExchangeJob:
 
     def terms(self) -> Hashable:
         """Return the key of calls that can share a stack."""
-        return id(self.party.model), self.party.role == "hospital", self.x.shape[1:], _alone(self.call)
+        party = self.party
+        return (
+            id(party.model),
+            party.role == "hospital",
+            self.x.shape[1:],
+            _alone(self.call),
+            _unstacked(self),
+        )
 
     def answer(self) -> RecordDict:
         """Keep the model of iteration t, and return the encodings, with the head from a hospital."""
@@ -121,7 +131,8 @@ def encode_all(jobs: Sequence[ExchangeJob]) -> None:
         theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
         if party.role != "hospital":
             _warn_of_revealing(party.encoding, x[0, 0].numel())
-        zeta = encodings(encoder, theta, x, _alone(stack[0].call))  # (members, batch, e)
+        with _drawing(stack[0]) as plain:
+            zeta = encodings(encoder, theta, x, _alone(stack[0].call), plain)  # (members, batch, e)
         if zeta.shape[2:] != (party.encoding,):
             raise ValueError(
                 f"the encoder must give the shape ({party.encoding},), got {tuple(zeta.shape[2:])}"
@@ -254,10 +265,11 @@ def step_all(jobs: Sequence[Update]) -> None:
         parts = [torch.cat(values) for values in zip(*(job.stack for job in alike), strict=True)]
         how = request.rates, request.mu, _alone(first.call)
         after: Sequence[Tensor]
-        if isinstance(first, HospitalUpdate):
-            after = hospital_steps(model, loss, HospitalStack(*parts), *how)
-        else:
-            after = [device_steps(model, loss, DeviceStack(*parts), *how)]
+        with _drawing(first) as plain:
+            if isinstance(first, HospitalUpdate):
+                after = hospital_steps(model, loss, HospitalStack(*parts), *how, plain)
+            else:
+                after = [device_steps(model, loss, DeviceStack(*parts), *how, plain)]
         sizes = [len(job.stack.y) for job in alike]
         for job, *own in zip(alike, *(torch.split(value, sizes) for value in after), strict=True):
             job.after = own
@@ -266,7 +278,27 @@ def step_all(jobs: Sequence[Update]) -> None:
 def _terms(job: Update) -> Hashable:
     """Return the key of calls that can share a stack."""
     shapes, party, request = tuple(value.shape[1:] for value in job.stack), job.party, job.request
-    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu, _alone(job.call)
+    alone = _alone(job.call), _unstacked(job)
+    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu, alone
+
+
+def _unstacked(job: ExchangeJob | Update) -> int | None:
+    """Return None if the job's model may be computed in a stack with others, else what is the job's alone."""
+    party = job.party
+    stacks = can_vmap(party.model, party.role == "hospital", party.loss, party.x, party.y)
+    return None if stacks else id(job)
+
+
+@contextmanager
+def _drawing(job: ExchangeJob | Update) -> Iterator[bool]:
+    """Return whether a job is computed by itself; its draws follow from seed, iteration and node."""
+    if _unstacked(job) is None:
+        yield False
+        return
+    config = config_of(job.call)
+    seed = whole(config if "seed" in config else ConfigRecord({**job.call.context.run_config}), "seed", 0)
+    with NodeDraws.of(job.party.model, (seed, job.request.t, job.call.partition_id)):
+        yield True
 
 
 def _alone(call: Call) -> bool:

@@ -22,9 +22,10 @@ from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.own_share import own_introduction
-from hedgerow.clients.probes import local_gradient, probe_as_told
+from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
 from hedgerow.clients.training.work import Asked
@@ -101,9 +102,11 @@ def sd_feel_client(
 def _gradient(call: Call, task: LocalTask) -> RecordDict:
     """Return the gradient over all of a node's samples at the model sent, and the estimates there."""
     found = probe_as_told(call, task, "server-round")
+    with NodeDraws.of(task.model, stream_as_told(call, "server-round")):
+        gradient = local_gradient(task.model, task.x, task.y, task.part)
     return RecordDict(
         {
-            "arrays": to_record(local_gradient(task.model, task.x, task.y, task.part)),
+            "arrays": to_record(gradient),
             "metrics": MetricRecord({"num-examples": len(task.part), **found.estimates()}),
         }
     )

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients.training.work import Asked
-from hedgerow.wire.global_draws import GlobalDraws, seed_global_draws
-from hedgerow.wire.seeds import Purpose
+from hedgerow.tasks.global_draws import GlobalDraws, seed_global_draws
+from hedgerow.wire.seeds import Purpose, seed_words
 
 __all__ = ["NodeDraws"]
+
+# A run's seed, the round and the node's partition id.
+Stream = tuple[int, int, int]
 
 _GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
 
@@ -43,29 +45,28 @@ class NodeDraws:
 
     @classmethod
     @contextmanager
-    def of(cls, model: nn.Module, asked: Asked | None = None) -> Iterator["NodeDraws"]:
-        """Begin the work of the node of ``asked``, if given; restore everything that was seeded afterwards."""
+    def of(cls, model: nn.Module, stream: Stream | None = None) -> Iterator["NodeDraws"]:
+        """Begin a node's work on the model, as ``begin`` does; restore what was seeded afterwards."""
         draws = cls(model)
         try:
-            draws.begin(model, asked)
+            draws.begin(model, stream)
             yield draws
         finally:
             draws.reset(model)
             if draws._seeded:
                 draws.before.restore()
 
-    def begin(self, model: nn.Module, asked: Asked | None) -> None:
-        """Begin a node's work on the model or a copy: all draws follow from (seed, round, node).
+    def begin(self, model: nn.Module, stream: Stream | None) -> None:
+        """Begin a node's work on the model or a copy: all draws follow from the stream.
 
-        Without ``asked`` they continue from the generators' states.
+        Without one they continue from the generators' states.
         """
         self.reset(model)
-        if asked is None:
+        if stream is None:
             return
         self._seeded = True
-        seed = seed_global_draws(
-            asked.seed, round=asked.round, partition_id=asked.partition_id, purpose=Purpose.TRAINING
-        )
+        seed = seed_words(*stream, Purpose.TRAINING)
+        seed_global_draws(seed)
         for generator in self.own:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)

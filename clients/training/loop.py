@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
-from hedgerow.wire.global_draws import GlobalDraws
 
 __all__ = ["train_loop", "train_on_threads", "train_one"]
 
@@ -47,7 +47,7 @@ def train_loop(
             return train_one(own, work, loss, arithmetic)
 
         def seeded(own: nn.Module, work: LocalWork) -> Trained:
-            draws.begin(own, work.asked)
+            draws.begin(own, work.stream)
             return train_one(own, work, loss, arithmetic)
 
         if on_cpu and threads > 1 and not draws.own and _copies(model, works, train):

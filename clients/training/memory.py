@@ -8,6 +8,7 @@ import torch
 from flwr.common import log
 from torch import Tensor, nn
 
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.modes import evaluating
 
 __all__ = ["chunk_size", "node_bytes"]
@@ -42,7 +43,8 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not any(True for _ in m.children())]
     try:
-        with torch.no_grad(), evaluating(model):  # a single sample has no batch statistics
+        # A single sample has no batch statistics.
+        with torch.no_grad(), evaluating(model), GlobalDraws.restored():
             model(sample)
     finally:
         for hook in hooks:

@@ -109,7 +109,7 @@ class OwnTraining:
         own = copy.deepcopy(model)
         own.load_state_dict(dict(work.start))
         own.train()
-        with NodeDraws.of(own, work.asked):
+        with NodeDraws.of(own, work.stream):
             metrics = self.train(own, data, config)
         return _outcome(_state(own, work.start), metrics)
 

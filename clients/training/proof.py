@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, Trained
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
-from hedgerow.wire.global_draws import GlobalDraws
 from hedgerow.wire.seeds import Purpose, torch_generator
 
 __all__ = ["Form", "difference", "generic", "proves_itself"]
@@ -133,7 +133,7 @@ def _largest(value: Tensor) -> float:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two values; infinity if shapes, or places of NaN or infinity, differ."""
+    """Return the largest difference; infinity if shapes, or the places of NaN or infinity, differ."""
     one, other = one.double(), other.double().to(one.device)
     if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return float("inf")

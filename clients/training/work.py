@@ -30,6 +30,11 @@ class Asked:
     epochs: int | None = None  # local epochs; None if the method counts steps
     augmentation: str = "none"  # of the samples of each batch
 
+    @property
+    def stream(self) -> tuple[int, int, int]:
+        """What the draws of the node's training follow from."""
+        return self.seed, self.round, self.partition_id
+
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -62,6 +67,11 @@ class LocalWork:
     batches: Sequence[NDArray[np.int64]]
     lr: float
     asked: Asked | None = None
+
+    @property
+    def stream(self) -> tuple[int, int, int] | None:
+        """What the draws of forward passes follow from, if the request is known."""
+        return None if self.asked is None else self.asked.stream
 
     def __post_init__(self) -> None:
         valid = is_real(self.lr) and 0 < self.lr <= _LARGEST

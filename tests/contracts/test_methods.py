@@ -132,6 +132,42 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(
         assert resumed.all == plain(method).run.all
 
 
+_NETWORK = {"ceps": {"problem": "network", "partition": "iid", "measurements": 400}}
+DRAWING = [
+    Method(
+        method.case,
+        method.name,
+        {
+            "model": f"tests.contracts.drawing:{'split' if method.case.name == 'hsgd' else 'build'}",
+            **_NETWORK.get(method.case.name, {}),
+        },
+    )
+    for method in METHODS
+]
+
+
+@_each(DRAWING)
+def test_a_model_that_draws_repeats_in_any_company_and_after_a_kill(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again, alone, resumed = (tmp_path / name for name in ("first", "again", "alone", "resumed"))
+    for parent in (first, again, alone, resumed):
+        parent.mkdir()
+    generators = _generators()
+    expected = play(method, first)
+    assert _generators() == generators
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    assert play(method, again).all == expected.all
+    with interrupted(after=1), pytest.raises(Interrupted):
+        play(method, resumed, **{"checkpoint-every": 1})
+    (folder,) = resumed.iterdir()
+    assert play(method, resumed, resume=folder).learnt == expected.learnt
+    monkeypatch.setattr(BatchClientApp, "batch_handler", lambda self, message_type: None)
+    assert play(method, alone).all == expected.all
+
+
 @every_method
 def test_no_global_random_generator_is_touched(method: Method, plain: MakePlain) -> None:
     before, after = plain(method).generators

@@ -267,6 +267,4 @@ def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float
     model = deepcopy(_network(key))
     parameters = torch.from_numpy(_initial(key) + w).float()
     torch.nn.utils.vector_to_parameters(parameters, model.parameters())
-    with torch.no_grad():
-        right = (model(data.x_test).argmax(1) == data.y_test).float().mean()
-    return float(right)
+    return evaluate(model, data.x_test, data.y_test).accuracy

@@ -1,7 +1,7 @@
-"""The process's global generators of torch, NumPy and Python: saved, restored, and seeded by a stream.
+"""The process's global generators of torch, NumPy and Python: saved, seeded and restored.
 
-The suite's own draws use generators of their own (``seeds.py``). A user's model may draw from the global ones
-in its forward pass: dropout, noise layers, stochastic depth.
+The suite's own draws use generators of their own. A user's model may draw from the global ones in its forward
+pass: dropout, noise layers, stochastic depth.
 """
 
 import random
@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-
-from hedgerow.wire.seeds import Purpose, seed_words
 
 __all__ = ["GlobalDraws", "seed_global_draws"]
 
@@ -29,8 +27,9 @@ class GlobalDraws(NamedTuple):
     @classmethod
     def now(cls) -> "GlobalDraws":
         """Return the current states."""
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
+        cuda = torch.cuda.get_rng_state_all() if _on_cuda() else []
+        numpys = np.random.get_state()  # noqa: NPY002
+        return cls(torch.get_rng_state(), cuda, numpys, random.getstate())
 
     @property
     def moved(self) -> bool:
@@ -50,7 +49,7 @@ class GlobalDraws(NamedTuple):
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
-        np.random.set_state(self.numpy)
+        np.random.set_state(self.numpy)  # noqa: NPY002
         random.setstate(self.python)
 
     @classmethod
@@ -64,15 +63,14 @@ class GlobalDraws(NamedTuple):
             before.restore()
 
 
-def seed_global_draws(seed: int, *, round: int, partition_id: int, purpose: Purpose) -> int:
-    """Seed all global generators by a stream, as ``seeds.generator`` does; return the seed that torch got.
+def seed_global_draws(seed: int) -> None:
+    """Seed all global generators; ``seed`` from 0 to 2**63 - 1."""
+    torch.default_generator.manual_seed(seed)
+    if _on_cuda():
+        torch.cuda.manual_seed_all(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
 
-    ValueError if a number is negative.
-    """
-    words = seed_words(seed, round, partition_id, purpose)
-    torch.default_generator.manual_seed(words)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(words)
-    np.random.seed(words % 2**32)
-    random.seed(words)
-    return words
+
+def _on_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
