@@ -64,8 +64,7 @@ def build_model(
         the same seed gives the same bits, and torch's global generator is restored.
     dropout : float (default: 0.0)
         ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer; 0 for none.
-        Its masks come from torch's global generator, so a run with dropout is reproducible only if the
-        caller seeds that generator around each training step.
+        Its masks come from torch's global generator, which the suite's clients seed for each node and round.
 
     Raises
     ------

@@ -1,5 +1,6 @@
 """A training loop of the user's own in place of local SGD, through the clients that take one."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from hedgerow.strategies import (
     SDFeel,
     SimilarityFree,
 )
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire import Call, to_record
 
 NODES, SAMPLES, CLASSES = 4, 14, 3
@@ -246,12 +248,19 @@ def test_what_a_node_learns_does_not_depend_on_the_nodes_beside_it() -> None:
     assert alone == sent(adam)[3]
 
 
-def test_what_a_loop_draws_is_a_function_of_seed_round_and_node() -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: float(torch.rand(())), random.random, lambda: float(np.random.uniform())],  # noqa: NPY002
+    ids=["torch", "python", "numpy"],
+)
+def test_what_a_loop_draws_is_a_function_of_seed_round_and_node(draw: Callable[[], float]) -> None:
     def drawn(nodes: Sequence[int], **changes: Any) -> list[float]:
         found: list[float] = []
-        with torch.random.fork_rng(devices=[]):
-            torch.rand(len(nodes))  # Whatever the process drew before.
-            sent(lambda *_: found.append(float(torch.rand(()))), nodes, **changes)
+        with GlobalDraws.restored():
+            draw()  # Whatever the process drew before.
+            before = GlobalDraws.now()
+            sent(lambda *_: found.append(draw()), nodes, **changes)
+            assert not before.moved
         return found
 
     first = drawn([0, 1, 2])
