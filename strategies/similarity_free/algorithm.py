@@ -3,7 +3,8 @@
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the server's lines of Algorithms 1 to 4.
 Differs: the paper does not cover missing workers. Here a worker that is asked and has no valid reply counts
-as one that did not move: the divisor stays n, and the virtual iterate exact. n are the workers online.
+as one that did not move: the divisor stays n, and the virtual iterate exact. n are the workers online. Under
+``weighting="examples"`` a worker with its own data weighs at most ``max_weight_ratio`` medians.
 """
 
 from collections.abc import Mapping
