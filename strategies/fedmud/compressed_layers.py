@@ -223,16 +223,14 @@ class CompressedLayers(Method[S]):
             federation, local_epochs, batch_size, required=weighting == "num-batches"
         )
         followed = Followed(("base-version", "num-batches"), _INSTRUCTIONS, "fedmud_client()")
-        super().__init__(
-            federation, aggregator=self._aggregator(), parts=[self.downlink, self.local, followed]
-        )
+        mean = WeightedMean(by_examples=weighting == "num-examples")
+        if weighting == "num-batches":
+            mean = MeanByMetric(metric=weighting)
+        parts = [self.downlink, self.local, followed]
+        super().__init__(federation, aggregator=self._aggregator(mean), parts=parts, mean=mean)
 
-    def _aggregator(self) -> Aggregator:
-        if self.sums is not None:
-            return self.sums
-        if self.weighting == "num-batches":
-            return self.aggregation.aggregator(MeanByMetric(metric=self.weighting))
-        return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "num-examples"))
+    def _aggregator(self, mean: WeightedMean) -> Aggregator:
+        return self.sums or self.aggregation.aggregator(mean)
 
     @classmethod
     def for_model(cls, model: nn.Module, **parameters: Any) -> Self:

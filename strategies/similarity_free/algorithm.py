@@ -93,7 +93,8 @@ class Algorithm(Method[State]):
         # (1/n) sum_i: a worker without a valid reply counts as unchanged, at x^k.
         missing = set(run.there) - set(mean.nodes)
         typical = mean.weight / len(mean.nodes)
-        stayed = sum(self.aggregator.weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
+        weight = (self.sums or self.mean).weight
+        stayed = sum(weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
         return State(mean.model(stayed).astype(x.dtype))
 
     def model(self, state: State) -> Vector:
