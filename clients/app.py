@@ -105,6 +105,10 @@ class BatchClientApp(ClientApp):
         sizes = self._introduction.sizes(run_config)
         return sizes if sizes is None or all(sizes) else None
 
+    def counts_examples(self, run_config: UserConfig) -> bool:
+        """Return whether nodes report the number of samples of the task that they train on, not own data."""
+        return isinstance(self._introduction, Whoami) and self._introduction.counted(run_config)
+
 
 def _of_app(types: tuple[str, ...], handler: BatchHandler) -> BatchHandler:
     """Return the handler on one BLAS thread, with the app's message types added to its calls."""
@@ -132,6 +136,8 @@ class Whoami:
 
     handler: BatchHandler
     sizes: Sizes  # as ``KnowsSizes.sizes``
+    # Whether the number is counted from the samples that the run's settings deal.
+    counted: Callable[[UserConfig], bool]
 
     def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
         """Introduce nodes."""
@@ -142,6 +148,7 @@ def whoami(
     num_examples: Callable[[Context], int],
     more: Callable[[Context], Introduction] = lambda _: {},
     sizes: Sizes = lambda _: None,
+    counted: Callable[[UserConfig], bool] = lambda _: False,
 ) -> BatchHandler:
     """Return the handler that introduces a node to the strategy.
 
@@ -157,10 +164,15 @@ def whoami(
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
         Returns ``num_examples`` of all nodes whose node config holds only their partition and for which
         ``more`` returns nothing, so that an engine need not query a million nodes one by one.
+    counted : Callable[[UserConfig], bool] (default: never)
+        Returns whether ``num_examples`` counts samples that were dealt to the nodes. In a simulation these
+        numbers are then no claims, and a strategy does not limit them.
     """
-    return Whoami(
-        each(lambda call: _introduction(call.context, num_examples(call.context), more(call.context))), sizes
-    )
+
+    def introduced(call: Call) -> RecordDict:
+        return _introduction(call.context, num_examples(call.context), more(call.context))
+
+    return Whoami(each(introduced), sizes, counted)
 
 
 def introduce(

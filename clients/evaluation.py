@@ -1,18 +1,18 @@
 """Handlers that every node with a task shares: its introduction, and the evaluation of the sent model."""
 
 import torch
-from flwr.app import Context, MetricRecord, RecordDict
+from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
 from hedgerow.clients.app import Sizes, whoami
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_introduction, own_part
-from hedgerow.tasks import Evaluation, evaluate
+from hedgerow.tasks import OWN, Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import WHOAMI
 
-__all__ = ["evaluate_on_part", "known_sizes", "metrics_of", "num_examples", "task_handlers"]
+__all__ = ["are_dealt", "evaluate_on_part", "known_sizes", "metrics_of", "num_examples", "task_handlers"]
 
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
@@ -22,7 +22,9 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     """
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        WHOAMI: whoami(lambda context: num_examples(context, task), own_introduction, known_sizes(task)),
+        WHOAMI: whoami(
+            lambda context: num_examples(context, task), own_introduction, known_sizes(task), are_dealt
+        ),
         **own_handlers(),
     }
 
@@ -30,6 +32,11 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
 def known_sizes(task: LocalTaskFn) -> Sizes:
     """Return a function from the run config to all nodes' sizes, or to None unless the task is built in."""
     return dealt_sizes if task is local_task else lambda _: None
+
+
+def are_dealt(run_config: UserConfig) -> bool:
+    """Return whether nodes are dealt their samples, and have no files of their own."""
+    return run_config.get("partition") != OWN
 
 
 def num_examples(context: Context, task: LocalTaskFn) -> int:

@@ -1,10 +1,11 @@
 """The numbers of examples that nodes claim, and the weights that follow from them.
 
-No server can verify a claim. Weights are limited, and impossible claims refused, by multiples of the median
-claim, which fewer than half of the nodes cannot move.
+No server can verify a claim of a device. Weights are limited, and impossible claims refused, by multiples of
+the median claim, which fewer than half of the nodes cannot move. Sizes that the suite dealt itself are no
+claims: they are not limited.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from logging import WARNING
 from statistics import median_low
 from typing import Any
@@ -30,12 +31,19 @@ _LEAST_CLAIMS = 3
 class Claims:
     """The first claim of each client, |S_i|, by partition id.
 
-    ``max_ratio`` >= 1 limits weights to this multiple of the median claim; 0 for no limit.
+    Parameters
+    ----------
+    max_ratio : float
+        Limits weights to this multiple of the median claim, >= 1; 0 for no limit.
+    dealt : Sequence[int] or None (default: None)
+        The sizes that the server dealt, by partition id. There is no limit if all claims are these.
     """
 
-    def __init__(self, max_ratio: float) -> None:
-        self.max_ratio = max_ratio
+    def __init__(self, max_ratio: float, dealt: Sequence[int] | None = None) -> None:
+        self.max_ratio, self.dealt = max_ratio, dealt
         self.sizes: MutableMapping[int, float] = {}
+        # Whether this process counted the examples of simulated nodes itself.
+        self.counted = False
         # The number of claims, and the limits that follow from them.
         self._cap: tuple[int, float] = 0, float("inf")
         self._largest: tuple[int, float] = 0, float("inf")
@@ -54,9 +62,12 @@ class Claims:
 
     def cap(self) -> float:
         """Return the largest weight of a client; the first claim above it is logged, as it may be honest."""
+        if self.counted:
+            return float("inf")
         if self._cap[0] == (known := len(self.sizes)):
             return self._cap[1]
-        most = self.max_ratio * median_low(self.sizes.values()) if self.max_ratio and known else float("inf")
+        limited = self.max_ratio and known and not self._as_dealt()
+        most = self.max_ratio * median_low(self.sizes.values()) if limited else float("inf")
         self._cap = known, most
         cut = sorted(client for client, size in self.sizes.items() if size > most)
         if cut and not self._logged:
@@ -70,6 +81,17 @@ class Claims:
                 most,
             )
         return most
+
+    @property
+    def metrics_ratio(self) -> float:
+        """The limit on the weights of metrics, as ``max_ratio``."""
+        return 0.0 if self.cap() == float("inf") else self.max_ratio
+
+    def _as_dealt(self) -> bool:
+        dealt = self.dealt
+        return dealt is not None and all(
+            client < len(dealt) and size == dealt[client] for client, size in self.sizes.items()
+        )
 
     def check(self, claimed: float) -> float:
         """Return a claim; raise PayloadError if it is too large."""

@@ -24,6 +24,7 @@ from hedgerow.wire.records import Layout, payload_bytes
 
 if TYPE_CHECKING:
     from hedgerow.strategies.federation import Federation
+    from hedgerow.strategies.run import Run
 
 __all__ = [
     "Ask",
@@ -37,12 +38,14 @@ __all__ = [
     "Row",
     "Steps",
     "Together",
+    "Weigh",
     "answered",
     "together",
 ]
 
 Vector = NDArray[Any]
 T = TypeVar("T")
+Weigh = Callable[["Run", int, float, Sequence[Reply]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +176,9 @@ class Exchange:
         Whether it goes over the grid whatever its kind.
     unbooked : tuple of str (default: ())
         Records of its instructions that do not count as traffic.
+    weigh : Callable[[Run, int, float, Sequence[Reply]], float] or None (default: None)
+        The method's weight of a reply: of a run, a node, its claimed number of examples, and the reply, or
+        nothing without messages. None for the examples. See ``WeightedMean``.
     """
 
     kind: str
@@ -189,6 +195,7 @@ class Exchange:
     booked: bool = True
     beside: bool = False
     unbooked: tuple[str, ...] = ()
+    weigh: Weigh | None = None
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:

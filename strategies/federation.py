@@ -80,7 +80,11 @@ class FederationOptions(TypedDict, total=False):
         Seconds to wait for the nodes at the start.
     max_weight_ratio : float (default: 10.0)
         Bound on a node's weight, in multiples of the median of the claimed sizes, >= 1; 0 for no bound. The
-        first cut is logged. A claim above 10^6 medians is refused (``claimed size too large``).
+        first cut is logged, and the round's metric ``weights-capped`` counts them. A claim above 10^6 medians
+        is refused (``claimed size too large``). Not for sizes that the suite dealt itself: ``dealt_sizes``,
+        and in simulations on Hedgerow's engine those that this suite's clients count.
+    dealt_sizes : Sequence[int] or None (default: None)
+        The number of examples of each client, by partition id, if the server deals the data.
     max_update_norm_ratio : float (default: 100.0)
         Bound on an update's norm, in multiples of the usual norm of the rounds before, >= 1; 0 for no bound.
         A larger update is refused (``update too large``), see ``UpdateBound``.
@@ -110,6 +114,7 @@ class FederationOptions(TypedDict, total=False):
     max_repeats: int
     max_wait: float
     max_weight_ratio: float
+    dealt_sizes: Sequence[int] | None
     max_update_norm_ratio: float
     quarantine_after: int
     max_loss_ratio: float
@@ -134,6 +139,7 @@ class _Settings:
     max_repeats: int = 2
     max_wait: float = 120.0
     max_weight_ratio: float = 10.0
+    dealt_sizes: Sequence[int] | None = None
     max_update_norm_ratio: float = 100.0
     quarantine_after: int = 3
     max_loss_ratio: float = 1e6
@@ -214,7 +220,7 @@ class Federation:
         self.clock = Clock()
         self.completed = 0
         self.layout: Layout | None = None
-        self.claims = Claims(self.settings.max_weight_ratio)
+        self.claims = Claims(self.settings.max_weight_ratio, self.settings.dealt_sizes)
         # Places of nodes that claimed more; a round does not wait for them.
         self._barred: set[int] = set()
         self.losses = LossBound(self.settings.max_loss_ratio)
@@ -225,6 +231,8 @@ class Federation:
         self._bound_round = 0
         # Means of the round that had too few updates for the rule, see ``combined``.
         self.fell_back = 0
+        # Clients of the round with a weight below their claim.
+        self.capped: set[int] = set()
         self._roster: Roster | None = None
         # From a checkpoint: names, shapes, and quarantined nodes.
         self._names: dict[str, int] = {}
@@ -291,6 +299,7 @@ class Federation:
         """Return the roster: gathered on the first call, refreshed later. First reported sizes count."""
         if self._roster is None:
             self._roster = self._gathered(grid)
+            self.claims.counted = getattr(grid, "counts_examples", lambda: False)()
             if self._rested:
                 self._roster.put_to_rest(self._rested)
                 self._roster.refresh(grid, self.timeout, self.completed)
@@ -424,6 +433,7 @@ class Federation:
         for bound in self._bounds.values():
             bound.begin(server_round)
         self.fell_back = 0
+        self.capped = set()
         self.trained_loss = None
         self._exchange = Inbox(nodes, group or str(server_round), check)
         if offline:
@@ -469,7 +479,10 @@ class Federation:
         if self._roster is not None and self.settings.registry is not None:
             here = self._roster.nodes[client : client + 1]
         registered = [float(node.max_examples) for node in here if node.max_examples is not None]
-        return min(self.sizes[client], self.claims.cap(), *registered)
+        size, cap = self.sizes[client], self.claims.cap()
+        if size > cap:
+            self.capped.add(client)
+        return min(size, cap, *registered)
 
     def weights(self, clients: int) -> NDArray[np.float64]:
         """Return the weights of the first clients (C,); a client of unknown size has the mean weight."""
@@ -526,16 +539,19 @@ class Federation:
         """Return the weighted mean of metrics in columns (K,), by name."""
         losses = next((table[key] for key in _LOSSES if key in table), None)
         self.trained_loss = None if losses is None else median_low(losses.tolist())
-        key, most = self.settings.weighted_by_key, self.settings.max_weight_ratio
+        key, most = self.settings.weighted_by_key, self.claims.metrics_ratio
         return self._with_fallbacks(mean_metrics(table, key, most) if len(table[key]) else MetricRecord())
 
     def _with_fallbacks(self, metrics: MetricRecord) -> MetricRecord:
         if self.fell_back:
             metrics["rule-fell-back"] = self.fell_back
+        metrics.pop("weights-capped", None)
+        if self.capped:  # In the mean of the models, beside which the metrics' own weights do not count.
+            metrics["weights-capped"] = len(self.capped)
         return metrics
 
     def _mean_metrics(self, contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-        return weighted_metrics(contents, weighted_by_key, self.settings.max_weight_ratio)
+        return weighted_metrics(contents, weighted_by_key, self.claims.metrics_ratio)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

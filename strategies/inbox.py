@@ -234,7 +234,8 @@ def weighted_metrics(
 ) -> MetricRecord:
     """Return the weighted mean of the metrics that all replies have (the default of ``*_aggr_fn``).
 
-    Weights are capped at ``max_weight_ratio`` times their median; 0 for no bound.
+    Weights are capped at ``max_weight_ratio`` times their median; 0 for no bound. ``weights-capped`` counts
+    those that are.
     """
     records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
     table = {}
@@ -250,9 +251,9 @@ def mean_metrics(
 ) -> MetricRecord:
     """Return the weighted mean of metrics in columns (K, ...), by name; see ``weighted_metrics``."""
     weights = np.asarray(table[weighted_by_key], np.float64)
-    if max_weight_ratio:
-        weights = np.minimum(weights, max_weight_ratio * np.median(weights))
     mean = MetricRecord()
+    if max_weight_ratio and (cut := int((weights > (most := max_weight_ratio * np.median(weights))).sum())):
+        weights, mean["weights-capped"] = np.minimum(weights, most), cut
     for key, values in table.items():
         if key != weighted_by_key:
             average = np.average(np.asarray(values, np.float64), axis=0, weights=weights)

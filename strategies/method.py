@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from logging import INFO
 from typing import Any, ClassVar, Generic, TypeVar
@@ -42,14 +42,22 @@ class Method(FederatedStrategy, Generic[S]):
         How replies are aggregated.
     parts : Sequence[Part] (default: ())
         Additions to the algorithm, such as compression.
+    mean : WeightedMean (default: WeightedMean())
+        The method's own mean: its weights are those of every aggregator.
     """
 
     state_class: ClassVar[type]
 
     def __init__(
-        self, federation: Federation, *, aggregator: Aggregator | None = None, parts: Sequence[Part] = ()
+        self,
+        federation: Federation,
+        *,
+        aggregator: Aggregator | None = None,
+        parts: Sequence[Part] = (),
+        mean: WeightedMean | None = None,
     ) -> None:
-        self.aggregator = aggregator or WeightedMean()
+        self.mean = mean or WeightedMean()
+        self.aggregator = aggregator or self.mean
         # An aggregator that keeps state is a part too.
         kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
         self.parts = (*parts, *kept, *federation.settings.parts)
@@ -76,7 +84,7 @@ class Method(FederatedStrategy, Generic[S]):
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Make a training exchange; return the aggregate of each pool's replies."""
-        return self.aggregator.means(run.prepared(exchange), run)
+        return self.aggregator.means(replace(run.prepared(exchange), weigh=self.mean.reply_weight), run)
 
     def ended(self, state: S, run: Run) -> None:
         """Called with the state after each completed round."""

@@ -34,6 +34,7 @@ __all__ = [
     "Factorisation",
     "LayerShape",
     "between",
+    "check_reachable",
     "exact_product",
     "factored",
     "layers_of",
@@ -48,6 +49,8 @@ VIEWS = ("buffer", "convolutions")
 # The authors' search: its step, and how far above the target it may end.
 _STEP = 0.001
 _TOLERANCE = 0.001
+# A ratio at which every layer has rank 1 or one block.
+_LEAST = 1e-18
 # Entries of a weight that ``exact_product`` computes at a time, to stay in a core's cache.
 _CACHED = 32_768
 
@@ -417,8 +420,8 @@ class Factorisation:
         budget : str (default: "model")
             - ``"model"``: the target is that of the whole model, with everything that is trained. The layers'
               ratio decreases from the target in steps of 0.001 until the model's is at most 0.001 above it.
-              If every layer has rank 1 or one block before that, the target is missed.
-            - ``"layer"``: the target is that of each compressed layer.
+            - ``"layer"``: the target is that of each compressed layer. Sizes are rounded up, and a small
+              layer of rank 1 or one block may be above the target.
         skip_front, skip_back : int (default: 1, 1)
             Layers at either end that stay dense, >= 0.
         view : str (default: "buffer")
@@ -427,7 +430,8 @@ class Factorisation:
         Raises
         ------
         ValueError
-            If an argument is out of range, or no layer is left to compress.
+            If an argument is out of range, no layer is left to compress, or the ratio cannot be reached: with
+            rank 1 or one block in every layer the model is above it or, for ``"layer"``, every layer.
         """
         one_of("variant", variant, VARIANTS)
         one_of("budget", budget, BUDGETS)
@@ -447,11 +451,19 @@ class Factorisation:
             own = tuple(factored(layer, variant, rho, layout, view) for layer in chosen)
             return cls(variant, own, init_a, layout, False, num_parameters, rho)
 
-        found = sized(ratio)
+        found, least = sized(ratio), sized(_LEAST)
         if budget == "model":
             # By repeated subtraction, as in the authors' code, because its rounding affects the sizes.
             while found.ratio - ratio > _TOLERANCE and found.rho - _STEP > 0:
                 found = sized(found.rho - _STEP)
+            if found.ratio - ratio > _TOLERANCE:
+                found = min(found, least, key=lambda plan: plan.ratio)
+            # Rounding may make a plan of several blocks smaller than that of one.
+            if found.ratio > ratio + min(_TOLERANCE, ratio / 10) < least.ratio:
+                check_reachable(ratio, least.ratio, "rank 1 or one block in every compressed layer")
+        else:
+            smallest = min(layer.count / layer.size for layer in (*found.layers, *least.layers))
+            check_reachable(ratio, smallest, "rank 1 or one block in the layer where this is least")
         if not tight:
             return found
         # After the search, so that a tight plan has the sizes of the plan that is not.
@@ -592,6 +604,15 @@ class Factorisation:
             for layer, update in zip(group, _reconstruct(group, factors, product), strict=True)
         }
         return {layer.key: updates[layer.key] for layer in self.layers}
+
+
+def check_reachable(ratio: float, least: float, what: str) -> None:
+    """Raise ValueError if a ratio is below ``least`` > 0, the smallest possible one, that of ``what``."""
+    if ratio < least:
+        # Rounded up to four digits, so that the ratio that is named is possible.
+        unit = 10.0 ** (math.floor(math.log10(least)) - 3)
+        named = math.ceil(least / unit) * unit
+        raise ValueError(f"ratio must be at least {named:.4g} for this model: {what}, got {ratio:g}")
 
 
 def between(layers: Sequence[LayerShape], skip_front: int, skip_back: int) -> Sequence[LayerShape]:

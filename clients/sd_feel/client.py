@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.app import BatchClientApp, whoami
-from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
+from hedgerow.clients.evaluation import are_dealt, known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
@@ -91,6 +91,7 @@ def sd_feel_client(
                 lambda context: 0 if node_role(context) == EDGE else num_examples(context, task),
                 lambda context: {} if node_role(context) == EDGE else own_introduction(context),
                 known_sizes(task),
+                are_dealt,
             ),
             GRADIENT: each(lambda call: _gradient(call, task(call.context))),
             **edge_server_handlers(),

@@ -294,6 +294,11 @@ class InProcessGrid(Grid):
         lend_identity(self, self._run.run_id)
         return KnownNodes(self._all.ids, sizes)
 
+    def counts_examples(self) -> bool:
+        """Return whether nodes report numbers of examples that this suite's own clients have counted."""
+        counts = getattr(self._app, "counts_examples", None)
+        return bool(counts and counts(self._run_config)) and not has_wrappers(self._app, WHOAMI)
+
     # Flower's Grid
 
     def set_run(self, run: Run) -> None:

@@ -23,7 +23,7 @@ class Choice:
         """Return the choice; ValueError if it is neither a rule nor an aggregator."""
         if isinstance(aggregation, Aggregation):
             return cls(aggregation)
-        if callable(getattr(aggregation, "means", None)) and callable(getattr(aggregation, "weight", None)):
+        if callable(getattr(aggregation, "means", None)):
             return cls(Aggregation("mean"), aggregation)  # type: ignore[arg-type]
         return cls(parse_aggregation(aggregation))  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector
+from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector, Weigh
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.records import only_record
@@ -41,14 +41,12 @@ class Mean(Protocol):
 class Aggregator(Protocol):
     """Makes a training exchange and aggregates the replies of each pool.
 
-    Its ``means`` is a generator: it yields the exchange, and may yield questions before and after.
+    Its ``means`` is a generator: it yields the exchange, and may yield questions before and after. A mean of
+    replies has the method's weights: ``WeightedMean()``.
     """
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Make an exchange; return the means of the pools that have one."""
-
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return the weight of a node that claims this number of examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,35 +134,44 @@ class SumOfRows:
 
 @dataclass(frozen=True)
 class WeightedMean:
-    """The mean weighted by examples, or the plain mean.
+    """The mean by the method's weights, by examples, or the plain mean.
 
     Parameters
     ----------
-    by_examples : bool (default: True)
-        Whether a node's weight is its number of examples; else 1.
+    by_examples : bool or None (default: None)
+        Whether a node's weight is its number of examples; else 1. None for the weights of the exchange's
+        method (``Exchange.weigh``), unless a subclass has its own.
     """
 
-    by_examples: bool = True
+    by_examples: bool | None = None
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
         """Return a node's weight: the examples that it claimed first, up to the run's bound, or 1."""
-        return run.size(node, claimed) if self.by_examples else 1.0
+        return 1.0 if self.by_examples is False else run.size(node, claimed)
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return each pool's mean, summed in float64 as replies come."""
         sums: dict[int, SumOfRows] = {}
+        weigh = self._weigh(exchange)
         for columns in (yield exchange):
             rows = columns.rows.tensor if isinstance(columns.rows, DeviceRows) else columns.rows
             for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
                 if pool not in sums:
                     sums[pool] = SumOfRows(exchange.sent(pool), exchange.coding.changes)
-                weight = self.reply_weight(run, node, columns.claimed[at], columns.replies[at : at + 1])
+                weight = weigh(run, node, columns.claimed[at], columns.replies[at : at + 1])
                 sums[pool].add(node, rows[at], weight)
         return sums
 
     def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
         """Return a reply's weight; ``replies`` is empty if there are no messages."""
         return self.weight(run, node, claimed)
+
+    def _weigh(self, exchange: Exchange) -> Weigh:
+        kind = type(self)
+        own = (kind.weight, kind.reply_weight) != (WeightedMean.weight, WeightedMean.reply_weight)
+        return (
+            self.reply_weight if own or self.by_examples is not None else exchange.weigh or self.reply_weight
+        )
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,7 @@ def means_of(
     pools: Mapping[int, tuple[Vector, Mapping[int, Vector]]],
     run: Run,
     claimed: Mapping[int, float] | None = None,
+    weigh: Weigh | None = None,
 ) -> Steps[Mapping[int, Mean]]:
     """Return an aggregator's means of given rows, without an exchange.
 
@@ -198,10 +206,12 @@ def means_of(
         The current attempt of the round.
     claimed : Mapping[int, float] or None (default: None)
         The examples that each member claims; None for 1 each.
+    weigh : Callable or None (default: None)
+        The method's weights, as in ``Exchange``.
     """
     asks = [Ask(list(rows), sent, pool=pool) for pool, (sent, rows) in pools.items()]
     of = [(i, pool, row) for pool, (_, rows) in pools.items() for i, row in rows.items()]
-    exchange = Exchange("", asks)
+    exchange = Exchange("", asks, weigh=weigh)
     steps = aggregator.means(exchange, run)
     next(steps)
     nodes, numbers, rows = zip(*of, strict=True) if of else ((), (), ())

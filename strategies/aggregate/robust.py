@@ -31,10 +31,6 @@ class Robust:
 
     rule: Aggregation
 
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return 1."""
-        return 1.0
-
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return the rule's aggregate of each pool's updates; of too few of them the median, counted."""
         found: dict[int, tuple[list[int], list[NDArray[np.float64]]]] = {}

@@ -4,7 +4,8 @@ Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Commu
 Learning", eqs. (3) to (9): model updates as factors, merged every s rounds; with Kronecker blocks (BKD) and
 with one frozen factor per trained one (AAD). Without a base the factors are the weights: FedLMT, FedPara.
 Differs: the server merges right after averaging and nodes replay its merges; the authors' code merges at the
-start of the next round. The two are equal up to rounding.
+start of the next round. The two are equal up to rounding. A node with its own data weighs at most
+``max_weight_ratio`` medians.
 """
 
 from collections.abc import Mapping

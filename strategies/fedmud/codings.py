@@ -141,10 +141,6 @@ class Reconstructing:
     # factors, against eq. (6), the mean of updates.
     measures: bool
 
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return a node's weight."""
-        return self.aggregator.weight(run, node, claimed)
-
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return the mean factors of the one pool."""
         factors, (ask,) = exchange.coding, exchange.asks

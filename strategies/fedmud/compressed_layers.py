@@ -6,6 +6,7 @@ Ours: real downlinks (see ``parts/downlink.py``), and sums in float64 in the ord
 once.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -31,7 +32,7 @@ from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterati
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
+from hedgerow.wire.lowrank import Factorisation, LayerShape, between, check_reachable, layers_of
 from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
 
@@ -222,16 +223,14 @@ class CompressedLayers(Method[S]):
             federation, local_epochs, batch_size, required=weighting == "num-batches"
         )
         followed = Followed(("base-version", "num-batches"), _INSTRUCTIONS, "fedmud_client()")
-        super().__init__(
-            federation, aggregator=self._aggregator(), parts=[self.downlink, self.local, followed]
-        )
+        mean = WeightedMean(by_examples=weighting == "num-examples")
+        if weighting == "num-batches":
+            mean = MeanByMetric(metric=weighting)
+        parts = [self.downlink, self.local, followed]
+        super().__init__(federation, aggregator=self._aggregator(mean), parts=parts, mean=mean)
 
-    def _aggregator(self) -> Aggregator:
-        if self.sums is not None:
-            return self.sums
-        if self.weighting == "num-batches":
-            return self.aggregation.aggregator(MeanByMetric(metric=self.weighting))
-        return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "num-examples"))
+    def _aggregator(self, mean: WeightedMean) -> Aggregator:
+        return self.sums or self.aggregation.aggregator(mean)
 
     @classmethod
     def for_model(cls, model: nn.Module, **parameters: Any) -> Self:
@@ -443,13 +442,25 @@ class CompressedLayers(Method[S]):
 
 
 class WithoutFactors(CompressedLayers[S]):
-    """Methods without factors: their budget is the bits of the coded layers, ``ratio`` in (0, 1]."""
+    """Methods without factors: their budget is the bits of the coded layers, ``ratio`` in (0, 1].
+
+    A ValueError if the shortest message has more bits than the budget.
+    """
 
     updates = "updates"
 
     def __init__(self, ratio: float, budget: str, **options: Unpack[TrainingOptions]) -> None:
         in_range("ratio", ratio, 0.0, 1.0, open_below=True)
         super().__init__(Compression("dense", ratio, budget), BASELINE_RATE, **options)
+        if self.budget_bits < (least := self.least_bits):
+            rest, whole = self._rest_bits, 32 * self.plan.num_parameters
+            smallest = ceil(least / 32) / self.size if budget == "layer" else (rest + least) / whole
+            check_reachable(ratio, smallest, "the shortest message")
+
+    @property
+    @abstractmethod
+    def least_bits(self) -> int:
+        """The bits of the coded layers in the shortest message."""
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return the layers between the skipped ones; ValueError if there are none."""
@@ -462,7 +473,7 @@ class WithoutFactors(CompressedLayers[S]):
 
     @property
     def budget_bits(self) -> int:
-        """The bits that a message may spend on the coded layers; possibly < 0.
+        """The bits that a message may spend on the coded layers.
 
         With the budget ``"model"`` these are what ``ratio`` leaves of the model's 32 bits per parameter after
         the rest is paid for, as in the planning of factors; with ``"layer"`` they are that share of the

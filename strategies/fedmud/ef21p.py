@@ -52,7 +52,7 @@ class EF21P(WithoutFactors[State]):
         Target size of messages each way, in (0, 1].
     budget : {"model", "layer"} (default: "model")
         Whether the ratio is of the whole model or of the compressed layers. It pays for entries and their
-        indices; at least one entry is sent.
+        indices, at least one.
     scale : bool (default: True)
         Scale the entries kept by Rand-K by D / K, which makes it unbiased.
     **options
@@ -86,6 +86,11 @@ class EF21P(WithoutFactors[State]):
     def coded_bits(self) -> tuple[int, int]:
         """The nominal bits of K values, and of the largest entries with their indices."""
         return 32 * self.keep, TopK(count=self.largest).bits(self.size)
+
+    @property
+    def least_bits(self) -> int:
+        """The bits of one entry with its index."""
+        return TopK(count=1).bits(self.size)
 
     def log(self) -> UpdateLog:
         """Return an empty log of sparse updates."""

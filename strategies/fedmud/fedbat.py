@@ -86,6 +86,11 @@ class FedBAT(WithoutFactors[State]):
         """The nominal bits of the signs and of one step size per layer, either way."""
         return self.code.bits, self.code.bits
 
+    @property
+    def least_bits(self) -> int:
+        """The bits of one sign and one step size per layer, or of one per weight without step sizes."""
+        return min(self.size, 33 * len(self.coded))
+
     def log(self) -> UpdateLog:
         """Return an empty log of updates of packed signs."""
         return UpdateLog(self.code.packed_bits, 32 * self.size)

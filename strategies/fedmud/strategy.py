@@ -5,7 +5,7 @@ The papers' algorithm is in ``algorithm.py``; here are the user's settings.
 
 from typing import ClassVar, Unpack
 
-from hedgerow.strategies.aggregate import Aggregator
+from hedgerow.strategies.aggregate import Aggregator, WeightedMean
 from hedgerow.strategies.fedmud.algorithm import FactorAveraging
 from hedgerow.strategies.fedmud.codings import Reconstructing
 from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions
@@ -35,8 +35,8 @@ class _Averaged(FactorAveraging):
             )
         super().__init__(compression, rate, **options)
 
-    def _aggregator(self) -> Aggregator:
-        rows, robust = super()._aggregator(), not self.aggregation.rule.is_mean
+    def _aggregator(self, mean: WeightedMean) -> Aggregator:
+        rows, robust = super()._aggregator(mean), not self.aggregation.rule.is_mean
         return Reconstructing(rows, robust, self.measure_bias) if robust or self.measure_bias else rows
 
 

@@ -40,6 +40,7 @@ __all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "PlainMeans", "
 
 Vector = NDArray[Any]
 Asked = str | Aggregation | Aggregator
+Pools = Mapping[int, tuple[Vector, Mapping[int, Vector]]]
 
 _ALONE = (
     "a smaller sum reveals its members: for a single device, which has one person, it reveals the features"
@@ -209,7 +210,7 @@ def mean_of_models(
     """Return the weighted mean of models; ``models`` maps an aggregator's node id to (K_m, model)."""
     rows = {m: model.whole for m, (_, model) in models.items()}
     people = {m: float(size) for m, (size, _) in models.items()}
-    means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people)
+    means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people, ByPeople().reply_weight)
     return theta.like(means[0].model()) if rows else theta
 
 
@@ -226,7 +227,10 @@ class PlainMeans:
             return (yield from self._of_pairs(interval, groups, run))
         left = [one for one in groups if not one.lost and not one.group.hosted]
         rows = {one.group.number: (one.device, _by_host(one, one.own)) for one in left if one.own}
-        return _with_devices(groups, (yield from means_of(self.devices, rows, run)))
+        return _with_devices(groups, (yield from self._of(rows, run)))
+
+    def _of(self, rows: Pools, run: Run) -> Steps[Mapping[int, Mean]]:
+        return means_of(self.devices, rows, run, weigh=_ALIKE.reply_weight)
 
     def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
         """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""
@@ -234,13 +238,13 @@ class PlainMeans:
             return list(groups)
         there = [(one, one.uploaded) for one in groups if one.uploaded is not None]
         pairs = {one.group.number: (np.concatenate(one.start[:2]), dict(enumerate(up))) for one, up in there}
-        halves = yield from means_of(self.devices, pairs, run)
+        halves = yield from self._of(pairs, run)
         rows = {
             one.group.number: (one.device, _by_host(one, {p: one.device_of(p) for p in one.ids}))
             for one, _ in there
             if not one.group.hosted
         }
-        groups = _with_devices(groups, (yield from means_of(self.devices, rows, run)))
+        groups = _with_devices(groups, (yield from self._of(rows, run)))
         types = {one.group.number: up.dtype for one, up in there}
         means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
         return [replace(one, uploaded=means.get(one.group.number, one.uploaded)) for one in groups]

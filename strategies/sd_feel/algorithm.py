@@ -3,6 +3,7 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", Algorithm 1. HierFAVG, FEEL and FedAvg (section V) are the same rounds with
 another mixer, one cluster, or other clients per round.
+Differs: |S_i| of a node with its own data counts up to ``max_weight_ratio`` medians.
 
 Notation: server d has the model w^(d), (M,); its cluster C_d has |S_d| samples; u is the mean of the servers'
 models by |S_d|. A round is tau1 local iterations; every tau2-th ends with a mix of the servers' models.

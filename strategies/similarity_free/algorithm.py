@@ -3,7 +3,8 @@
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the server's lines of Algorithms 1 to 4.
 Differs: the paper does not cover missing workers. Here a worker that is asked and has no valid reply counts
-as one that did not move: the divisor stays n, and the virtual iterate exact. n are the workers online.
+as one that did not move: the divisor stays n, and the virtual iterate exact. n are the workers online. Under
+``weighting="examples"`` a worker with its own data weighs at most ``max_weight_ratio`` medians.
 """
 
 from collections.abc import Mapping
@@ -92,7 +93,8 @@ class Algorithm(Method[State]):
         # (1/n) sum_i: a worker without a valid reply counts as unchanged, at x^k.
         missing = set(run.there) - set(mean.nodes)
         typical = mean.weight / len(mean.nodes)
-        stayed = sum(self.aggregator.weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
+        weight = (self.sums or self.mean).weight
+        stayed = sum(weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
         return State(mean.model(stayed).astype(x.dtype))
 
     def model(self, state: State) -> Vector:

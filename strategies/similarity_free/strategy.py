@@ -125,7 +125,7 @@ class SimilarityFree(Algorithm):
         followed = Followed(("drift-norm", "local-step"), _INSTRUCTIONS, "similarity_free_client()")
         mean = WeightedMean(by_examples=weighting == "examples")
         aggregator = self.sums or self.aggregation.aggregator(mean)
-        super().__init__(federation, aggregator=aggregator, parts=[uplink, followed])
+        super().__init__(federation, aggregator=aggregator, parts=[uplink, followed], mean=mean)
 
     def _sums(self, asked: bool | SecureSum, federation: Federation, workers: int) -> SecureSums | None:
         """Return the run's secure sums; ValueError if the workers' messages cannot be summed."""

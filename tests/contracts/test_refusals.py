@@ -94,6 +94,8 @@ def text(good: Iterable[str], bad: Iterable[str]) -> Range:
 NONE, ZERO = Range((None,), ()), Range((0,), ())
 COUNT, COUNT_OR_0 = integer(1), integer(0)
 POSITIVE, NOT_NEGATIVE = real(0, opened="low"), real(0)
+# A ratio that small layers can reach, too.
+REACHED = Range((0.96, 1.0), real(0, 1, "low").bad)
 SHARE, OPEN_SHARE, UNIT = real(0, 1, "low"), real(0, 1, "low high"), real(0, 1)
 RATIO = real(1) | ZERO
 RULES = text(
@@ -234,10 +236,11 @@ case("strategies.schedules:theory_stage_len", {"num_rounds": 16, "decay_factor":
 
 LAYERS = tuple(resolve_name("hedgerow.wire.layers:LayerShape")(key, shape) for key,
     shape in (("a", (8, 6)), ("b", (8, 8)), ("c", (6, 8)), ("d", (4, 6))))
-LAYERED = {"layers": LAYERS, "num_parameters": sum(layer.size for layer in LAYERS), "min_available_nodes": 5}
+LAYERED = {"layers": LAYERS, "num_parameters": sum(layer.size for layer in LAYERS), "min_available_nodes": 5,
+    "ratio": 0.95}
 TRAINING = {"learning_rate": POSITIVE | NONE, "local_epochs": COUNT, "batch_size": COUNT,
     "skip_front": COUNT_OR_0, "skip_back": COUNT_OR_0, "num_clients_per_round": integer(1, 5) | NONE,
-    "ratio": SHARE}
+    "ratio": REACHED}
 LAYERED_SETTINGS = ("budget", "sync", "weighting")
 for name, more in (
     ("FedMUD", ("reset_interval", "layout")),
@@ -545,10 +548,11 @@ CASES["Clock.advance"] = Case(made("wire.clock:Clock").advance, {"seconds": 1.0}
 case("wire.layers:LayerShape", {"key": "conv", "shape": (3, 4)},
     shape=Range(((3, 4), (3, 4, 5, 6)), ((3,), (3, 4, 5), (3, 0), (1, 2, 3, 4, 5))),
     names={"shape": "conv"})
-PLAN = {"layers": LAYERS, "num_parameters": 1000, "variant": "mud", "skip_front": 1, "skip_back": 1}
+PLAN = {"layers": LAYERS, "num_parameters": 1000, "variant": "mud", "skip_front": 1, "skip_back": 1,
+    "ratio": 0.95}
 CASES["Factorisation.plan"] = Case("wire.lowrank:Factorisation.plan", PLAN,
     {"variant": one_of("mud", "mud+f", "dense"), "budget": one_of("model", "layer"),
-        "layout": one_of("flat", "tiled"), "view": one_of("buffer", "convolutions"), "ratio": SHARE,
+        "layout": one_of("flat", "tiled"), "view": one_of("buffer", "convolutions"), "ratio": REACHED,
         "init_a": POSITIVE, "skip_front": COUNT_OR_0,
         "num_parameters": integer(sum(layer.size for layer in LAYERS))})
 for path in ("generator", "torch_generator"):

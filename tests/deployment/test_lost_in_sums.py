@@ -93,7 +93,8 @@ CASES = [
         5,
         # Another seed than 0, with which one maximum of a pool turns at the last bit, and the models with it.
         # With the default a this method diverges on LeNet.
-        "method=fedmud num-rounds=3 clients-per-round=5 model=lenet init-a=0.5 partition=iid batch-size=200 "
+        "method=fedmud num-rounds=3 clients-per-round=5 model=lenet ratio=0.0625 init-a=0.5 "
+        "partition=iid batch-size=200 "
         "evaluate-every=3 seed=1",
         4,
         PHASES,

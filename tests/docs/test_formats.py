@@ -21,7 +21,7 @@ TEXT = (DOCS / "formats.md").read_text(encoding="utf-8")
 RUNS = {
     "sd-feel": "model=logistic iterations=10 edge-servers=nodes",
     "similarity-free": "model=logistic num-rounds=1",
-    "fedmud": "num-rounds=2 model=lenet",
+    "fedmud": "num-rounds=2 model=lenet ratio=0.0625",
     "ceps": "iterations=12 num-clients=8",
     "hsgd": "iterations=4",
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ from hedgerow.strategies import (
     SimilarityFree,
     Steps,
 )
+from hedgerow.strategies.fedmud.compressed_layers import Weighting
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 # The page's classes.
@@ -62,8 +63,10 @@ def task(context: Any) -> LocalTask:
 
 
 OPTIONS: dict[str, Any] = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
-STEPS: dict[str, Any] = {"schedule": Fixed(0.1, 4), "weighting": "examples"}
-FACTORS = {"ratio": 0.3, "learning_rate": 0.1, "local_epochs": 1, "init_a": 0.1}
+STEPS: dict[str, Any] = {
+    "schedule": Fixed(0.1, 4),
+}
+FACTORS = {"ratio": 0.7, "learning_rate": 0.1, "local_epochs": 1, "init_a": 0.1}
 Made = tuple[Callable[..., Method[Any]], Callable[..., BatchClientApp]]
 AVERAGING: dict[str, Made] = {
     "SD-FEEL": (partial(SDFeel, num_servers=2, tau1=2), sd_feel_client),
@@ -78,9 +81,9 @@ AVERAGING: dict[str, Made] = {
     "FedMUD's FedAvg": (partial(FedMUD.for_model, net(), variant="dense", local_epochs=1), fedmud_client),
     "FedLMT": (partial(FedLMT.for_model, net(), **FACTORS), fedmud_client),
     "FedPara": (partial(FedPara.for_model, net(), **FACTORS), fedmud_client),
-    "FedHM": (partial(FedHM.for_model, net(), ratio=0.3, local_epochs=1), fedmud_client),
-    "EF21-P": (partial(EF21P.for_model, net(), ratio=0.3, local_epochs=1), fedmud_client),
-    "FedBAT": (partial(FedBAT.for_model, net(), local_epochs=1), fedmud_client),
+    "FedHM": (partial(FedHM.for_model, net(), ratio=0.7, local_epochs=1), fedmud_client),
+    "EF21-P": (partial(EF21P.for_model, net(), ratio=0.7, local_epochs=1), fedmud_client),
+    "FedBAT": (partial(FedBAT.for_model, net(), ratio=0.6, local_epochs=1), fedmud_client),
 }
 CONFIG = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
 
@@ -128,7 +131,19 @@ def test_an_aggregator_with_momentum_is_in_every_method_that_averages(name: str)
     assert not np.array_equal(undisturbed(name), with_momentum(name))
     first = [model(play(name, 1, aggregation=one)[0]) for one in (Momentum(0.5), Momentum(0.0), "mean")]
     np.testing.assert_array_equal(first[0], first[1])
-    np.testing.assert_allclose(first[1], first[2], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(first[1], first[2])
+
+
+WEIGHTINGS = [
+    *[(name, weighting) for name in ("fedavg", "ef-fedprox") for weighting in ("uniform", "examples")],
+    *[(name, weighting) for name in ("FedMUD", "FedHM") for weighting in get_args(Weighting)],
+]
+
+
+@pytest.mark.parametrize(("name", "weighting"), WEIGHTINGS)
+def test_an_aggregator_gets_the_weights_of_the_method(name: str, weighting: str) -> None:
+    own, plain = (play(name, weighting=weighting, aggregation=one)[0] for one in (Momentum(0.0), "mean"))
+    np.testing.assert_array_equal(model(own), model(plain))
 
 
 @every_averaging_method
@@ -173,19 +188,18 @@ def test_two_parts_of_one_name_are_refused() -> None:
         FedAvg(**OPTIONS, parts=[Cosines(), Cosines()])
 
 
-class Weighed(Momentum):  # type: ignore[misc,valid-type]
-    """Of HSGD, whose groups count by their people."""
-
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        return claimed
-
-
 @pytest.mark.parametrize("edges", [True, False])
 def test_they_are_in_hsgd_too(edges: bool) -> None:
     plain, _ = ended(edges=edges, rounds=3)
-    moved, _ = ended(edges=edges, rounds=3, aggregation=Weighed(0.5), device_aggregation="mean")
+    moved, _ = ended(edges=edges, rounds=3, aggregation=Momentum(0.5), device_aggregation="mean")
     assert np.isfinite(moved).all()
     assert not np.array_equal(plain, moved)
+    for own in (
+        {"aggregation": Momentum(0.0), "device_aggregation": "mean"},
+        {"device_aggregation": Momentum(0.0)},
+    ):
+        same, _ = ended(edges=edges, rounds=3, **own)
+        np.testing.assert_array_equal(plain, same)
     watched, ends = ended(edges=edges, rounds=3, parts=[Cosines()])
     np.testing.assert_array_equal(plain, watched)
     assert [len(end.train["cosines"]) > 0 for end in ends if end.round] == [True] * 3

@@ -153,7 +153,7 @@ def _family(make: Any) -> Any:
     if make is fedmud:
         return fedmud()
     # These clients send a sign for every weight.
-    ratio: dict[str, Any] = {"budget": "layer"} if make is FedBAT else {"ratio": 0.3}
+    ratio: dict[str, Any] = {"budget": "layer"} if make is FedBAT else {"ratio": 0.6}
     return make(**MODEL, **ratio, min_available_nodes=5)
 
 

@@ -237,7 +237,7 @@ def layered(strategy: Any, coded: dict[str, Any]) -> Decoder:
 
 
 def layered_decoders() -> list[Decoder]:
-    mud = FedMUD(**MODEL, ratio=0.5, min_available_nodes=3)
+    mud = FedMUD(**MODEL, ratio=0.6, min_available_nodes=3)
     factors = {
         key: torch.randn(shape, generator=torch.Generator().manual_seed(1))
         for key, shape in mud.plan.shapes.items()

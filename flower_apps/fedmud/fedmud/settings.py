@@ -139,6 +139,7 @@ def build_strategy(
     model: nn.Module,
     *,
     roster: Roster | None = None,
+    dealt_sizes: Sequence[int] | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> CompressedLayers[Any]:
     """Return the strategy for the settings and a model.
@@ -151,12 +152,15 @@ def build_strategy(
         The model, whose Linear and Conv2d layers are compressed.
     roster : Roster or None (default: None)
         The nodes, if they are already known.
+    dealt_sizes : Sequence[int] or None (default: None)
+        Each client's number of samples, if the server deals the data.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round.
     """
     options: dict[str, Any] = {
         **training_options(values.run_config),
         "roster": roster,
+        "dealt_sizes": dealt_sizes,
         "on_round_end": on_round_end,
         "sync": values.sync,
         "weighting": values.weighting,

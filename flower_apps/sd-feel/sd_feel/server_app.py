@@ -57,7 +57,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     with as_settings_errors():
         model, data = global_task(values.run_config)
     measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(values, model, data.dataset.input_shape, max(data.sizes), measure)
+    return _experiment(values, model, data.dataset.input_shape, max(data.sizes), measure, dealt=data.sizes)
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
@@ -74,6 +74,7 @@ def _experiment(
     most_samples: int,
     measure: Measure,
     roster: Roster | None = None,
+    dealt: Sequence[int] | None = None,
 ) -> Experiment:
     with as_settings_errors():
         macs = forward_macs(model, input_shape)
@@ -83,6 +84,7 @@ def _experiment(
             num_params=count_parameters(model),
             flops_per_iteration=_FORWARD_AND_BACKWARD * values.batch_size * macs,
             roster=roster,
+            dealt_sizes=dealt,
         )
         strategy()
         check_noise(values.run_config, model.state_dict())

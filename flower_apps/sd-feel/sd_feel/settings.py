@@ -211,6 +211,7 @@ def build_strategy(
     num_params: int,
     flops_per_iteration: float,
     roster: Roster | None = None,
+    dealt_sizes: Sequence[int] | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> ClusteredStrategy:
     """Return the strategy for the settings.
@@ -225,6 +226,8 @@ def build_strategy(
         Floating-point operations of one local iteration, for the simulated clock.
     roster : Roster or None (default: None)
         The nodes, if they are already known.
+    dealt_sizes : Sequence[int] or None (default: None)
+        Each client's number of samples, if the server deals the data.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round.
     """
@@ -232,6 +235,7 @@ def build_strategy(
         **training_options(values.run_config),
         "participation": values.participation,
         "roster": roster,
+        "dealt_sizes": dealt_sizes,
         "on_round_end": on_round_end,
         "system": preset(
             values.latency_preset, num_params=num_params, flops_per_iteration=flops_per_iteration

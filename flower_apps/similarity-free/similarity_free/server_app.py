@@ -1,5 +1,6 @@
 """The app's server: model, strategy and metrics."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import nn
@@ -34,7 +35,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     with as_settings_errors():
         model, data = global_task(values.run_config)
     measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(values, model, max(data.sizes), measure)
+    return _experiment(values, model, max(data.sizes), measure, dealt=data.sizes)
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
@@ -50,8 +51,9 @@ def _experiment(
     most_samples: int,
     measure: Measure,
     roster: Roster | None = None,
+    dealt: Sequence[int] | None = None,
 ) -> Experiment:
-    strategy = partial(settings.build_strategy, values, roster=roster)
+    strategy = partial(settings.build_strategy, values, roster=roster, dealt_sizes=dealt)
     with as_settings_errors():
         strategy()
         check_noise(values.run_config, model.state_dict())

@@ -151,11 +151,16 @@ def build_schedule(values: Settings) -> Schedule:
 
 
 def build_strategy(
-    values: Settings, *, roster: Roster | None = None, on_round_end: Sequence[RoundCallback] = ()
+    values: Settings,
+    *,
+    roster: Roster | None = None,
+    dealt_sizes: Sequence[int] | None = None,
+    on_round_end: Sequence[RoundCallback] = (),
 ) -> SimilarityFree:
     """Return the strategy for the settings.
 
     ``on_round_end`` is called after each round; ``roster`` has the nodes, if they are already known.
+    ``dealt_sizes`` are the clients' numbers of samples, if the server deals the data.
     """
     operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
     options = training_options(values.run_config)
@@ -171,6 +176,7 @@ def build_strategy(
         weighting=values.weighting,
         probe_rounds=values.probe_rounds,
         roster=roster,
+        dealt_sizes=dealt_sizes,
         on_round_end=on_round_end,
         **{**options, "min_train_nodes": values.min_replies or values.num_clients},
     )

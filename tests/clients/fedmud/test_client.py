@@ -164,7 +164,7 @@ def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -
     strategy = FedMUD.for_model(
         model,
         variant=variant,
-        ratio=0.5,
+        ratio=0.9,
         budget="layer",
         init_a=0.5,
         skip_front=0,
@@ -211,10 +211,10 @@ METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
     "mud+bkd+aad": (FedMUD.for_model, {"variant": "mud+bkd+aad", "ratio": 0.3, "reset_interval": 2}),
     "fedavg": (FedMUD.for_model, {"variant": "dense"}),
     "fedlmt": (FedLMT.for_model, {"ratio": 0.3}),
-    "fedpara": (FedPara.for_model, {"ratio": 0.3}),
+    "fedpara": (FedPara.for_model, {"ratio": 0.4}),
     "fedhm": (FedHM.for_model, {"ratio": 0.3}),
     "ef21p": (EF21P.for_model, {"ratio": 0.3}),
-    "fedbat": (FedBAT.for_model, {}),
+    "fedbat": (FedBAT.for_model, {"ratio": 0.12}),
 }
 
 
@@ -390,7 +390,13 @@ def test_a_node_is_answered_once_a_round() -> None:
 
     app._handlers["train"] = train
     strategy = FedMUD.for_model(
-        model, variant="mud", min_available_nodes=2, fraction_evaluate=0.0, min_train_nodes=0, max_repeats=0
+        model,
+        variant="mud",
+        ratio=0.3,
+        min_available_nodes=2,
+        fraction_evaluate=0.0,
+        min_train_nodes=0,
+        max_repeats=0,
     )
     lost = list[dict[str, int]]()
     strategy.on_round_end = [lambda end: lost.append(dict(end.rejected))]

@@ -316,4 +316,4 @@ def test_a_plan_of_another_model_and_a_weight_of_two_layers_are_refused() -> Non
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight = model[1].weight
     with pytest.raises(ValueError, match=r"1\.weight must be the weight of one layer"):
-        wrap(model, variant="mud", budget="layer", skip_front=1, skip_back=0)
+        wrap(model, variant="mud", ratio=1.0, skip_front=1, skip_back=0)

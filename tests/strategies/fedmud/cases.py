@@ -18,9 +18,9 @@ TRAINING: dict[str, Any] = {
     "fraction_evaluate": 0.0,
 }
 OWN: dict[Any, dict[str, Any]] = {
-    FedMUD: {"variant": "mud+aad", "ratio": 0.2, "init_a": 0.5, "local_epochs": 2},
+    FedMUD: {"variant": "mud+aad", "ratio": 0.3, "init_a": 0.5, "local_epochs": 2},
     FedLMT: {"ratio": 0.3, "init_a": 0.1},
-    FedPara: {"ratio": 0.3, "init_a": 0.1},
+    FedPara: {"ratio": 0.6, "init_a": 0.1},
     FedHM: {"ratio": 0.3},
     EF21P: {"ratio": 0.25, "scale": False, "local_epochs": 2},
     FedBAT: {"local_epochs": 2},

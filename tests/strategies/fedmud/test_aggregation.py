@@ -27,7 +27,7 @@ def test_the_nearest_factors_are_an_orthogonal_projection_onto_what_factors_give
     variant: str, layout: str
 ) -> None:
     plan = Factorisation.plan(
-        LAYERS, variant=variant, num_parameters=NUM_PARAMETERS, ratio=0.3, budget="layer", layout=layout
+        LAYERS, variant=variant, num_parameters=NUM_PARAMETERS, ratio=0.4, budget="layer", layout=layout
     )
     frozen = {key: value.double() for key, value in plan.frozen(3, 1).items()}
     rng = np.random.default_rng(5)

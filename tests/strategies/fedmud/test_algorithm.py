@@ -30,7 +30,7 @@ def _cut(factors: np.ndarray, method: FedMUD) -> list[np.ndarray]:
 
 def test_golden_g1() -> None:
     method = of_layers(
-        FedMUD, (2, 2), variant="mud", ratio=0.5, init_a=0.1, measure_bias=True, min_available_nodes=2
+        FedMUD, (2, 2), variant="mud", ratio=1.0, init_a=0.1, measure_bias=True, min_available_nodes=2
     )
     factors = [[1, 0, 1, 0], [0, 1, 0, 1]]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from tests.strategies.fedmud.cases import made
+from tests.strategies.fedmud.cases import FAMILY, made
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, D, LinearFederation, initial, run, same
 
 from hedgerow.sim import flower_identity
@@ -152,3 +152,14 @@ def test_bits_are_counted_one_a_weight_and_travel_as_such() -> None:
             "0/b.weight:alpha": 4,
         }.items()
     )
+
+
+@pytest.mark.parametrize("budget", ["model", "layer"])
+@pytest.mark.parametrize("kind", FAMILY)
+def test_a_ratio_that_no_message_reaches_names_the_smallest_one(kind: Any, budget: str) -> None:
+    with pytest.raises(ValueError, match=r"ratio must be at least .* for this model: .*got 1e-06") as refused:
+        made(kind, ratio=1e-6, budget=budget)
+    named = float(str(refused.value).split()[5])
+    method = made(kind, ratio=named, budget=budget)
+    if budget == "model":
+        assert max(method.uplink_ratio, method.downlink_ratio) <= named + 0.001

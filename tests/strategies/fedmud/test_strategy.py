@@ -65,7 +65,7 @@ def test_messages_hold_what_was_agreed_on() -> None:
         "version": 0,
         "from-version": 0,
         "run-seed": 0,
-        "ratio": 0.2,
+        "ratio": 0.3,
         "budget": "layer",
         "init-a": 0.5,
         "layout": "flat",
@@ -92,13 +92,15 @@ def test_nodes_keep_no_base_when_they_are_always_sent_it() -> None:
 
 @pytest.mark.parametrize("variant", EXACT)
 def test_a_mean_of_decoupled_factors_is_the_mean_of_the_updates(variant: str) -> None:
-    _, ends = run(fedmud(variant=variant, measure_bias=True), LinearFederation(), 3)
+    _, ends = run(fedmud(variant=variant, measure_bias=True, ratio=0.4), LinearFederation(), 3)
     assert all(end.train["aggregation-bias"] < 1e-6 for end in ends[1:])
 
 
 @pytest.mark.parametrize("variant", ["mud", "mud+bkd"])
 def test_a_mean_of_coupled_factors_is_not(variant: str) -> None:
-    _, ends = run(fedmud(variant=variant, measure_bias=True, local_epochs=20), LinearFederation(), 3)
+    _, ends = run(
+        fedmud(variant=variant, measure_bias=True, ratio=0.4, local_epochs=20), LinearFederation(), 3
+    )
     assert all(end.train["aggregation-bias"] > 1e-4 for end in ends[1:])
 
 
@@ -220,10 +222,10 @@ def with_metrics(reply: RecordDict, **changes: Any) -> RecordDict:
 U = "a.weight:U"
 GARBAGE: list[tuple[str, str, Any, Callable[[RecordDict], RecordDict]]] = [
     ("missing factor", "missing key", FedMUD, lambda r: with_arrays(r, **{U: None})),
-    ("nan factor", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 1), np.float32("nan"))})),
+    ("nan factor", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 2), np.float32("nan"))})),
     ("shape", "wrong shape", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 9), np.float32)})),
-    ("dtype", "wrong dtype", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 1), np.int64)})),
-    ("too large", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 1), 1e300)})),
+    ("dtype", "wrong dtype", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 2), np.int64)})),
+    ("too large", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 2), 1e300)})),
     ("missing rest", "missing key", FedMUD, lambda r: with_arrays(r, last__bias=None)),
     (
         "infinite rest",
@@ -291,7 +293,7 @@ def test_a_reply_that_was_not_used_does_not_move_what_its_node_is_taken_to_hold(
         return with_arrays(reply, **{U: None}) if (client, server_round) == (3, 2) else reply
 
     federation = LinearFederation(sabotage=garbage)
-    run(fedmud(ratio=0.05), federation, 3)
+    run(fedmud(ratio=7 / 24), federation, 3)
     third = next(content for r, client, _, content in federation.seen if (r, client) == (3, 3))
     assert {key.split("/")[0] for key in third["merges"]} == {"0", "1"}
 
@@ -414,7 +416,7 @@ def test_the_ratio_told_is_what_is_sent() -> None:
 
 def test_for_model_takes_layers_and_size_from_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    strategy = FedMUD.for_model(model, variant="mud", ratio=0.5)
+    strategy = FedMUD.for_model(model, variant="mud", ratio=0.75)
     assert [layer.key for layer in strategy.coded] == ["1.weight"]
     assert strategy.plan.num_parameters == sum(p.numel() for p in model.parameters())
 

@@ -69,7 +69,7 @@ def test_nominal_bits_are_the_papers_whatever_is_sent(sync: Any) -> None:
 
 
 def test_a_node_that_was_away_is_sent_every_merge_it_missed_or_the_base_when_that_is_cheaper() -> None:
-    strategy, federation = fedmud(num_clients_per_round=2, ratio=0.05), LinearFederation()
+    strategy, federation = fedmud(num_clients_per_round=2, ratio=7 / 24), LinearFederation()
     run(strategy, federation, 20)
     reach = D / strategy.plan.count
     last: dict[int, int] = {}
