@@ -24,6 +24,7 @@ from hedgerow.tasks import (
     FederatedData,
     build_model,
     check_augmentation,
+    check_takes,
     federated,
     is_import_path,
     parse_classes,
@@ -135,6 +136,7 @@ def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
     device = resolve_device(values["device"])
     data = _dealt(values).to(device)
     shape, classes = data.dataset.input_shape, data.dataset.num_classes
+    check_takes(str(values["model"]), str(data.dataset.x_train.dtype))
     check_augmentation(str(values.get("augmentation", "none")), shape)
     return initial_model(values, shape, classes), data
 

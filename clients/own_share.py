@@ -4,10 +4,10 @@ Errors in the data go to the node's log in full. The server gets no file names, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
-from logging import ERROR
+from logging import ERROR, INFO
 from math import isfinite
 from typing import Any
 
@@ -26,6 +26,8 @@ from hedgerow.tasks import (
     OwnData,
     OwnSource,
     Standardisation,
+    check_takes,
+    in_training,
     moments,
     num_features,
     parse_classes,
@@ -60,8 +62,8 @@ class OwnShare:
     """A node's own data, ready for training. The arrays are shared: never change them."""
 
     source: OwnSource
-    # All samples, float32 (N, ...) and int64 (N,), standardised as the run requires.
-    x: NDArray[np.float32]
+    # All samples, float32 or int64 (N, ...) and int64 (N,), standardised as the run requires.
+    x: NDArray[Any]
     y: NDArray[np.int64]
     num_classes: int
     # Disjoint ascending indices of the training and evaluation samples; ``held_out`` may be empty.
@@ -81,13 +83,14 @@ class OwnShare:
 
 @dataclass
 class _Held:
-    """The only copy of a node's data, and the standardisation applied to it in place."""
+    """A node's data, and the standardisation applied to them; the unstandardised ones are not kept."""
 
     data: OwnData
     part: NDArray[np.int64]
     held_out: NDArray[np.int64]
     applied: Standardisation | None = None
     share: OwnShare | None = None  # the same object until the data change, since callers cache by identity
+    logged: bool = False
 
 
 _Key = tuple[OwnSource, str, float, int, str]
@@ -125,27 +128,39 @@ def own_share(context: Context) -> OwnShare:
     """
     key = _key(context)
     held = _held(key)
-    wanted = _standardisation(context)
+    wanted = None if held.data.is_integer else _standardisation(context)
     if held.applied not in (None, wanted):
         held.data, held.applied, held.share = _read(key), None, None
     if wanted is not None and held.applied is None:
         held.applied, held.share = wanted, None
         try:
-            wanted.apply(held.data.x)
+            held.data = replace(held.data, x=wanted.apply(held.data.x))
         except ValueError:
             held.data, held.applied = _read(key), None
             raise
     if held.share is None:
         data = held.data
-        held.share = OwnShare(key[0], data.x, data.y, data.num_classes, held.part, held.held_out)
+        x = in_training(data.x, data.features)
+        held.share = OwnShare(key[0], x, data.y, data.num_classes, held.part, held.held_out)
     return held.share
 
 
 def own_introduction(context: Context) -> Mapping[str, Any]:
-    """Return the description of its own data for a node's introduction; empty in other runs."""
+    """Return the description of its own data for a node's introduction; empty in other runs.
+
+    The node's log gets one line about what was read. A model that cannot take such samples is an error.
+    """
     if not has_own(context):
         return {}
-    data = _held(_key(context)).data
+    held = _held(_key(context))
+    data = held.data
+    try:
+        check_takes(str(context.run_config.get("model", "")), data.dtype)
+    except ValueError as error:
+        raise data_not_valid(error) from None
+    if not held.logged:
+        held.logged = True
+        log(INFO, "%s", data.reading)
     return {"input-shape": list(data.input_shape), "num-classes": data.num_classes, "dtype": data.dtype}
 
 
@@ -248,6 +263,8 @@ def _tell_statistics(call: Call) -> RecordDict:
     key = _key(call.context)
     held = _held(key)
     check_enough(call.context, len(held.part))
+    if held.data.is_integer:
+        raise ValueError("samples of integers, such as token ids, have no mean")
     x = held.data.x if held.applied is None else _read(key).x
     found = moments(x if not held.held_out.size else x[held.part])
     sums = (np.array([found.count]), found.mean, found.squares)

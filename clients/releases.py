@@ -95,7 +95,10 @@ class Releases:
             if digest in sums:
                 return
             if len(sums) >= most:
-                raise TooOften(f"{len(sums)} other sums of this kind were reported; at most {most} may be")
+                raise TooOften(
+                    f"{len(sums)} other sums over these records were reported, before they changed; "
+                    f"max-pooled = {most} in the policy: raise it by one to allow this one"
+                )
             _append(file, entry)
 
     def open(self, run: str, node: int, kind: str, most: int) -> None:

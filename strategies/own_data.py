@@ -6,11 +6,13 @@ their standardisation. Nodes evaluate the model, each on its held-out samples.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import INFO, WARNING
 from math import isfinite
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -20,7 +22,7 @@ from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.strategies.whoami import RosterError
+from hedgerow.strategies.whoami import RosterError, raised_words
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
@@ -33,10 +35,14 @@ Moments = tuple[int, Floats, Floats]
 
 # Seconds to wait for the nodes at the start; the default of ``FederationOptions``.
 _MAX_WAIT = 120.0
+# How often a node's statistics are asked for, if no reply comes.
+_ATTEMPTS = 2
+# Nodes named in an error.
+_MOST_NAMED = 5
 # Largest feature that can be standardised in float32.
 _LARGEST = 1e30
-# A deviation below this share of the mean is rounding of a constant in float32.
-_RESOLUTION = 1e-6
+# A deviation below this share of the mean is rounding of a constant in float64.
+_RESOLUTION = 1e-14
 # The reason for sending a node the standardisation again: its ClientApp raised.
 _LOST = "error 2"
 
@@ -55,7 +61,7 @@ class OwnNodes:
 
     Attributes
     ----------
-    input_shape, num_classes
+    input_shape, num_classes, dtype
         Of the nodes' data.
     """
 
@@ -68,9 +74,12 @@ class OwnNodes:
                 "the data: --node-config 'data=\"/srv/x.npz\"'."
             )
         self.input_shape, self.num_classes = shape, classes
+        self.dtype = roster.shapes.dtype or ""
         # ``mean`` and ``std`` of each feature.
         self._standardisation: dict[str, list[float]] | None = None
         self._informed: set[int] = set()
+        # The names of the nodes whose statistics it is made of.
+        self._covered: set[str | None] = set()
         self._transfers: list[tuple[str, int, int, int]] = []
         self._strategy: FederatedStrategy | None = None
 
@@ -107,7 +116,7 @@ class OwnNodes:
         Raises
         ------
         RosterError
-            If too few nodes come, or none reports its data's shapes or moments.
+            If too few nodes come, none reports its data's shapes, or one does not report its moments.
         """
         roster = Roster.gather(grid, expected, _MAX_WAIT, quorum=quorum, registry=registry)
         nodes = cls(grid, roster, timeout)
@@ -132,30 +141,43 @@ class OwnNodes:
     # Standardisation.
 
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
-        """Pool the nodes' moments of their features, and send the result to all nodes; book both.
+        """Pool the moments of all nodes' features, and send the result to them; book both.
 
-        ``features`` is the number of separately standardised ones, >= 1. A resumed run sends the values of
-        ``earlier``, the result of ``about``. RosterError if no node reports moments.
+        ``features`` is the number of separately standardised ones, >= 1; integers have none. A resumed run
+        sends the values of ``earlier``, the result of ``about``. RosterError if a node does not report its
+        moments: it would train with the constants of others.
         """
+        if self.dtype.startswith("int"):
+            log(INFO, "The nodes' samples are integers, which are not standardised.")
+            return
         if earlier is not None and "mean" in earlier:
             self._standardisation = {key: list(earlier[key]) for key in ("mean", "std")}
+            self._covered = {*earlier["nodes"].values()}
         else:
             content = RecordDict({"config": ConfigRecord()})
-            replies = self._ask(
-                self._present(), content, STATISTICS, "0", lambda _, reply: _moments(reply, features)
-            )
-            if not replies:
-                raise RosterError(
-                    "standardise = 'federated' needs the moments of at least one node's features, and no "
-                    "node reported any. Nodes refuse if share-statistics = false."
+            nodes, lost = self._present(), dict[int, str]()
+            replies: list[Reply] = []
+            for _ in range(_ATTEMPTS):  # a message may be lost
+                there = {reply.node.partition_id for reply in replies} | lost.keys()
+                left = [node for node in nodes if node.partition_id not in there]
+                replies += self._ask(
+                    left, content, STATISTICS, "0", lambda _, reply: _moments(reply, features), lost
                 )
+            replies.sort(key=lambda reply: reply.node.partition_id)
+            if len(replies) < len(nodes):
+                there = {reply.node.partition_id for reply in replies}
+                raise RosterError(_unpooled([node for node in nodes if node.partition_id not in there], lost))
             mean, std = pooled([reply.value for reply in replies])
             self._standardisation = {"mean": mean.tolist(), "std": std.tolist()}
+            self._covered = {node.name for node in nodes}
         self._send_standardisation([node.node_id for node in self._present()])
 
     def _send_standardisation(self, node_ids: Iterable[int]) -> None:
         content = RecordDict({"standardise": ConfigRecord({**(self._standardisation or {})})})
         nodes = [node for node in self._present() if node.node_id in set(node_ids)]
+        if late := [str(node.name) for node in nodes if node.name not in self._covered]:
+            log(WARNING, "Standardised by statistics that do not include their data: %s", ", ".join(late))
+            self._covered |= {*late}
         replies = self._ask(nodes, content, STANDARDISE, "0", lambda _, reply: reply)
         self._informed |= {reply.node.node_id for reply in replies}
 
@@ -237,7 +259,9 @@ class OwnNodes:
         message_type: str,
         group: str,
         check: Callable[[Node, RecordDict], Any],
+        lost: dict[int, str] | None = None,
     ) -> list[Reply]:
+        """Return the valid replies; ``lost`` gets the reasons of the others, by partition id."""
         if not nodes:
             return []
         exchange = Inbox(nodes, group, check)
@@ -251,6 +275,9 @@ class OwnNodes:
             self._transfers += [
                 (NODE_TO_HUB, reply.node.partition_id, 0, payload_bytes(reply.content)) for reply in replies
             ]
+        if lost is not None:
+            errors = {i: raised_words(str(e.reason or "")) for i, e in exchange.report.errors.items()}
+            lost |= dict.fromkeys(exchange.refused, "its statistics are not valid") | errors
         return replies
 
 
@@ -270,6 +297,18 @@ def pooled(moments: Sequence[Moments]) -> tuple[Floats, Floats]:
     std = np.sqrt(squares / count)
     constant = std <= np.maximum(_RESOLUTION * np.abs(mean), 1 / _LARGEST)
     return mean, np.where(constant, 1.0, std)
+
+
+def _unpooled(nodes: Sequence[Node], lost: Mapping[int, str]) -> str:
+    reasons = [
+        f"node {node.name!r}: {lost.get(node.partition_id, 'no reply')}" for node in nodes[:_MOST_NAMED]
+    ]
+    more = f", and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+    return (
+        "standardise = 'federated' needs the statistics of every node that trains with them, and "
+        f"{len(nodes)} reported none ({'; '.join(reasons)}{more}). A node's owner may change "
+        "the key that the reason names, or the run may have constants, standardise = '0.13,0.31', or 'none'."
+    )
 
 
 def _moments(content: RecordDict, features: int) -> Moments:

@@ -15,7 +15,7 @@ from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["RAISED", "NodeQuery", "RosterError", "grid_clock", "wait_for_nodes"]
+__all__ = ["RAISED", "NodeQuery", "RosterError", "grid_clock", "raised_words", "wait_for_nodes"]
 
 # Flower's code for a ClientApp that raised; in answer to WHOAMI it means that there is no such handler.
 RAISED = 2
@@ -52,6 +52,11 @@ def wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
             )
         sleep(min(1.0, timeout / 10))
     return node_ids
+
+
+def raised_words(report: str) -> str:
+    """Return the error in a SuperNode's report of what its ClientApp raised, as one line."""
+    return shown(_REASON.sub(r"\1: \2", (report.strip().splitlines() or ["?"])[-1]), 300)
 
 
 class NodeQuery:
@@ -98,8 +103,7 @@ class NodeQuery:
         if not self.raised:
             return ""
         first, others = min(self.raised), len(self.raised) - 1
-        last = (self.raised[first].strip().splitlines() or ["?"])[-1]
-        words = shown(_REASON.sub(r"\1: \2", last), 300)
+        words = raised_words(self.raised[first])
         more = f" ({others} more raised an error)" if others else ""
         return f"Node {first}: {words}{more}"
 

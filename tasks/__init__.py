@@ -3,6 +3,7 @@
 from .augmentation import AUGMENTATIONS, augmented, check_augmentation
 from .datasets import Dataset, load
 from .federated import FederatedData, federated
+from .files import Reading
 from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
 from .images import SCALINGS
 from .imports import is_import_path
@@ -17,7 +18,7 @@ from .metrics import (
     normalised_utility,
     split_logits,
 )
-from .models import MODELS, build_model, count_parameters, forward_macs
+from .models import MODELS, build_model, check_takes, count_parameters, forward_macs
 from .own_data import (
     NODE_DATA_KEYS,
     OWN,
@@ -26,6 +27,7 @@ from .own_data import (
     OwnData,
     OwnSource,
     Standardisation,
+    in_training,
     moments,
     num_features,
     parse_classes,
@@ -64,6 +66,7 @@ __all__ = [
     "Moments",
     "OwnData",
     "OwnSource",
+    "Reading",
     "Scheme",
     "SplitEvaluation",
     "SplitModel",
@@ -73,12 +76,14 @@ __all__ = [
     "build_model",
     "catalogue",
     "check_augmentation",
+    "check_takes",
     "count_parameters",
     "evaluate",
     "evaluate_split",
     "federated",
     "forward_macs",
     "group_split",
+    "in_training",
     "is_import_path",
     "linear_part",
     "load",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["at_least", "check_inputs", "check_labels", "described", "is_number"]
+__all__ = ["at_least", "check_axes", "check_inputs", "check_labels", "described", "is_number"]
 
 
 def at_least(least: int, **numbers: int) -> None:
@@ -38,10 +38,23 @@ def check_labels(key: str, y: NDArray[Any], num_classes: int) -> None:
         raise ValueError(f"{key} must be from 0 to {num_classes - 1}, got {y.min()} to {y.max()}")
 
 
-def check_inputs(key: str, x: NDArray[Any], count: int) -> None:
-    """Raise ValueError unless these are finite float32 inputs (count, ...)."""
-    floats = isinstance(x, np.ndarray) and x.dtype == np.float32
-    if not floats or x.ndim < 2 or len(x) != count or not x.size:
-        raise ValueError(f"{key} must be a non-empty float32 array ({count}, ...), got {described(x)}")
-    if not np.isfinite(x.sum(dtype=np.float64)):
+def check_inputs(key: str, x: NDArray[Any], count: int, *, integers: bool = False) -> None:
+    """Raise ValueError unless these are finite float32 inputs (count, ...), or integers if ``integers``."""
+    taken = isinstance(x, np.ndarray) and (x.dtype == np.float32 or (integers and x.dtype.kind in "iu"))
+    if not taken or x.ndim < 2 or len(x) != count or not x.size:
+        or_ints = ", or one of integers" if integers else ""
+        raise ValueError(
+            f"{key} must be a non-empty float32 array ({count}, ...){or_ints}, got {described(x)}"
+        )
+    check_axes(key, x)
+    if x.dtype == np.float32 and not np.isfinite(x.sum(dtype=np.float64)):
         raise ValueError(f"{key} must be finite, got NaN or infinity")
+
+
+def check_axes(key: str, x: NDArray[Any]) -> None:
+    """Raise ValueError if these are images with the channels last; the suite's are (N, C, H, W)."""
+    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] > 4 and x.shape[2] > 4:
+        raise ValueError(
+            f"{key} must be images (N, C, H, W), got shape {x.shape}, which is (N, H, W, C): "
+            "x.transpose(0, 3, 1, 2) changes the order"
+        )

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,9 @@ class Dataset:
     ----------
     name : str
         The name it was loaded by.
-    x_train, x_test : ndarray of float32
-        Inputs, (N, C, H, W) for images, (N, ...) in general; all finite.
+    x_train, x_test : ndarray of float32 or integers
+        Inputs, (N, C, H, W) for images, (N, ...) in general; all finite. A model gets integers, such as
+        token ids, as they are.
     y_train, y_test : ndarray of int64
         Labels, (N,), each in 0..num_classes - 1.
     num_classes : int
@@ -38,9 +40,9 @@ class Dataset:
     """
 
     name: str
-    x_train: NDArray[np.float32]
+    x_train: NDArray[Any]
     y_train: NDArray[np.int64]
-    x_test: NDArray[np.float32]
+    x_test: NDArray[Any]
     y_test: NDArray[np.int64]
     num_classes: int
 
@@ -48,7 +50,12 @@ class Dataset:
         at_least(2, **{f"data set {self.name!r}: num_classes": self.num_classes})
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             check_labels(f"data set {self.name!r}: y_{part}", y, self.num_classes)
-            check_inputs(f"data set {self.name!r}: x_{part}", x, len(y))
+            check_inputs(f"data set {self.name!r}: x_{part}", x, len(y), integers=True)
+        if self.x_train.dtype != self.x_test.dtype:
+            raise ValueError(
+                f"data set {self.name!r}: x_test must be {self.x_train.dtype}, as x_train, got "
+                f"{self.x_test.dtype}"
+            )
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise ValueError(
                 f"data set {self.name!r}: x_test must have samples of shape {self.x_train.shape[1:]}, as in "

@@ -27,7 +27,7 @@ class FederatedData:
     dataset : Dataset
         The whole data set.
     x, y : Tensor
-        The training set, float32 (N, ...) and int64 (N,).
+        The training set, (N, ...) of the data set's type and int64 (N,).
     x_test, y_test : Tensor
         The test set, which is not partitioned.
     parts : sequence of ndarray of int64

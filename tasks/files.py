@@ -1,15 +1,17 @@
 """Readers of a node's own files: arrays, tables, image folders and saved Hugging Face data sets.
 
-Inputs become finite float32; labels and ids become strings. Invalid content raises one ValueError that names
-file, row and column. Tables are read in chunks, so memory holds the result and one chunk. CSV and arrays need
-no extra package.
+Measurements become finite float32, or float64 where float32 would lose their differences; integers of
+arrays stay integers (token ids); labels and ids become strings. A ``Reading`` says what was read and what was
+left out. Invalid content raises one ValueError that names file, row and column. Tables are read in chunks, so
+memory holds the result in float64 and one chunk. CSV and arrays need no extra package.
 """
 
 import csv
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,12 +20,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import described
+from .checks import check_axes, described
 from .extras import needed
+from .pictures import decoded, read_pictures
 
-__all__ = ["FileColumns", "FileData", "Labels", "named", "of_arrays", "read_constants", "read_file"]
+__all__ = [
+    "FileColumns",
+    "FileData",
+    "Labels",
+    "Reading",
+    "named",
+    "of_arrays",
+    "read_constants",
+    "read_file",
+    "rounded_away",
+]
 
-Floats = NDArray[np.float32]
+Inputs = NDArray[Any]
 # The cells of a column; row numbers with their cells by column name.
 _Cells = Sequence[Any] | NDArray[Any]
 _Chunk = tuple[Sequence[int], Mapping[str, _Cells]]
@@ -32,11 +45,20 @@ _Chunk = tuple[Sequence[int], Mapping[str, _Cells]]
 _CHUNK_CELLS = 2**18
 # Values of an array checked at a time.
 _CHECKED = 2**23
-_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Names that pandas and R give to a column of row numbers.
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__|row[._]?names?")
+# Fewest rows in which whole numbers in order, and shuffled, are row numbers and not chance.
+_FEWEST_IN_ORDER, _FEWEST_SHUFFLED = 5, 10
+# Largest share of a feature's deviation that rounding to float32 may move a value.
+_ROUNDING = 1e-3
+# Names of each kind in a line of the log.
+_MOST_NAMES = 20
 _FORMS = (
     "a file .npz, .csv or .parquet, a folder with one folder of images per class, or a folder written by "
     "datasets.save_to_disk"
 )
+# Largest number of float32.
+_LARGEST = float(np.finfo(np.float32).max)
 _FLAGS = {"true": 1.0, "false": 0.0}
 
 
@@ -72,14 +94,64 @@ class Labels:
         return np.array(of_label, np.int64)[np.frombuffer(self.codes, np.int64)]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What was read from a file, for its owner's log.
+
+    Parameters
+    ----------
+    path : str
+        The file, folder or function.
+    rows : int
+        Samples.
+    dtype : str
+        Of the inputs in memory.
+    features : tuple of (str, str)
+        A table's features and the type of each in the file; of arrays and images ``x``, its type and shape.
+    classes : tuple of (str, int)
+        The labels, in order of appearance, and how many samples have each; empty without labels.
+    skipped : tuple of (str, str)
+        What was left out, and why.
+    notes : tuple of str
+        What its owner should check.
+    """
+
+    path: str
+    rows: int
+    dtype: str
+    features: tuple[tuple[str, str], ...]
+    classes: tuple[tuple[str, int], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return one line."""
+        parts = [f"{self.rows} rows as {self.dtype}", _several("feature", self.features)]
+        if self.classes:
+            parts.append(_several("class", self.classes))
+        parts.append("skipped " + ", ".join(_first(self.skipped)) if self.skipped else "nothing skipped")
+        return f"Read {self.path}: {'; '.join([*parts, *self.notes])}"
+
+
+def _several(what: str, found: Sequence[tuple[str, object]]) -> str:
+    plural = what if len(found) == 1 else what + ("es" if what.endswith("s") else "s")
+    return f"{len(found)} {plural}: {', '.join(_first(found))}"
+
+
+def _first(found: Sequence[tuple[str, object]]) -> list[str]:
+    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return [*(f"{name!r} ({about})" for name, about in found[:_MOST_NAMES]), *more]
+
+
 @dataclass(frozen=True, eq=False)
 class FileData:
     """The contents of a file.
 
     Parameters
     ----------
-    x : ndarray of float32, (N, ...)
-        Finite inputs, N >= 1; images are (N, C, H, W).
+    x : ndarray of float32, float64 or int64, (N, ...)
+        Finite inputs, N >= 1; images are (N, C, H, W). Integers are those of an array. float64 if float32
+        would round away more than a thousandth of a feature's deviation.
     labels : Labels or None
         None if the file has none.
     ids : tuple of str (default: none)
@@ -88,13 +160,37 @@ class FileData:
         The feature columns of a table.
     num_classes : int or None (default: None)
         The number of classes, if the file has it.
+    depth : str (default: "")
+        Of images, see ``Pictures``.
+    types : tuple of str (default: none)
+        The type in the file of each feature, or of the array.
+    skipped : tuple of (str, str) (default: none)
+        What was left out, and why.
+    notes : tuple of str (default: none)
+        What its owner should check.
     """
 
-    x: Floats
+    x: Inputs
     labels: Labels | None
     ids: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     num_classes: int | None = None
+    depth: str = ""
+    types: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def reading(self, path: str) -> Reading:
+        """Return what was read."""
+        shape = "×".join(map(str, self.x.shape[1:]))
+        kinds = (f"{kind} {shape}" if not self.features else kind for kind in self.types)
+        features = tuple(zip(self.features or ("x",), kinds, strict=True))
+        classes: tuple[tuple[str, int], ...] = ()
+        if self.labels is not None:
+            counts = np.bincount(np.frombuffer(self.labels.codes, np.int64), minlength=len(self.labels.first))
+            classes = tuple(zip(self.labels.first, counts.tolist(), strict=True))
+        dtype = str(self.x.dtype)
+        return Reading(path, len(self.x), dtype, features, classes, self.skipped, self.notes)
 
     def __post_init__(self) -> None:
         first: dict[str, int] = {}
@@ -115,24 +211,41 @@ class FileColumns:
     label : str (default: "label")
         A table's label column.
     features : tuple of str (default: empty)
-        A table's feature columns, in this order; empty for all others, in the file's order.
+        A table's feature columns, in this order; empty for all others that are no index, in the file's order.
     id : str or None (default: None)
         A table's id column. Arrays have ids as ``ids``, images use their file names. None: no ids.
     labelled : bool (default: True)
         Whether labels are required.
+    index : tuple of str (default: empty)
+        The columns that the file itself declares as its index.
     """
 
     label: str = "label"
     features: tuple[str, ...] = ()
     id: str | None = None
     labelled: bool = True
+    index: tuple[str, ...] = ()
+
+    def skipped_in(self, header: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return a table's columns that are not read, and why."""
+        read = {self.label, self.id, *self.features_in(header)}
+        return tuple(
+            (name, "an index of the rows" if self._is_index(name) else "not in the key features")
+            for name in header
+            if name not in read
+        )
+
+    def _is_index(self, name: str) -> bool:
+        return name in self.index or _INDEX.fullmatch(name) is not None
 
     def features_in(self, header: Sequence[str]) -> tuple[str, ...]:
         """Return a table's feature columns; ValueError if a required column is missing."""
         if twice := sorted({name for name in header if header.count(name) > 1}):
             raise ValueError(f"each column must have a name of its own, got {twice[0]!r} twice")
         others = (self.label, self.id)
-        names = self.features or tuple(name for name in header if name not in others)
+        names = self.features or tuple(
+            name for name in header if name not in others and not self._is_index(name)
+        )
         due = [*([self.label] if self.labelled else []), *([] if self.id is None else [self.id]), *names]
         if lacking := [name for name in due if name not in header]:
             raise ValueError(
@@ -215,15 +328,25 @@ def of_arrays(x: Any, y: Any, ids: Any = None, classes: Any = None) -> FileData:
         labels = Labels()
         labels.add(y.tolist(), "y[{}]".format)
     people = () if ids is None else tuple(map(_text, ids.tolist()))
-    return FileData(_inputs(x), labels, people, num_classes=None if classes is None else int(classes))
+    number = None if classes is None else int(classes)
+    return FileData(_inputs(x), labels, people, num_classes=number, types=(str(x.dtype),))
 
 
-def _inputs(x: object) -> Floats:
-    """Return a numeric array (N, ...) as float32; ValueError unless all values are finite and N >= 1."""
+def _inputs(x: object) -> Inputs:
+    """Return a numeric array (N, ...) as the inputs of a model; ValueError unless all are finite and N >= 1.
+
+    Integers become int64, because they are ids such as tokens; only those of images (four axes) are pixels,
+    and become float32 as all other numbers do.
+    """
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiub":
         raise ValueError(f"x must be an array of numbers (N, ...), got {described(x)}")
     if not x.size or x.ndim < 2:
         raise ValueError(f"x must be a non-empty array (N, ...) of two axes or more, got {described(x)}")
+    check_axes("x", x)
+    if x.dtype.kind in "iu" and x.ndim != 4:
+        if x.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"x must be integers of int64, got {x.max()}")
+        return np.ascontiguousarray(x, np.int64)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, np.float32)
     step = max(1, _CHECKED * len(out) // out.size)
@@ -234,7 +357,25 @@ def _inputs(x: object) -> Floats:
             place = f"x[{', '.join(map(str, [start + at[0], *at[1:]]))}]"
             value = x[start + at[0]][tuple(at[1:])]
             raise ValueError(f"{place} must be a finite number of float32, got {value}")
-    return out
+    return (
+        out
+        if x.dtype.kind != "f" or x.dtype.itemsize <= 4 or not rounded_away(x).any()
+        else x.astype(np.float64)
+    )
+
+
+def rounded_away(x: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each feature of samples x (N, ...) whether float32 would lose their differences.
+
+    A feature is a channel of images, else a position on the last axis.
+    """
+    columns = np.moveaxis(x, 1, -1) if x.ndim == 4 else x
+    axes = tuple(range(columns.ndim - 1))
+    low, high, deviation = columns.min(axes), columns.max(axes), columns.std(axes, dtype=np.float64)
+    rounding = np.maximum(abs(low), abs(high)) * 2.0**-24
+    # The differences of a constant are those to other nodes.
+    exact = (low == high) & (low == low.astype(np.float32))
+    return np.asarray(~(exact | (rounding < _ROUNDING * deviation)))
 
 
 def _read_npz(path: Path, columns: FileColumns) -> FileData:
@@ -255,13 +396,16 @@ def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]
     # Grows in place: concatenating arrays would need a second copy.
     values, labels = bytearray(), Labels()
     ids: list[str] = []
+    types: dict[str, str] = {}
     for rows, cells in chunks:
-        x = np.empty((len(rows), len(names)), np.float32)
+        x = np.empty((len(rows), len(names)), np.float64)
         for j, name in enumerate(names):
-            with np.errstate(over="ignore"):
-                x[:, j] = _numbers(cells[name])
-        if not np.isfinite(x).all():
-            i, j = np.argwhere(~np.isfinite(x))[0]
+            x[:, j] = _numbers(cells[name])
+            kind = _type(cells[name], x[:, j])
+            types[name] = kind if types.get(name, kind) == kind else "float64"
+        strange = ~(abs(x) <= _LARGEST)
+        if strange.any():
+            i, j = np.argwhere(strange)[0]
             raise ValueError(
                 f"{_place(rows, names[j], i)} must be a finite number, got {str(cells[names[j]][i])!r}"
             )
@@ -272,8 +416,52 @@ def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]
             ids += map(_text, cells[columns.id])
     if not values:
         raise ValueError("there must be at least one row")
-    x = np.frombuffer(values, np.float32).reshape(-1, len(names))
-    return FileData(x, labels if has_labels else None, tuple(ids), names)
+    x = np.frombuffer(values, np.float64).reshape(-1, len(names))
+    notes = [] if columns.features else _check_counters(x, names)
+    return FileData(
+        x if rounded_away(x).any() else x.astype(np.float32),
+        labels if has_labels else None,
+        tuple(ids),
+        names,
+        types=tuple(types[name] for name in names),
+        skipped=columns.skipped_in(header),
+        notes=tuple(notes),
+    )
+
+
+def _type(cells: _Cells, numbers: NDArray[np.float64]) -> str:
+    """Return the type of a column: its own, or that of a CSV's numbers."""
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
+        return str(cells.dtype)
+    return "int64" if (numbers == np.floor(numbers)).all() else "float64"
+
+
+def _check_counters(x: NDArray[np.float64], names: Sequence[str]) -> list[str]:
+    """Raise ValueError if a feature counts the rows; return notes on those that may number them.
+
+    Whatever the rows' order follows, a model could read it from such a column.
+    """
+    notes = []
+    for j, name in enumerate(names):
+        column = np.ascontiguousarray(x[:, j])
+        first, last, rows = column.min(), column.max(), len(column)
+        if rows < _FEWEST_IN_ORDER or first != np.floor(first) or not first < last:
+            continue
+        counted = np.arange(first, first + rows)
+        if first in (0, 1) and last == counted[-1]:
+            shuffled = rows >= _FEWEST_SHUFFLED and np.array_equal(np.sort(column), counted)
+            if shuffled or np.array_equal(column, counted):
+                raise ValueError(
+                    f"column {name!r} must not be a feature unless the node config's key features names it: "
+                    f"it counts the rows, {first:.0f} to {last:.0f}. List the features there, or remove it"
+                )
+        step = column[1] - column[0]
+        if step == np.floor(step) and (np.diff(column) == step).all():
+            notes.append(
+                f"column {name!r} changes by {step:.0f} from row to row: if it numbers the rows, leave it "
+                "out of the features"
+            )
+    return notes
 
 
 def _place(rows: Sequence[int], column: str, i: int) -> str:
@@ -370,6 +558,9 @@ def _read_parquet(path: Path, columns: FileColumns) -> FileData:
     parquet = needed("pyarrow.parquet", "data", "a .parquet file")
     with parquet.ParquetFile(path) as file:
         header = file.schema_arrow.names
+        # pandas notes which columns were a frame's index; a range has no column.
+        index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        columns = replace(columns, index=tuple(name for name in index if isinstance(name, str)))
         used = _used(columns, header)
         batches = file.iter_batches(batch_size=max(1, _CHUNK_CELLS // len(used)), columns=used)
         return _table(columns, header, _arrow_chunks(batches, 1))
@@ -412,25 +603,36 @@ def _read_saved(path: Path, columns: FileColumns) -> FileData:
             "images must be named by the node config's key features"
         )
     (name,) = names
-    parts = [_sample(name, i, row[name]) for i, row in enumerate(saved.select_columns([name]))]
-    first = parts[0].shape
-    if strange := [i for i, part in enumerate(parts) if part.shape != first]:
-        raise ValueError(
-            f"row {strange[0]}, column {name!r} must have the shape {first}, that of row 0, got "
-            f"{parts[strange[0]].shape}"
-        )
+    samples = [_sample(name, i, row[name]) for i, row in enumerate(saved.select_columns([name]))]
+    parts, depths, lefts = zip(*samples, strict=True)
+    for i, (part, depth) in enumerate(zip(parts, depths, strict=True)):
+        for what, own, first in (("shape", part.shape, parts[0].shape), ("depth", depth, depths[0])):
+            if own != first:
+                raise ValueError(
+                    f"row {i}, column {name!r} must have the {what} {first}, that of row 0, got {own}"
+                )
     labels = Labels()
     if columns.label in header:
         labels.add(saved[columns.label], partial(_place, range(len(saved)), columns.label))
     ids = () if columns.id is None else tuple(map(_text, saved[columns.id]))
-    return FileData(_inputs(np.stack(parts)), labels if labels.codes else None, ids)
+    x = np.stack(parts)
+    left = tuple((f"row {i}", why) for i, why in enumerate(lefts) if why)
+    return FileData(
+        _inputs(x),
+        labels if labels.codes else None,
+        ids,
+        depth=depths[0],
+        types=(str(x.dtype),),
+        skipped=columns.skipped_in(header) + left,
+    )
 
 
-def _sample(name: str, row: int, value: Any) -> Floats:
+def _sample(name: str, row: int, value: Any) -> tuple[Inputs, str, str]:
     try:
         if hasattr(value, "convert"):  # A Pillow image.
-            return _scaled(value)
-        return np.atleast_1d(np.asarray(value, np.float32))
+            return decoded(value)
+        sample = np.atleast_1d(np.asarray(value))
+        return sample if sample.dtype.kind in "iub" else sample.astype(np.float64), "", ""
     except (TypeError, ValueError) as error:
         raise ValueError(f"row {row}, column {name!r} must be an array of numbers ({error})") from error
 
@@ -440,47 +642,22 @@ def _sample(name: str, row: int, value: Any) -> Floats:
 
 def _read_images(path: Path, columns: FileColumns) -> FileData:
     """Return the images of a folder as (N, C, H, W) in [0, 1], with one channel or three."""
-    files = _images(path, "[!.]*/*")
-    has_labels = bool(files)
-    if not files and not columns.labelled:
-        files = _images(path, "*")
-    if not files:
+    found = read_pictures(path, in_classes=True)
+    has_labels = found is not None
+    if found is None and not columns.labelled:
+        found = read_pictures(path, in_classes=False)
+    if found is None:
         raise ValueError(f"no images in class folders: it must be {_FORMS}")
-    image = needed("PIL.Image", "data", "an image")
-    shape = _pixels(image, path, files[0]).shape
-    x = np.empty((len(files), *shape), np.float32)
-    for sample, file in zip(x, files, strict=True):
-        pixels = _pixels(image, path, file)
-        if pixels.shape != shape:
-            raise ValueError(
-                f"{file} must have the shape of {files[0]}, {shape} (channels, height, width), got "
-                f"{pixels.shape}"
-            )
-        sample[:] = pixels
+    files = found.files
     labels = Labels()
     if has_labels:
-        labels.add((file.parent.name for file in files), lambda i: f"the folder of {files[i]}")
+        labels.add((file.parts[0] for file in files), lambda i: f"the folder of {files[i]}")
     ids = () if columns.id is None else tuple(file.stem for file in files)
-    return FileData(x, labels if has_labels else None, ids)
-
-
-def _images(path: Path, pattern: str) -> list[Path]:
-    found = (file.relative_to(path) for file in path.glob(pattern))
-    return sorted(file for file in found if file.suffix.lower() in _IMAGES)
-
-
-def _pixels(image: Any, folder: Path, file: Path) -> Floats:
-    try:
-        with image.open(folder / file) as opened:
-            return _scaled(opened)
-    except Exception as error:  # A damaged image fails in many ways.
-        raise ValueError(f"{file} must be an image that Pillow reads ({error})") from error
-
-
-def _scaled(picture: Any) -> Floats:
-    """Return a Pillow image as (C, H, W) in [0, 1]: one channel if it is grey, else three."""
-    if picture.mode.startswith("I"):  # 16 bits a pixel.
-        return np.asarray(picture, np.float32)[None] / np.float32(65535)
-    if picture.mode in ("1", "L", "LA"):
-        return np.asarray(picture.convert("L"), np.float32)[None] / np.float32(255)
-    return np.asarray(picture.convert("RGB"), np.float32).transpose(2, 0, 1) / np.float32(255)
+    return FileData(
+        found.x,
+        labels if has_labels else None,
+        ids,
+        depth=found.depth,
+        types=(f"{found.depth} pixels",),
+        skipped=found.skipped,
+    )

@@ -27,7 +27,7 @@ from .layout import ChannelsLast
 from .modes import evaluating
 from .resnet import ResNet
 
-__all__ = ["MODELS", "build_model", "count_parameters", "forward_macs"]
+__all__ = ["MODELS", "build_model", "check_takes", "count_parameters", "forward_macs"]
 
 Shape = tuple[int, ...]
 
@@ -83,6 +83,15 @@ def build_model(
     return model
 
 
+def check_takes(name: str, dtype: str) -> None:
+    """Raise ValueError if a model of the suite, which takes measurements, would get integers (token ids)."""
+    if name in MODELS and dtype.startswith(("int", "uint")):
+        raise ValueError(
+            f"model must be an import path module:function of a model of ids, got {name!r}: the samples are "
+            f"{dtype}, and integers stay as they are. If they are measurements, save them as float32"
+        )
+
+
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable scalars."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -102,9 +111,10 @@ def forward_macs(model: nn.Module, input_shape: Shape) -> int:
     """
     if all(type(module) in (*_WITH_PRODUCTS, *_WITHOUT_PRODUCTS) for module in model.modules()):
         return _products(model, input_shape)
+    _, dtype = _outputs(model, input_shape, num_samples=1)
     counter = FlopCounterMode(display=False)
     with counter:
-        _logits(model, input_shape, num_samples=1)
+        _logits(model, input_shape, 1, dtype)
     return counter.get_total_flops() // 2  # a multiply-accumulate is two operations
 
 
@@ -118,7 +128,7 @@ def _products(model: nn.Module, input_shape: Shape) -> int:
     layers = [module for module in model.modules() if type(module) in _WITH_PRODUCTS]
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
-        _logits(model, input_shape, num_samples=1)
+        _logits(model, input_shape, 1, torch.float32)
     finally:
         for hook in hooks:
             hook.remove()
@@ -259,7 +269,7 @@ def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn
         if not isinstance(model, nn.Module):
             raise ValueError(f"model = {path!r} must return a Module, got a {type(model).__name__}")
         try:
-            shape = tuple(_logits(model, input_shape, num_samples=2).shape)
+            shape = tuple(_outputs(model, input_shape, num_samples=2)[0].shape)
         except (RuntimeError, TypeError, NotImplementedError) as error:
             raise ValueError(f"model = {path!r} must take inputs of shape {input_shape} ({error})") from error
     if shape != (2, num_classes):
@@ -270,10 +280,22 @@ def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn
     return model
 
 
-def _logits(model: nn.Module, input_shape: Shape, num_samples: int) -> torch.Tensor:
+def _outputs(model: nn.Module, input_shape: Shape, num_samples: int) -> tuple[torch.Tensor, torch.dtype]:
+    """Return a model's outputs for zeros, and the type of these: float32, or int64 if it takes ids only."""
+    try:
+        return _logits(model, input_shape, num_samples, torch.float32), torch.float32
+    except Exception as error:  # a user's model may raise anything
+        try:
+            return _logits(model, input_shape, num_samples, torch.int64), torch.int64
+        except Exception:
+            raise error from None
+
+
+def _logits(model: nn.Module, input_shape: Shape, num_samples: int, dtype: torch.dtype) -> torch.Tensor:
     parameter = next(model.parameters(), torch.empty(0))
     with evaluating(model), GlobalDraws.restored():
-        return torch.as_tensor(model(torch.zeros(num_samples, *input_shape, device=parameter.device)))
+        zeros = torch.zeros(num_samples, *input_shape, dtype=dtype, device=parameter.device)
+        return torch.as_tensor(model(zeros))
 
 
 _WITH_PRODUCTS = (nn.Conv2d, nn.Linear)

@@ -5,7 +5,7 @@ server can name a file or a module on a node.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .files import FileColumns, FileData, named, of_arrays, read_file
+from .files import FileColumns, FileData, Reading, named, of_arrays, read_file, rounded_away
 from .imports import call_imported, is_import_path
 
 __all__ = [
@@ -25,6 +25,8 @@ __all__ = [
     "OwnData",
     "OwnSource",
     "Standardisation",
+    "in_training",
+    "listed",
     "moments",
     "num_features",
     "parse_classes",
@@ -56,20 +58,26 @@ class OwnData:
 
     Parameters
     ----------
-    x : ndarray of float32, (N, ...)
-        Inputs, N >= 1; images are (N, C, H, W).
+    x : ndarray of float32, float64 or int64, (N, ...)
+        Inputs as in ``FileData``, N >= 1; images are (N, C, H, W).
     y : ndarray of int64, (N,)
         Labels, each in 0..num_classes - 1.
     num_classes : int
         Number of classes, at least 2.
     features : tuple of str
         The columns of a table; empty for anything else.
+    depth : str (default: "")
+        Of images in a folder, see ``Pictures``.
+    reading : Reading or None (default: None)
+        What was read, for the owner's log.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[Any]
     y: NDArray[np.int64]
     num_classes: int
     features: tuple[str, ...] = ()
+    depth: str = ""
+    reading: Reading | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -78,13 +86,22 @@ class OwnData:
 
     @property
     def dtype(self) -> str:
-        """The type of a sample, as nodes report it; for a table it includes a short digest of its columns.
+        """The type of a sample in training, as nodes report it; a table's has a short digest of its columns.
 
-        The names themselves stay at the node; nodes whose columns or their order differ are detected.
+        The names themselves stay at the node; nodes whose columns or their order differ are detected. So are
+        nodes whose images have another depth than 8 bits, because their scale differs.
         """
+        kind = "int64" if self.is_integer else "float32"
+        if self.depth not in ("", "8-bit"):
+            return f"{kind}[{self.depth}]"
         if not self.features:
-            return str(self.x.dtype)
-        return f"{self.x.dtype}[{sha256(json.dumps(self.features).encode()).hexdigest()[:16]}]"
+            return kind
+        return f"{kind}[{sha256(json.dumps(self.features).encode()).hexdigest()[:16]}]"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether samples are integers, such as token ids, which are never standardised."""
+        return self.x.dtype.kind in "iu"
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,7 @@ class OwnSource:
             if not isinstance(value, str):
                 raise ValueError(f"{key} must be a text, got {value!r} in the node config")
             texts[key] = value
-        data, allowed = texts["data"], _listed(texts["allow-imports"])
+        data, allowed = texts["data"], listed(texts["allow-imports"])
         if not data:
             raise ValueError(
                 "data is missing in the node config; with partition = 'own' it names this node's file or "
@@ -177,10 +194,11 @@ class OwnSource:
                 f"{', '.join(allowed) or 'empty'}), got {data!r} in the node config"
             )
         config = tuple(sorted(node_config.items()))
-        return cls(data, texts["label"], _listed(texts["features"]), allowed, config)
+        return cls(data, texts["label"], listed(texts["features"]), allowed, config)
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
+    """Return the names in a text, separated by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -207,7 +225,7 @@ def read_own(source: OwnSource, classes: Classes | None = None) -> OwnData:
         found = read_file(Path(source.data).expanduser(), FileColumns(source.label, source.features))
     y = _classified(source.data, found, classes)
     told = classes.number or found.num_classes or max(2, int(y.max()) + 1)
-    return OwnData(found.x, y, told, found.features)
+    return OwnData(found.x, y, told, found.features, found.depth, found.reading(source.data))
 
 
 def _called(source: OwnSource) -> FileData:
@@ -242,12 +260,39 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
+def in_training(x: NDArray[Any], features: Sequence[str] = ()) -> NDArray[Any]:
+    """Return unstandardised samples as a model gets them: float32, or integers.
+
+    ``features`` names the columns of a table.
+
+    Raises
+    ------
+    ValueError
+        If float32 would round away the differences of a feature, such as a Unix time's.
+    """
+    if x.dtype != np.float64:
+        return x
+    rough = np.flatnonzero(rounded_away(x) & (x.min(_axes(x)) < x.max(_axes(x))))
+    if rough.size:
+        name = repr(features[rough[0]]) if features else f"x[..., {rough[0]}]"
+        raise ValueError(
+            f"standardise must be 'federated' or two numbers, or the file must hold smaller values: float32 "
+            f"would round away the differences of {name}"
+        )
+    return x.astype(np.float32)
+
+
 # Standardisation.
 
 
 def num_features(input_shape: tuple[int, ...]) -> int:
     """Return the number of features to standardise: an image's channels, else the last axis."""
     return input_shape[0] if len(input_shape) == 3 else input_shape[-1]
+
+
+def _axes(x: NDArray[Any]) -> tuple[int, ...]:
+    """Return the axes over which a feature of x (N, ...) has values."""
+    return (0, 2, 3) if x.ndim == 4 else tuple(range(x.ndim - 1))
 
 
 def _by_feature(x: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
@@ -273,15 +318,24 @@ class Moments:
     squares: NDArray[np.float64]
 
 
-def moments(x: NDArray[np.float32]) -> Moments:
-    """Return the moments of samples x (N, ...), N >= 1."""
-    axes = (0, 2, 3) if x.ndim == 4 else tuple(range(x.ndim - 1))
+def moments(x: NDArray[Any]) -> Moments:
+    """Return the moments of samples x (N, ...), N >= 1.
+
+    The corrected two-pass algorithm: the rounding of a large mean changes neither mean nor squares.
+    """
+    axes = _axes(x)
     count = x.size // num_features(x.shape[1:])
     mean = x.mean(axis=axes, dtype=np.float64)
-    squares = np.zeros_like(mean)
-    for block in np.array_split(x, max(1, x.size // 2**23)):
-        squares += np.square(block - _by_feature(x, mean)).sum(axis=axes)
-    return Moments(count, mean, squares)
+    rest, squares = np.zeros_like(mean), np.zeros_like(mean)
+    for block in _blocks(x):
+        moved = block - _by_feature(x, mean)
+        rest += moved.sum(axis=axes)
+        squares += np.square(moved).sum(axis=axes)
+    return Moments(count, mean + rest / count, np.maximum(squares - rest**2 / count, 0.0))
+
+
+def _blocks(x: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(x, max(1, x.size // 2**23))
 
 
 @dataclass(frozen=True)
@@ -297,8 +351,8 @@ class Standardisation:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def apply(self, x: NDArray[np.float32]) -> None:
-        """Standardise samples x (N, ...) in place.
+    def apply(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return samples x (N, ...) standardised in float64, as float32; in place if they are that already.
 
         An overflow becomes float32's largest number: an error would tell a server that chose the constants
         how large the samples are.
@@ -308,18 +362,20 @@ class Standardisation:
         ValueError
             If the number of constants is not that of the features.
         """
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        mean, std = np.array(self.mean), np.array(self.std)
         features = num_features(x.shape[1:])
         if mean.size not in (1, features) or std.shape != mean.shape:
             raise ValueError(
                 f"the standardisation must have {features} means and deviations, got {mean.size} and "
                 f"{std.size}"
             )
+        out = x if x.dtype == np.float32 else np.empty(x.shape, np.float32)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            x -= _by_feature(x, mean)
-            x /= _by_feature(x, std)
-        if not np.isfinite(x.sum(dtype=np.float64)):
-            np.nan_to_num(x, copy=False)
+            for block, result in zip(_blocks(x), _blocks(out), strict=True):
+                result[:] = (block - _by_feature(x, mean)) / _by_feature(x, std)
+        if not np.isfinite(out.sum(dtype=np.float64)):
+            np.nan_to_num(out, copy=False)
+        return out
 
 
 def parse_standardise(text: str) -> Standardisation | None:

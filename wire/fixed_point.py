@@ -6,7 +6,14 @@ The sum of 10^9 squares of any float32 fits.
 from collections.abc import Sequence
 from math import ldexp
 
-__all__ = ["fixed_point", "from_fixed_point", "joined", "split"]
+__all__ = [
+    "fixed_point",
+    "fixed_point_square",
+    "from_fixed_point",
+    "joined",
+    "split",
+    "squared_deviations",
+]
 
 _BITS, _FRACTION = 384, 96
 _NUMBER = _BITS // 8
@@ -20,8 +27,26 @@ def fixed_point(value: float) -> int:
 
 def from_fixed_point(number: int) -> float:
     """Return the value of a sum of such numbers, modulo 2^384."""
+    return _signed(number) / (1 << _FRACTION)
+
+
+def fixed_point_square(number: int) -> int:
+    """Return the square of a fixed-point number, rounded down."""
+    return number * number >> _FRACTION
+
+
+def squared_deviations(total: int, squares: int, count: int) -> float:
+    """Return the exact sum of squared deviations of ``count`` values from their mean.
+
+    ``total`` is the values' sum and ``squares`` that of their squares, fixed-point; count >= 1.
+    """
+    total, squares = _signed(total), _signed(squares)
+    return max(0.0, ((squares << _FRACTION) * count - total * total) / (count << 2 * _FRACTION))
+
+
+def _signed(number: int) -> int:
     number %= _MODULUS
-    return (number - _MODULUS if number >> (_BITS - 1) else number) / (1 << _FRACTION)
+    return number - _MODULUS if number >> (_BITS - 1) else number
 
 
 def joined(numbers: Sequence[int]) -> bytes:

@@ -6,7 +6,6 @@ compressed layers and on all that is not compressed. Differs: the server merges,
 merges (``frozen_base.py``); in the authors' code nodes merge, yet receive the dense model.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -153,8 +152,7 @@ class _Round:
             rate = self.instruction.learning_rate
             raise ValueError(f"learning-rate must be smaller, got {rate:g}: it makes the model not finite")
         samples = len(self.instruction.task.part)
-        batches = math.ceil(samples / self.instruction.batch_size)
-        learnt = {"num-batches": batches, **outcome.metrics}
+        learnt = {"num-batches": self.instruction.batches_per_epoch(), **outcome.metrics}
         metrics = _metrics(self.instruction.version, samples, learnt)
         start = None
         if self.method.sends_state and isinstance(self.work, LocalWork):

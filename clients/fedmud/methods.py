@@ -9,10 +9,12 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import INFO
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,7 +23,8 @@ from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.training.batches import augmented_work, epoch_batches
+from hedgerow.clients.stored_settings import store_settings, stored_settings
+from hedgerow.clients.training.batches import DROP_LAST, augmented_work, epoch_batches, fails_on_one
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
@@ -125,10 +128,39 @@ class Instruction:
         """Return the local epochs from a start."""
         part, augmentation = self.task.part, self.task.augmentation
         epochs = local_steps(self.config, "local-epochs", len(part))
-        batches = epoch_batches(part, **self.stream, epochs=epochs, batch_size=self.batch_size)
-        asked = Asked(part, self.batch_size, **self.stream, epochs=epochs, augmentation=augmentation)
+        size = self.batch_size
+        batches = epoch_batches(
+            part, **self.stream, epochs=epochs, batch_size=size, shortest=self._shortest()
+        )
+        asked = Asked(part, size, **self.stream, epochs=epochs, augmentation=augmentation)
         work = LocalWork(start, self.task.x, self.task.y, batches, self.learning_rate, asked)
         return augmented_work(work, augmentation, **self.stream)
+
+    def batches_per_epoch(self) -> int:
+        """Return the number of mini-batches of one local epoch."""
+        full, rest = divmod(len(self.task.part), self.batch_size)
+        return full + (rest >= self._shortest() if full and rest else rest > 0)
+
+    def _shortest(self) -> int:
+        """Return the size of the smallest last batch of an epoch that is used, by the run's ``drop-last``."""
+        samples, size = len(self.task.part), self.batch_size
+        drop = str(self.call.context.run_config.get("drop-last", "auto"))
+        if drop not in DROP_LAST:
+            raise ValueError(f"drop-last must be one of {', '.join(DROP_LAST)}, got {drop!r}")
+        if drop != "auto":
+            return size if drop == "always" else 1
+        single = size > 1 and samples > size and samples % size == 1
+        if not single or not fails_on_one(self.task.model, self.task.x[self.task.part[:1]]):
+            return 1
+        if stored_settings(self.call.context, "drop-last") is None:
+            store_settings(self.call.context, "drop-last", {}, {"logged": True})
+            log(
+                INFO,
+                "drop-last: each epoch leaves out one of node %d's %d samples, a last batch that the model "
+                "cannot train on",
+                self.call.partition_id, samples,
+            )  # fmt: skip
+        return 2
 
     def _skipped(self) -> dict[str, int]:
         return {f"skip_{side}": whole(self.config, f"skip-{side}", 0) for side in ("front", "back")}

@@ -23,8 +23,9 @@ from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.own_share import data_not_valid
 from hedgerow.clients.stored_settings import store_settings, stored_settings
-from hedgerow.tasks.files import FileColumns, FileData, read_constants, read_file
+from hedgerow.tasks.files import FileColumns, FileData, Reading, read_constants, read_file
 from hedgerow.tasks.imports import is_import_path
+from hedgerow.tasks.own_data import in_training, listed
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
 from hedgerow.wire.limits import MAX_FEATURES
 from hedgerow.wire.parties import ROLES
@@ -42,8 +43,8 @@ __all__ = [
 
 # Keys of a node config about own data.
 OWN_KEYS = (
-    "role", "group", "data", "match-key-file", "id", "label", "constants", "min-people", "predictions",
-    "allow-imports",
+    "role", "group", "data", "match-key-file", "id", "label", "features", "constants", "min-people",
+    "predictions", "allow-imports",
 )  # fmt: skip
 _TERMS = "hsgd-terms"
 # Terms that differ between the parties of a sum.
@@ -60,6 +61,7 @@ class OwnParty:
     group: int  # m, >= 0.
     half: FileData  # Its people's ids, features and, if any, labels.
     key: MatchKey  # Shared with the other parties of its group.
+    reading: Reading  # What was read, for the owner's log.
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -188,7 +190,11 @@ def own_party(context: Context) -> OwnParty:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{key} must be the path of a file, got {value!r} in the node config")
         paths.append(value)
-    columns = str(config.get("id", "id")), str(config.get("label", "label"))
+    columns = (
+        str(config.get("id", "id")),
+        str(config.get("label", "label")),
+        listed(str(config.get("features", ""))),
+    )
     data, key_file = paths
     stamped = (data, _stamp("data", data)), (key_file, _stamp("match-key-file", key_file))
     return _own(str(role), group, *stamped, *columns)
@@ -213,15 +219,21 @@ def _own(
     key: tuple[str, object],
     id_column: str,
     label_column: str,
+    features: tuple[str, ...],
 ) -> OwnParty:
-    columns = FileColumns(label_column, id=id_column, labelled=role == "hospital")
+    columns = FileColumns(label_column, features, id_column, labelled=role == "hospital")
     try:
         half = read_file(Path(data[0]).expanduser(), columns)
+        if half.x.dtype.kind in "iu":
+            raise ValueError(
+                f"{data[0]}: x must be floating-point, got integers, which would be ids such as tokens: save "
+                "measurements as float32"
+            )
     except ValueError as error:
         raise data_not_valid(error) from None
     if role == "device" and len(half.ids) != 1:
         raise ValueError(f"data: a device must have one person, got {len(half.ids)} (an edge may have many)")
-    return OwnParty(role, group, half, MatchKey.read(key[0], group))
+    return OwnParty(role, group, half, MatchKey.read(key[0], group), half.reading(data[0]))
 
 
 def least_people(context: Context) -> int:
@@ -258,6 +270,8 @@ def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
         if len(mean) != x.shape[-1] or len(deviation) != x.shape[-1]:
             raise ValueError(f"mean must have {x.shape[-1]} entries, got {len(mean)} in the message's config")
         x = ((x.astype(np.float64) - np.array(mean)) / np.array(deviation)).astype(np.float32)
+    else:
+        x = in_training(x, terms.features)
     model = _model(terms.model, terms.hospital_shape, terms.device_shape, len(terms.classes), terms.seed)
     y = torch.tensor(_labels(own, terms, rows), dtype=torch.int64)
     return Party(

@@ -5,9 +5,9 @@ type             to        config; arrays                         reply
 ===============  ========  =====================================  ==========================================
 query.pair       all                                              config ``pair``: role, group, ids (hashes),
                                                                   shape, features, labelled; classes
-query.pool       hospital  ids, classes, sums, counts, labels-of  arrays: sum, square; counts. config
+query.pool       hospital  ids, classes, sums, counts, labels-of  arrays: sum, deviations; counts. config
                                                                   ``sealed``: labels
-                 edge      ids, sums                              arrays: sum, square
+                 edge      ids, sums                              arrays: sum, deviations
                  device    sums                                   config ``masked``: sums, seed
 query.unmask     hospital  ids, seeds, numbers                    config ``masks``: sum
 query.setup      all       the fields of ``own.Terms``            config ``ready``: encoding
@@ -23,12 +23,14 @@ as in training (``client.py``), under its own name.
 import csv
 import os
 from collections.abc import Callable, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.common import log
 from numpy.typing import NDArray
 from torch.func import functional_call
 
@@ -41,9 +43,10 @@ from hedgerow.clients.hsgd.step import block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.tasks.modes import evaluating
+from hedgerow.tasks.own_data import moments
 from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.fixed_point import fixed_point
+from hedgerow.wire.fixed_point import fixed_point, fixed_point_square
 from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
 from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED
 from hedgerow.wire.records import config_in, to_record
@@ -73,7 +76,8 @@ def _checked(work: Callable[[Call], RecordDict]) -> Callable[[Call], RecordDict]
 
 
 def own_pair(own: OwnParty) -> dict[str, Any]:
-    """Return a party's introduction, with hashed ids."""
+    """Return a party's introduction, with hashed ids; its log gets one line about what was read."""
+    log(INFO, "%s", own.reading)
     half = own.half
     pair: dict[str, Any] = {
         "role": own.role, "group": own.group, "ids": list(own.rows), "shape": list(half.x.shape[1:]),
@@ -122,14 +126,16 @@ def _pool(call: Call) -> RecordDict:
         x = own.features([str(name) for name in _texts(config, "features")])[rows].astype(np.float64)
         x = x.reshape(-1, x.shape[-1])  # Each step or pixel counts as a value.
         if own.role == "device":
-            exact = [sum(map(fixed_point, column)) for part in (x, x * x) for column in part.T.tolist()]
+            columns = [[*map(fixed_point, column)] for column in x.T.tolist()]
+            exact = [*map(sum, columns), *(sum(map(fixed_point_square, column)) for column in columns)]
             _pooled_once(call, "sums of features", *(number.to_bytes(64, signed=True) for number in exact))
             masked, seed = own.key.mask(exact, ids[0])
             return RecordDict({"masked": ConfigRecord({"sums": masked, "seed": seed, "rows": len(x)})})
         _enough(call, ids, "sums")
+        found = moments(x)
         arrays |= {
-            "sum": x.sum(axis=0),
-            "square": (x * x).sum(axis=0),
+            "sum": found.mean * found.count,
+            "deviations": found.squares,
             "rows": np.array([len(x)], np.float64),
         }
         _pooled_once(call, "sums of features", *(part.tobytes() for part in arrays.values()))

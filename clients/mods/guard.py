@@ -75,6 +75,7 @@ TOO_MUCH = "the message took more memory than this node gives one"
 NO_IMPORT = "the import path is none that this node allows"
 NO_FILE = "the file or folder is none that this node lets a run name"
 TOO_OFTEN = "this run asked for that as often as it may"
+CHANGED = "this node's records changed, and it reported such sums of them as often as it may"
 WEAK = "the privacy is weaker than this node's owner allows"
 UNPROTECTED = "this node's policy does not cover what such a message would reveal"
 SPENT = "this node's privacy budget is spent"
@@ -158,8 +159,11 @@ class _Watch:
     # The protection that the handler has applied.
     done: Reveals = Reveals.RECORDS
 
-    def noted(self, note: Callable[..., Noted], *about: object) -> Noted:
-        """Write a ledger entry for this node's run; Refusal if that is not allowed or fails."""
+    def noted(self, note: Callable[..., Noted], *about: object, over: Refusal | None = None) -> Noted:
+        """Write a ledger entry for this node's run; Refusal if that is not allowed or fails.
+
+        ``over`` is the refusal of what was done as often as it may, by default ``TOO_OFTEN``.
+        """
         context = self.call.context
         try:
             return note(Releases(self.policy.ledger_file), str(context.run_id), context.node_id, *about)
@@ -168,7 +172,7 @@ class _Watch:
         except Spent as error:
             raise Refusal(SPENT) from error
         except TooOften as error:
-            raise Refusal(TOO_OFTEN) from error
+            raise (over or Refusal(TOO_OFTEN)) from error
 
 
 # Per process, not per thread, so that a handler's own threads are guarded too.
@@ -376,7 +380,8 @@ def check_pooled(kind: str, source: str, *parts: bytes) -> None:
     for part in parts:
         digest.update(len(part).to_bytes(8) + part)
     records = sha256(f"{kind}\n{source}".encode()).hexdigest()[:32]
-    _watch.noted(Releases.pooled, records, digest.hexdigest()[:32], _watch.policy.max_pooled)
+    sums = digest.hexdigest()[:32], _watch.policy.max_pooled
+    _watch.noted(Releases.pooled, records, *sums, over=Refusal(CHANGED, "max-pooled"))
 
 
 def check_sum(number: int) -> None:

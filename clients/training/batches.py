@@ -8,18 +8,26 @@ each.
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from hedgerow.tasks import augmented
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator, generators
 
-__all__ = ["augmented_work", "batch_indices", "epoch_batches", "step_batches"]
+__all__ = ["DROP_LAST", "augmented_work", "batch_indices", "epoch_batches", "fails_on_one", "step_batches"]
+
+# The values of ``drop-last``: leave out an epoch's last batch if the model fails on it, if shorter, or never.
+DROP_LAST = ("auto", "always", "never")
 
 Work = TypeVar("Work", bound=Any)
+
+_fails_on_one: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def batch_indices(
@@ -62,20 +70,51 @@ def step_batches(
 
 
 def epoch_batches(
-    part: NDArray[np.int64], *, seed: int, round: int, partition_id: int, epochs: int, batch_size: int
+    part: NDArray[np.int64],
+    *,
+    seed: int,
+    round: int,
+    partition_id: int,
+    epochs: int,
+    batch_size: int,
+    shortest: int = 1,
 ) -> list[NDArray[np.int64]]:
     """Return the batches of a node's local epochs; each epoch contains every sample once.
 
     - ``part``: The node's samples, at least one.
     - ``seed``, ``round``, ``partition_id``: The stream of the order, each >= 0.
     - ``epochs``, ``batch_size``: E and B, each >= 1. An epoch's last batch may be shorter.
+    - ``shortest``: Smallest last batch, >= 1; a shorter one is left out, unless it is the only one.
     """
-    at_least(1, epochs=epochs, batch_size=batch_size)
+    at_least(1, epochs=epochs, batch_size=batch_size, shortest=shortest)
     if not len(part):
         raise ValueError(f"part of node {partition_id} must have at least 1 sample to train on, got 0")
     stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.BATCH)
     ends = range(batch_size, len(part), batch_size)
-    return [batch for _ in range(epochs) for batch in np.split(stream.permutation(part), ends)]
+    orders = [np.split(stream.permutation(part), ends) for _ in range(epochs)]
+    return [batch for batches in orders for batch in batches if batch is batches[0] or len(batch) >= shortest]
+
+
+def fails_on_one(model: nn.Module, sample: Tensor) -> bool:
+    """Return whether a model cannot train on one sample (1, ...), as batch normalisation often cannot.
+
+    It is tried once per model; the model and torch's generator stay as they are.
+    """
+    if model not in _fails_on_one:
+        held = {key: value.clone() for key, value in (*model.named_parameters(), *model.named_buffers())}
+        was_training = model.training
+        model.train()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                functional_call(model, held, (sample,))
+            _fails_on_one[model] = False
+        except ValueError:  # batch normalisation: more than one value per channel is needed
+            _fails_on_one[model] = True
+        except Exception:  # training raises it again, as this node's answer
+            _fails_on_one[model] = False
+        finally:
+            model.train(was_training)
+    return _fails_on_one[model]
 
 
 def augmented_work(work: Work, name: str, *, seed: int, round: int, partition_id: int) -> Work:

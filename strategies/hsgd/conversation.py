@@ -59,3 +59,4 @@ class Conversation:
         self.report.sent += inbox.report.sent
         self.report.accepted += inbox.report.accepted
         self.report.rejected += inbox.report.rejected
+        self.report.errors |= inbox.report.errors

@@ -15,7 +15,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
@@ -25,15 +24,18 @@ from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
 from hedgerow.strategies.hsgd.parties import QUESTIONS
 from hedgerow.strategies.hsgd.setup import Setup
 from hedgerow.strategies.inbox import Reply
-from hedgerow.strategies.whoami import grid_clock
+from hedgerow.strategies.own_data import Moments, pooled
+from hedgerow.strategies.whoami import grid_clock, raised_words
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.fixed_point import from_fixed_point, split
+from hedgerow.wire.fixed_point import from_fixed_point, split, squared_deviations
 from hedgerow.wire.message_types import POOL, SETUP, UNMASK
 from hedgerow.wire.records import PayloadError, config_in, view
 
 __all__ = ["Agreed", "OwnDataSetup", "OwnSetup"]
 
 Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
+# Nodes named in an error.
+_MOST_NAMED = 5
 _POLL_SECONDS = 1.0
 
 
@@ -115,27 +117,6 @@ class Agreed:
         return cls(form, **sides, weights=tuple(state["weights"]))
 
 
-@dataclass
-class _Sums:
-    """Sums over the values of each column, in float64, and the number of values."""
-
-    count: float = 0.0
-    total: Any = 0.0
-    square: Any = 0.0
-
-    def add(self, count: float, total: NDArray[np.float64], square: NDArray[np.float64]) -> None:
-        self.count, self.total, self.square = self.count + count, self.total + total, self.square + square
-
-    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation; the deviation of a constant column is 1."""
-        mean = self.total / self.count
-        variance = self.square / self.count - mean * mean
-        # The computed variance of a constant column is rounding error.
-        noise = 1e-12 * (mean * mean + 1e-300)
-        deviation = np.where(variance > noise, np.sqrt(np.maximum(variance, noise)), 1.0)
-        return tuple(mean.tolist()), tuple(deviation.tolist())
-
-
 class OwnSetup(Setup):
     """The groups of parties with their own data, from exchanges repeated for those that join or return."""
 
@@ -172,8 +153,8 @@ class OwnSetup(Setup):
         if self.own.trained is not None:
             self.agreed = Agreed.restored(self.own.trained["parts"]["members"]["agreed"])
         parties, form, matching = self._first_groups(grid)
-        pooled = self._pool(grid, parties, matching, first=self.agreed is None)
-        self.agreed = self.agreed or self._agree(form, pooled)
+        found = self._pool(grid, parties, matching, first=self.agreed is None)
+        self.agreed = self.agreed or self._agree(form, found)
         self._send(grid, parties, matching, self.agreed)
         matching = self._settled(grid, parties, form)
         if not matching.groups:
@@ -339,17 +320,39 @@ class OwnSetup(Setup):
             labels = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
             self._sealed |= dict(zip(people, labels, strict=bool(labels)))
-        pooled: dict[str, Any] = {"hospital": _Sums(), "device": _Sums()}
-        pooled["counts"] = np.zeros(len(form.classes))
+        found: dict[str, Any] = {"hospital": [], "device": []}
+        found["counts"] = np.zeros(len(form.classes))
         for partition, value in sorted(replies.items()):
             if "counts" in value:
-                pooled["counts"] = pooled["counts"] + value["counts"]
+                found["counts"] = found["counts"] + value["counts"]
             if "sum" in value:
                 side = "hospital" if parties[partition].role == "hospital" else "device"
-                pooled[side].add(value["rows"], value["sum"], value["square"])
+                found[side].append((value["rows"], value["sum"] / value["rows"], value["deviations"]))
         if sums:
-            self._unmask(grid, talk, matching, replies, widths[1], pooled["device"])
-        return pooled
+            self._check_pooled(grid, talk, {partition for partition, _ in contents} - replies.keys())
+            self._unmask(grid, talk, matching, replies, widths[1], found["device"])
+        return found
+
+    def _check_pooled(self, grid: Grid, talk: Conversation, silent: Collection[int]) -> None:
+        """Raise PairingError if a party refused its sums; name those that sent none to the log.
+
+        Only who joins later is standardised by sums of others.
+        """
+        if not silent:
+            return
+        nodes = self.federation.gather(grid).nodes
+        errors = talk.report.errors
+        refused = [
+            f"{nodes[i].name}: {raised_words(errors[i].reason or '')}" for i in sorted(silent & errors.keys())
+        ]
+        if refused:
+            raise PairingError(
+                "standardise = 'federated' needs the sums of every party that trains with them, and "
+                f"{len(refused)} refused ({'; '.join(refused[:_MOST_NAMED])}). A node's owner may change "
+                "the key that the reason names; or use constants, standardise = '0.13,0.31', or 'none'"
+            )
+        names = ", ".join(str(nodes[i].name) for i in sorted(silent))
+        log(WARNING, "Own data: standardised by sums that do not include those of %s", names)
 
     def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
         config = {"ids": ids, "features": list(features), "sums": sums, **more, **self._flag}
@@ -367,9 +370,9 @@ class OwnSetup(Setup):
         matching: Matching,
         replies: Mapping[int, Any],
         width: int,
-        into: _Sums,
+        into: list[Moments],
     ) -> None:
-        """Add the masked sums of groups' devices; the hospitals send the sums of the masks."""
+        """Add the moments of masked sums of groups' devices; the hospitals send the sums of the masks."""
         contents, masked = [], {}
         for group in matching.groups:
             there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.hosts[p], {})]
@@ -390,13 +393,15 @@ class OwnSetup(Setup):
             total = [-mask for mask in reply.value]
             for value in values:
                 total = [a + b for a, b in zip(total, value["masked"], strict=True)]
-            exact = np.array([from_fixed_point(number) for number in total])
-            into.add(sum(value["rows"] for value in values), exact[:width], exact[width:])
+            rows = int(sum(value["rows"] for value in values))
+            mean = np.array([from_fixed_point(number) for number in total[:width]]) / rows
+            sums = zip(total[:width], total[width:], strict=True)
+            into.append((rows, mean, np.array([squared_deviations(s, q, rows) for s, q in sums])))
 
-    def _agree(self, form: Form, pooled: Mapping[str, Any]) -> Agreed:
+    def _agree(self, form: Form, found: Mapping[str, Any]) -> Agreed:
         weights = self.own.class_weights
         if weights == "balanced":
-            counts = pooled["counts"]
+            counts = found["counts"]
             if not counts.all():
                 raise PairingError(
                     "class_weights must not be 'balanced' unless each class has a person, got "
@@ -418,12 +423,16 @@ class OwnSetup(Setup):
             hospital, device = (((mean,) * width, (deviation,) * width) for width in widths)
             return Agreed(form, hospital, device, weights)
         for side in ("hospital", "device"):
-            if not pooled[side].count:
+            if not found[side]:
                 raise PairingError(
                     f"no {side} reported sums of its features, which cover at least min-people people of a "
                     "node: take more people, a smaller min-people in node configs, or standardise 'none'"
                 )
-        return Agreed(form, pooled["hospital"].moments(), pooled["device"].moments(), weights)
+        hospital, device = (
+            (tuple(mean.tolist()), tuple(deviation.tolist()))
+            for mean, deviation in (pooled(found[side]) for side in ("hospital", "device"))
+        )
+        return Agreed(form, hospital, device, weights)
 
     # Sending the agreement.
 
@@ -512,7 +521,7 @@ def _pooled(
             raise PayloadError("bad sums", "no sealed seed, or no number of values")
         return {"masked": _numbers(masked.get("sums"), 2 * width), "seed": seed, "rows": float(rows)}
     arrays = content.array_records.get("arrays", ArrayRecord())
-    shapes = {"sum": (width,), "square": (width,), "rows": (1,)} if sums else {}
+    shapes = {"sum": (width,), "deviations": (width,), "rows": (1,)} if sums else {}
     for key, shape in {**shapes, **({"counts": (classes,)} if classes else {})}.items():
         value = view(arrays[key]) if key in arrays else None
         if value is None or value.shape != shape or value.dtype != np.float64 or not np.isfinite(value).all():

@@ -645,7 +645,7 @@ case("clients:local_sgd", {"model": LINEAR, "works": []}, mode=one_of("auto", "l
 case("clients.training.arithmetic:Arithmetic", {}, precision=one_of("float32", "bf16"), compiled=COUNT_OR_0)
 case("clients.training.batches:epoch_batches",
     {"part": np.arange(4), "seed": 0, "round": 0, "partition_id": 0, "epochs": 1, "batch_size": 1},
-    epochs=COUNT, batch_size=COUNT)
+    epochs=COUNT, batch_size=COUNT, shortest=COUNT)
 case("clients:LogisticRegression", {"A": np.ones((2, 2)), "y": np.ones(2)}, lam=NOT_NEGATIVE)
 case("clients.ceps.step:Rules", {"s": 1, "mu": 0.1, "kappa": 2, "sigma": 1.0, "neighbours": 2}, s=COUNT,
     mu=POSITIVE, kappa=COUNT, sigma=POSITIVE)

@@ -185,6 +185,69 @@ def test_a_node_that_has_data_of_its_own_takes_part_in_no_other_run(split: Path,
         run(SIMILARITY_FREE, tmp_path, files(split), **SAME)
 
 
+TOKENS = """
+import numpy as np, torch
+from hedgerow.tasks import Dataset
+class Net(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.embedding, self.linear = torch.nn.Embedding(40, 6), torch.nn.Linear(6, classes)
+    def forward(self, tokens):
+        assert not tokens.is_floating_point()
+        return self.linear(self.embedding(tokens).mean(dim=1))
+def net(shape, classes):
+    return Net(classes)
+def load(data_dir):
+    x = np.random.default_rng(0).integers(0, 40, (240, 5))
+    y = (x < 20).sum(axis=1) // 3
+    return Dataset("tokens", x[:200], y[:200], x[200:], y[200:], num_classes=2)
+"""
+
+
+@pytest.mark.parametrize("partition", ["iid", "own"])
+@pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS], ids=lambda case: case.name)
+def test_ids_reach_the_model_as_they_are(
+    case: AppCase, partition: str, tmp_path: Path, write_module: Any
+) -> None:
+    write_module("own_tokens", TOKENS)
+    configs: list[dict[str, Any]] = [{}] * 2
+    if partition == "own":
+        write_split("own_tokens:load", tmp_path / "files", 2, "iid")
+        with np.load(tmp_path / "files" / "node-0.npz") as file:
+            assert file["x"].dtype == np.int64
+        configs = [
+            {"data": str(tmp_path / "files" / f"node-{i}.npz"), "allow-imports": "own_tokens:net"}
+            for i in range(2)
+        ]
+    small = {key: value for key, value in SMALL.get(case.name, {}).items() if key != "num-servers"}
+    changes = {**small, "dataset": "own_tokens:load", "model": "own_tokens:net", "partition": partition}
+    if case is CEPS:
+        changes |= {
+            "problem": "network",
+            "codec": "dense64",
+            "iterations": 4,
+            "topology": "complete",
+            "sparsity": 1,
+        }
+    if case is SD_FEEL:
+        changes |= {"num-servers": 2}
+    if case is FEDMUD:
+        changes |= {"skip-back": 0, "ratio": 0.5}
+    rounds = read_rounds(run(case, tmp_path / "runs", configs, **changes))
+    assert np.isfinite(rounds[-1]["central"]["loss"])
+
+
+def test_ids_are_refused_with_a_model_of_measurements(tmp_path: Path, write_module: Any) -> None:
+    write_module("own_tokens", TOKENS)
+    write_split("own_tokens:load", tmp_path / "files", 2, "iid")
+    words = "an import path module:function of a model of ids, got 'logistic'"
+    configs = [{"data": str(tmp_path / "files" / f"node-{i}.npz")} for i in range(2)]
+    with pytest.raises(RosterError, match=words):
+        run(SIMILARITY_FREE, tmp_path / "own", configs, partition="own", model="logistic")
+    with pytest.raises(ValueError, match=words):
+        run(SIMILARITY_FREE, tmp_path / "dealt", [{}] * 2, dataset="own_tokens:load", model="logistic")
+
+
 MODULE = """
 import torch
 def net(shape, classes):

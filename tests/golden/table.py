@@ -220,12 +220,13 @@ def _learning() -> Iterator[Row]:
             "weighting": "num-batches",
             "augmentation": "flips",
             "precision": "bf16",
+            "drop-last": "always",
         },
     )
     yield _row(
         "fedmud", "layout tiled and tight of layers",
         settings={"layout": "tiled", "tight": True, "budget": "layer", "method": "fedmud+bkd",
-            "augmentation": "crops-and-flips", "training-mode": "stack"},
+            "augmentation": "crops-and-flips", "training-mode": "stack", "drop-last": "never"},
     )  # fmt: skip
     yield _row(
         "fedmud", "cnn4 in convolutions", settings={

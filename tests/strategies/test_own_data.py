@@ -1,7 +1,8 @@
 """The server's side of own data: moments of parts make those of the whole, and no node can spoil them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from logging import getLogger
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from hedgerow.clients import similarity_free_client
 from hedgerow.sim import InProcessGrid
 from hedgerow.strategies import Node, OwnNodes, RosterError
 from hedgerow.strategies.own_data import _measured, _moments, pooled
-from hedgerow.tasks import num_features
+from hedgerow.tasks import moments, num_features
 from hedgerow.wire import Ledger, PayloadError
 
 
@@ -29,8 +30,8 @@ def test_pooled_moments_are_those_of_all_samples(shift: float) -> None:
     mean, std = pooled([told(part) for part in parts])
     everything = np.concatenate(parts)
     assert mean == pytest.approx(everything.mean(axis=0), rel=1e-12)
-    # Beside a mean of 1e9 float32 does not tell a deviation of 1 from none.
-    assert std == pytest.approx(everything.std(axis=0) if not shift else np.ones(3), rel=1e-9)
+    # A large mean hides no deviation: nodes standardise in float64.
+    assert std == pytest.approx(everything.std(axis=0), rel=1e-6)
 
 
 def test_a_constant_feature_is_divided_by_one() -> None:
@@ -38,6 +39,13 @@ def test_a_constant_feature_is_divided_by_one() -> None:
     _, std = pooled([told(x), told(x)])
     assert std[0] == 1.0
     assert std[1] == pytest.approx(np.sqrt(2))
+
+
+@pytest.mark.parametrize("value", [0.1, 1.7e9 + 0.1, -3e30])
+def test_a_constant_has_no_deviation(value: float) -> None:
+    found = [moments(np.full((rows, 1), value)) for rows in (1, 999, 100_003)]
+    _, std = pooled([(one.count, one.mean, one.squares) for one in found])
+    assert std.tolist() == [1.0]
 
 
 GOOD: dict[str, Any] = {"count": 3, "mean": [0.0, 1.0], "squares": [1.0, 0.0]}
@@ -85,11 +93,13 @@ def test_measures_that_cannot_be_are_lost(change: dict[str, Any]) -> None:
 RUN = {"partition": "own", "standardise": "federated", "holdout": 0.5, "seed": 0, "model": "logistic"}
 
 
-def grid_of(folder: Path, shapes: list[int], **node: Any) -> InProcessGrid:
+def grid_of(folder: Path, shapes: list[int], silent: Sequence[int] = ()) -> InProcessGrid:
     rng = np.random.default_rng(0)
     for i, features in enumerate(shapes):
         np.savez(folder / f"{i}.npz", x=rng.normal(i, 1, (8, features)), y=np.arange(8) % 2)
-    configs = [{"data": str(folder / f"{i}.npz"), **node} for i in range(len(shapes))]
+    configs = [
+        {"data": str(folder / f"{i}.npz"), "share-statistics": i not in silent} for i in range(len(shapes))
+    ]
     return InProcessGrid(similarity_free_client(), len(shapes), run_config=RUN, node_configs=configs)
 
 
@@ -113,11 +123,46 @@ def test_a_node_whose_samples_look_otherwise_is_left_out(tmp_path: Path) -> None
         assert list(nodes.about()["nodes"]) == ["0", "2"]
 
 
-def test_nodes_that_keep_their_statistics_cannot_be_pooled(tmp_path: Path) -> None:
-    with grid_of(tmp_path, [3, 3], **{"share-statistics": False}) as grid:
-        nodes = OwnNodes.gather(grid, 2, 10.0)
-        with pytest.raises(RosterError, match="share-statistics"):
+@pytest.mark.parametrize("silent", [[0], [1], [0, 1], [0, 1, 2]])
+def test_no_node_trains_with_the_statistics_of_others(tmp_path: Path, silent: list[int]) -> None:
+    with grid_of(tmp_path, [3, 3, 3], silent=silent) as grid:
+        nodes = OwnNodes.gather(grid, 3, 10.0)
+        with pytest.raises(RosterError, match=f"{len(silent)} reported none") as refused:
             nodes.standardise(3)
+    named = {
+        i for i in range(3) if f"node 'partition-{i}': PermissionError: share-stat" in str(refused.value)
+    }
+    assert named == {*silent}
+
+
+def test_a_node_that_comes_after_the_statistics_were_pooled_is_named(
+    grid: InProcessGrid, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = OwnNodes.gather(grid, 3, 10.0)
+    present = nodes._present
+    monkeypatch.setattr(nodes, "_present", lambda: present()[:2])
+    nodes.standardise(3)
+    monkeypatch.setattr(nodes, "_present", present)
+    getLogger("flwr").addHandler(caplog.handler)
+    try:
+        nodes._send_standardisation([node.node_id for node in present()])
+        assert "statistics that do not include their data: partition-2\n" in caplog.text
+        caplog.clear()
+        nodes._send_standardisation([node.node_id for node in present()])
+        assert "do not include" not in caplog.text
+    finally:
+        getLogger("flwr").removeHandler(caplog.handler)
+
+
+def test_integers_have_no_statistics(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(2):
+        np.savez(tmp_path / f"{i}.npz", x=rng.integers(0, 9, (8, 5)), y=np.arange(8) % 2)
+    configs = [{"data": str(tmp_path / f"{i}.npz")} for i in range(2)]
+    run = {**RUN, "model": "own:ids"}
+    with InProcessGrid(similarity_free_client(), 2, run_config=run, node_configs=configs) as grid:
+        nodes = OwnNodes.gather(grid, 2, 10.0, features=num_features)
+        assert (nodes.dtype, nodes.about().get("mean")) == ("int64", None)
 
 
 def test_who_lost_what_it_was_told_is_told_again(grid: InProcessGrid) -> None:

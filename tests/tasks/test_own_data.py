@@ -92,7 +92,7 @@ def test_a_node_names_its_columns_and_nodes_whose_columns_differ_are_told_apart(
 def test_a_table_of_several_chunks_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hedgerow.tasks.files._CHUNK_CELLS", 12)
     rows = [f"{i},{2 * i},{i % 3}" for i in range(50)]
-    data = read(csv(tmp_path / "a.csv", "a,b,label\n" + "\n".join(rows) + "\n"), classes="3")
+    data = read(csv(tmp_path / "a.csv", "a,b,label\n" + "\n".join(rows) + "\n"), classes="3", features="a,b")
     assert data.x[:, 1].tolist() == [2 * i for i in range(50)]
     assert data.y.tolist() == [i % 3 for i in range(50)]
     bad = [*rows[:40], "nan,1,1", *rows[40:]]

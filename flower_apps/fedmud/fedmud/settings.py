@@ -106,6 +106,12 @@ class Settings(TrainingSettings):
         "augmentation of each batch of images: none, random `flips`, or random `crops-and-flips`",
         "training",
     )
+    drop_last: Literal["auto", "always", "never"] = setting(
+        "auto",
+        "leave out an epoch's last batch if it is one sample and the model cannot train on one, as with "
+        "batch normalisation (`auto`), if it is shorter than the others (`always`), or never",
+        "training",
+    )
     training_mode: Literal["auto", "loop", "stack"] = setting(
         "auto",
         "`loop`: train one client after the other, as `auto` does for models with BatchNorm on CPUs; "

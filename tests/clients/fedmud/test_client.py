@@ -2,6 +2,7 @@
 side, against the plain loop of eqs. (3) to (9) of FedMUD, S. Li et al."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -460,6 +461,40 @@ def test_a_node_trains_its_wrapped_model_by_plain_local_sgd_and_leaves_the_messa
     assert all(torch.equal(sent[key], value) for key, value in expected.items())
 
 
+@pytest.mark.parametrize("variant", ["mud+aad", "lmt", "dense"])
+@pytest.mark.parametrize(
+    ("drop", "size", "batches"),
+    [("auto", 5, 1), ("auto", 4, 2), ("auto", 6, 1), ("auto", 7, 1), ("always", 4, 1), ("always", 5, 1),
+     ("always", 7, 1), ("never", 4, 2), ("never", 5, None), ("auto", 1, None)],
+)  # fmt: skip
+def test_a_last_batch_that_the_model_cannot_train_on_is_left_out(
+    variant: str, drop: str, size: int, batches: int | None
+) -> None:
+    """Six samples: batches of five leave one, for which batch normalisation has no variance."""
+    model = third_party()
+    how: dict[str, Any] = {"method": "dense", "drop": ["base"]} if variant == "dense" else {}
+    own = context(0, run_config={"drop-last": drop})
+    (reply,) = answers(model, [message(model, own, variant=variant, batch_size=size, **how)])
+    if batches is None:
+        assert isinstance(reply, ValueError)
+        assert "more than 1 value per channel" in str(reply)
+    else:
+        assert reply["metrics"]["num-batches"] == batches
+
+
+def test_what_is_left_out_is_logged_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    model, own = third_party(), context(0)
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        answer(model, message(model, own, batch_size=5))
+        assert "drop-last: each epoch leaves out one of node 0's 6 samples" in caplog.text
+        caplog.clear()
+        answer(model, message(model, own, batch_size=5, server_round=2))
+        assert "drop-last" not in caplog.text
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
 def test_factors_in_the_message_are_where_training_starts() -> None:
     model = third_party()
     plan = plan_of(model, PLAN)
@@ -539,8 +574,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"local-epochs": 0}, "local-epochs must be .*got 0"),
     ({}, {"batch-size": 0}, "batch-size must be .*got 0"),
-    # Batch normalisation refuses the one sample that is left of 8.
-    ({}, {"batch-size": 7}, "Expected more than 1 value per channel"),
+    # Batch normalisation refuses batches of one sample.
+    ({}, {"batch-size": 1}, "Expected more than 1 value per channel"),
     ({"drop": ["arrays"]}, {}, r"must have the ArrayRecord 'arrays', got \['base'\]"),
     ({"drop": ["config"]}, {}, "exactly one ConfigRecord, got 0"),
     ({"variant": "lmt", "drop": ["factors"]}, {}, "must have the ArrayRecord 'factors'"),
