@@ -23,7 +23,7 @@ from hedgerow.clients.local_task import (
 from hedgerow.clients.mods.compress import compress_reply
 from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.mask import SumPart, masked_sum_handlers
+from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.clients.mods.update import Learnt, UpdateMod
 from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
@@ -55,7 +55,6 @@ __all__ = [
     "Problem",
     "Refusal",
     "Reveals",
-    "SumPart",
     "TorchProblem",
     "Trained",
     "TrainingConfig",

@@ -1,8 +1,8 @@
-"""Settings that a server sends a node to keep, stored in one place so that secure sums can bind to them.
+"""What a node stores between messages, and the digest of it that the masks of a secure sum depend on.
 
-The keys of a member's masks depend on everything but its data that determines its update: the instruction
-(``SumPlan.about``, which the server knows too) and these settings. If members received different settings,
-their masks do not cancel and the others do not open their shares.
+The keys of a member's masks depend on everything but its data that determines its update: the whole
+instruction (``SumPlan.about``, which the server knows too) and the whole stored state. If these differ
+between members, their masks do not cancel and the others do not open their shares.
 """
 
 import json
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, Context, RecordDict
 
-from hedgerow.wire.calls import RUN_KEY, Call
+from hedgerow.wire.calls import KEY_RECORDS, RUN_KEY, Call
+from hedgerow.wire.masked_sums import told_content
 from hedgerow.wire.records import config_in
 
-__all__ = ["digest_of", "settings_digest", "store_settings", "stored_settings"]
+__all__ = ["state_digest", "store_settings", "stored_settings"]
 
 _COMMON, _OWN = "told/", "told-own/"  # before a name in ``context.state``
 
@@ -25,7 +26,7 @@ def store_settings(
 ) -> None:
     """Store what a server sent in ``context.state``, for this run.
 
-    - ``common``: values that all members of a sum must share.
+    - ``common``: values that all nodes are sent.
     - ``own``: values of this node alone, such as the people in its data.
     """
     for prefix, values in ((_COMMON, common), (_OWN, own)):
@@ -42,24 +43,16 @@ def stored_settings(context: Context, name: str) -> ConfigRecord | None:
     return ConfigRecord(values)
 
 
-def settings_digest(call: Call) -> bytes:
+def state_digest(call: Call) -> bytes:
     """Return a SHA-256 digest of what the members of a sum must share beside the instruction.
 
-    It covers the message type, the app's message types, the run config, and ``common`` of ``store_settings``.
+    It covers the message type, the app's message types, the run config, and all that the node has stored but
+    its keys: a server may have influenced any of it.
     """
-    parts: list[Any] = [call.message_type, call.app, _items(call.context.run_config)]
-    run = str(call.context.run_id)
-    for name in sorted(call.context.state):
-        if name.startswith(_COMMON):
-            record = config_in(call.context.state, name)
-            if record.get(RUN_KEY) == run:
-                parts.append([name, _items({key: record[key] for key in record if key != RUN_KEY})])
-    return sha256(json.dumps(parts).encode()).digest()
-
-
-def digest_of(*parts: Any) -> str:
-    """Return the SHA-256 hex digest of values that JSON can represent."""
-    return sha256(json.dumps(parts).encode()).hexdigest()
+    parts = [call.message_type, call.app, _items(call.context.run_config)]
+    state = call.context.state
+    kept = RecordDict({name: state[name] for name in state if name not in KEY_RECORDS})
+    return sha256(json.dumps(parts).encode() + told_content(kept)).digest()
 
 
 def _items(values: Mapping[str, Any]) -> list[list[str]]:

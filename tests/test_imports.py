@@ -29,8 +29,8 @@ ELSEWHERE = {
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},
     "hedgerow.wire.masked_sums": {
         "clients/sums",
+        "clients/test_masks_bind",
         "clients/test_policies",
-        "strategies/hsgd/test_sums",
         "strategies/test_secure_sums",
         "strategies/test_sum_noise",
         "strategies/test_summed_methods",
@@ -38,7 +38,6 @@ ELSEWHERE = {
     "hedgerow.wire.message_types": {
         "clients/hsgd/test_own",
         "clients/test_policies",
-        "clients/test_stored_settings",
     },
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
     "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
@@ -61,8 +60,11 @@ ELSEWHERE = {
     "hedgerow.tasks.models": {"wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},
+    "hedgerow.tasks.global_draws": {"clients/training/test_own", "clients/training/test_proof"},
+    "hedgerow.wire.calls": {"clients/test_masks_bind"},
     "hedgerow.wire.simulated": {
         "clients/test_guard",
+        "clients/test_masks_bind",
         "clients/test_policies",
         "conftest",
         "sim/engine/test_workers",

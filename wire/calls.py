@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "KEY_RECORDS",
     "LINKS_RECORD",
     "NODE_RECORD",
     "RUN_KEY",
@@ -42,6 +43,8 @@ SECRET_RECORD = "hedgerow.secret"
 # rest of its state, in the record below.
 LINKS_RECORD = "hedgerow.links"
 SEALED_RECORD = "hedgerow.sealed-state"
+# The records of a node's keys: they decide who can read what it sends, not what it learns.
+KEY_RECORDS = (SECRET_RECORD, LINKS_RECORD)
 # The key of the run of a record in ``context.state``.
 RUN_KEY = "run"
 

@@ -43,6 +43,7 @@ from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.secret_shares import MAX_SHARES, combined_shares, secret_shares
 
 __all__ = [
+    "COARSEST_STEP",
     "COUNTER_CLIP",
     "LEAST_MEMBERS",
     "LEAST_THRESHOLD",
@@ -78,6 +79,8 @@ MAX_MEMBERS = MAX_SHARES
 LEAST_MEMBERS = 3
 # More than two thirds must survive, so that the server and fewer than a third of the members open no update.
 LEAST_THRESHOLD = 2 / 3
+# The largest step in which a member's own update enters a sum.
+COARSEST_STEP = 2.0**-12
 # Clipping bounds of counters (integer arrays) and metrics.
 COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
 _PROTOCOL = b"hedgerow masked sum 1"
@@ -215,6 +218,18 @@ class SumPlan:
         """The grid of its numbers."""
         return Grid(len(self.members))
 
+    def check_share(self, share: float) -> None:
+        """Raise ValueError if a member of this share of ``max_weight`` has too coarse a part in the sum.
+
+        Each member checks its own: a clip or a largest weight that is out of proportion would leave little
+        but the update of one member.
+        """
+        if not (step := self.clip / self.grid.largest / max(share, 1e-300)) <= COARSEST_STEP:
+            raise ValueError(
+                f"clip = {self.clip:g} and max-weight = {self.max_weight:g} must let this node's update have "
+                f"steps of at most {COARSEST_STEP:.3g}, got {step:.3g}"
+            )
+
     @cached_property
     def noisy_grid(self) -> "NoisyGrid | None":
         """The grid of a sum with noise, None without noise; ValueError if there is no such grid."""
@@ -314,15 +329,23 @@ class Grid:
         """L."""
         return _LARGEST // self.members
 
-    def encode(self, values: NDArray[Any], clips: NDArray[Any] | float, share: float) -> Words:
+    def encode(
+        self,
+        values: NDArray[Any],
+        clips: NDArray[Any] | float,
+        share: float,
+        draws: NDArray[np.float64] | float = 0.5,
+    ) -> Words:
         """Clip the values, multiply them by ``share`` and round them to the grid.
 
         - ``values``: Finite numbers (d,).
         - ``clips``: R > 0, one for all or one each.
         - ``share``: In [0, 1].
+        - ``draws``: Uniform in [0, 1), one each: a value is rounded up with the probability of its distance
+          to the step below, so that its mean is the value however small it is. 0.5 rounds to the nearest.
         """
         limits = np.asarray(clips, np.float64)
-        steps = np.rint(np.clip(values, -limits, limits) * (share * self.largest / limits))
+        steps = np.floor(np.clip(values, -limits, limits) * (share * self.largest / limits) + draws)
         # Rounding the product twice could end one step outside.
         whole: NDArray[np.int64] = np.clip(steps, -self.largest, self.largest).astype(np.int64)
         return whole.astype(np.uint32)
@@ -335,11 +358,11 @@ class Grid:
     def error(self, clip: float, survivors: int, shares: float) -> float:
         """Return the largest rounding error of a weighted mean of values clipped to ``clip``.
 
-        The sums of values and of weights are each off by at most half a step per survivor. ``shares`` is the
+        The sums of values and of weights are each off by at most a step per survivor. ``shares`` is the
         sum of the survivors' shares, each in (0, 1].
         """
-        half = survivors / (2 * self.largest)
-        return 2 * half * clip / (shares - half)
+        off = survivors / self.largest
+        return 2 * off * clip / (shares - off)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ __all__ = [
     "SUM_SHARES",
     "UNMASK",
     "UPDATE",
-    "UPLOAD",
     "WHOAMI",
 ]
 
@@ -49,8 +48,8 @@ INTRA, GOSSIP = "train.intra", "train.gossip"
 HELLO, PUBLISH, MONITOR = "query.hello", "query.publish", "query.monitor"
 # Gossip: the communication step. HSGD: the local steps of an interval.
 UPDATE = "train.update"
-# HSGD: the ids of a party's people; the encodings of a batch; the result of the steps within a secure sum.
-PAIR, EXCHANGE, UPLOAD = "query.pair", "train.exchange", "train.upload"
+# HSGD: the ids of a party's people; the encodings of a batch.
+PAIR, EXCHANGE = "query.pair", "train.exchange"
 # HSGD on own data: sums of features, and labels for devices; the masks of devices' sums; the terms of the
 # run; encodings of people who do not train, and their scores.
 POOL, UNMASK, SETUP = "query.pool", "query.unmask", "query.setup"

@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     MOBILITY = 17
     AUGMENTATION = 18
     TRAINING = 19
+    ROUNDING = 20
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

@@ -8,15 +8,17 @@ merges (``frozen_base.py``); in the authors' code nodes merge, yet receive the d
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import nn
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
-from hedgerow.clients.fedmud.frozen_base import Bases, held_base
+from hedgerow.clients.fedmud.frozen_base import Bases
 from hedgerow.clients.fedmud.methods import Instruction, NodeMethod, Work
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import only_config, whole
@@ -24,7 +26,6 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.mask import SumPart
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
@@ -99,7 +100,7 @@ def fedmud_client(
 
     training = Learning(
         learn,
-        part_of=lambda call: _part(call, task(call.context)),
+        start_of=lambda call: _summed(call, task(call.context)),
         beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
         at_once=train is None,
     )
@@ -108,20 +109,10 @@ def fedmud_client(
     )
 
 
-def _part(call: Call, task: LocalTask) -> SumPart:
-    """Return the instruction and arrays of a node's masked update, with its base, however received."""
-    instruction = Instruction.of(call, task)
-    method = instruction.method()
-    (name,) = call.content.config_records
-    config = {key: value for key, value in instruction.config.items() if key != "from-version"}
-    common: dict[str, ArrayRecord | ConfigRecord] = {name: ConfigRecord(config)}
-    for key in ("arrays", "factors"):
-        if key in call.content.array_records:
-            common[key] = call.content.array_records[key]
-    if method.evolution is not None:
-        common["base"] = held_base(call)
+def _summed(call: Call, task: LocalTask) -> Mapping[str, NDArray[Any]]:
+    """Return the arrays whose changes a secure sum adds up."""
     rest = finite_views(call.content.array_records["arrays"])
-    return SumPart(RecordDict({**common}), method.summed_arrays(rest))
+    return Instruction.of(call, task).method().summed_arrays(rest)
 
 
 @dataclass(frozen=True)

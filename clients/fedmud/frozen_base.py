@@ -21,7 +21,7 @@ from hedgerow.clients.training.work import State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import checksum, finite_views, received_state, to_record, to_state_dict
 
-__all__ = ["Bases", "Evolution", "held_base"]
+__all__ = ["Bases", "Evolution"]
 
 Made = TypeVar("Made")
 
@@ -127,12 +127,6 @@ class Bases:
             return base
 
         return self._once(("moved", held.checksum, held.version, id(record)), move, record)
-
-
-def held_base(call: Call) -> ArrayRecord:
-    """Return the base of a node's last training: the message's, or the one in its context."""
-    sent = call.content.array_records.get("base")
-    return call.context.state.array_records[_RECORD] if sent is None else sent
 
 
 @dataclass(frozen=True)

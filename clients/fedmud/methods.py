@@ -23,7 +23,6 @@ from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.stored_settings import store_settings, stored_settings
 from hedgerow.clients.training.batches import DROP_LAST, augmented_work, epoch_batches, fails_on_one
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
@@ -152,14 +151,7 @@ class Instruction:
         single = size > 1 and samples > size and samples % size == 1
         if not single or not fails_on_one(self.task.model, self.task.x[self.task.part[:1]]):
             return 1
-        if stored_settings(self.call.context, "drop-last") is None:
-            store_settings(self.call.context, "drop-last", {}, {"logged": True})
-            log(
-                INFO,
-                "drop-last: each epoch leaves out one of node %d's %d samples, a last batch that the model "
-                "cannot train on",
-                self.call.partition_id, samples,
-            )  # fmt: skip
+        _note_drop(self.call.context.run_id, self.call.partition_id, samples)
         return 2
 
     def _skipped(self) -> dict[str, int]:
@@ -306,6 +298,18 @@ METHODS: Mapping[str, type[NodeMethod]] = {
     "ef21p": _EF21P,
     "fedbat": _FedBAT,
 }
+
+
+@lru_cache(maxsize=4096)
+def _note_drop(run_id: int, node: int, samples: int) -> None:
+    """Log once that a node leaves out a sample of each epoch."""
+    log(
+        INFO,
+        "drop-last: each epoch leaves out one of node %d's %d samples, a last batch that the model cannot "
+        "train on",
+        node,
+        samples,
+    )
 
 
 # A model's plans and wrapped copies are made once per process, not per node and round.

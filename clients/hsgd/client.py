@@ -19,12 +19,11 @@ from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
-from hedgerow.clients.hsgd.work import ExchangeJob, encode_all, step_all, update_of, uploaded
+from hedgerow.clients.hsgd.work import ExchangeJob, encode_all, step_all, update_of
 from hedgerow.clients.mods.guard import Reveals, reveals
-from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, UPLOAD, WHOAMI
+from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
 from hedgerow.wire.records import config_in
 
 __all__ = ["hsgd_client"]
@@ -61,8 +60,6 @@ def hsgd_client(
                      device    t, steps, eta0, eta-period, mu; head, zeta1          device
                      edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
                                zeta1
-    train.upload     all       t; head, hospital or device; ``masked-sum``          within a sum, head and
-                                                                                    hospital, or device
     ===============  ========  ===================================================  =======================
 
     - ``*`` only at the start of a round: the model of iteration t. Without it, the node resumes from its
@@ -82,9 +79,6 @@ def hsgd_client(
       ``introduction`` and ``pinned``.
     - ``upload-clip`` bounds the L2 norm of the uploaded change; ``upload-noise-multiplier`` times it is the
       standard deviation of its noise. Hospitals then report no loss.
-    - ``summed``: the reply to an update has no model and no loss; the node keeps them for ``train.upload``,
-      whose arrays are the model at the start of the interval, or of the round for hospitals and edges. Both
-      need a secure sum (``hedgerow.wire.masked_sums``); a party's weight is its number of people.
     - ``clip`` bounds each encoding's L2 norm, and ``noise-multiplier`` times it is the standard deviation of
       its Gaussian noise. ``noise-source`` is ``seed`` (default), for simulations, with noise derived from
       ``seed`` (of this config or the run's), t and partition; or ``entropy``, the operating system's. A node
@@ -124,7 +118,7 @@ def hsgd_client(
         except ValueError:  # The reply to ``query.pair`` reports it, and the server excludes this node.
             return 0
 
-    steps = Reveals.NOISED | Reveals.KEPT
+    steps = Reveals.NOISED
     return BatchClientApp(
         {
             WHOAMI: whoami(people, sizes=sizes),
@@ -132,7 +126,6 @@ def hsgd_client(
             EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, ExchangeJob.of, encode_all)),
             UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update_of, step_all)),
             **own_handlers(),
-            **masked_sum_handlers(each(lambda call: uploaded(call, party(call.context))), UPLOAD),
         },
         mods,
     )

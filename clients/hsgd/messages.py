@@ -16,10 +16,7 @@ from hedgerow.clients.gradient_noise import noise_root
 from hedgerow.clients.grid_noise import GridNoise, noise_key
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
 from hedgerow.clients.mods.guard import check_privacy, check_release
-from hedgerow.clients.stored_settings import digest_of, store_settings, stored_settings
 from hedgerow.wire.calls import Call
-from hedgerow.wire.masked_sums import told_content
-from hedgerow.wire.message_types import EXCHANGE
 from hedgerow.wire.records import PayloadError, config_in, finite_views, records_of, to_record, view
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
@@ -32,7 +29,6 @@ __all__ = [
     "Vector",
     "config_of",
     "has_arrays",
-    "note_terms",
     "received",
     "reply",
 ]
@@ -44,10 +40,6 @@ _STATE, _STATE_AT = "hsgd", "hsgd-at"  # Records in context.state.
 # The memory before the last steps, which are undone if the server did not receive the reply.
 _BEFORE, _BEFORE_AT = "hsgd-before", "hsgd-before-at"
 _START = "start-"  # Prefix of a block's name there.
-# Key of the digests of all terms since the round began.
-_TERMS = "hsgd-steps"
-# Config keys that differ between parties; another group may have missed an interval.
-_PARTY_S_OWN = ("t", "since", "ids", "peers")
 
 
 def config_of(call: Call) -> ConfigRecord:
@@ -191,7 +183,6 @@ class UpdateRequest:
     mu: float
     upload: bool
     protected: ProtectedUpload | None = None
-    summed: bool = False  # Whether the node keeps its model for a secure sum.
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "UpdateRequest":
@@ -202,10 +193,7 @@ class UpdateRequest:
         rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
         mu = nonnegative(config, "mu") if "mu" in config else 0.0
         upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
-        summed = flag(config, "summed", default=False)
-        if upload and summed:
-            raise ValueError("upload and summed must not both be true in the message's config")
-        return cls(t, _ids(config), rates, mu, upload, protected, summed)
+        return cls(t, _ids(config), rates, mu, upload, protected)
 
 
 def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
@@ -224,22 +212,6 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
 def has_arrays(call: Call) -> bool:
     """Return whether the message has a model, as at the start of a global interval."""
     return _ARRAYS in records_of(call.content, ArrayRecord)
-
-
-def note_terms(call: Call) -> None:
-    """Keep the terms of an upload within a sum, to which the party's masks are bound.
-
-    They are digests of the model that begins a round (or a device's interval), and of the configs since.
-    """
-    begins = call.message_type == EXCHANGE and has_arrays(call)
-    kept = None if begins else stored_settings(call.context, _TERMS)
-    before: Any = [] if kept is None else kept["digests"]
-    common = {key: repr(value) for key, value in config_of(call).items() if key not in _PARTY_S_OWN}
-    terms = {*before, digest_of(call.message_type, sorted(common.items()))}
-    if begins:
-        model = records_of(call.content, ArrayRecord)[_ARRAYS]
-        terms.add(digest_of("model", told_content(RecordDict({_ARRAYS: model})).hex()))
-    store_settings(call.context, _TERMS, {"digests": sorted(terms)})
 
 
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
@@ -289,7 +261,6 @@ class PartyMemory:
     pairs: bool = False  # Whether every pair has its own model.
     # The blocks (n,) at the start of the round, if the upload is to be protected.
     start: Mapping[str, Vector] = field(default_factory=dict)
-    loss: float | None = None  # A hospital's mean loss, for a secure sum.
     made_at: int | None = None  # Iteration of the arrays if the group missed those up to t; None for t.
 
     @classmethod
@@ -325,9 +296,7 @@ class PartyMemory:
         views = finite_views(kept)
         start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
         arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
-        loss = about.get("loss")
-        loss = loss if isinstance(loss, float) else None
-        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start, loss)
+        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start)
 
     def keep(self, context: Context, *, stepped: bool = False) -> None:
         """Store the memory in ``context.state``; after steps (``stepped``), also keep the previous one.
@@ -342,8 +311,6 @@ class PartyMemory:
         start = {_START + key: block for key, block in self.start.items()}
         state[_STATE] = to_record({**self.arrays, **start})
         about = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
-        if self.loss is not None:
-            about["loss"] = self.loss
         if self.made_at is not None:
             about["made-at"] = self.made_at
         state[_STATE_AT] = about

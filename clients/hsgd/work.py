@@ -21,16 +21,14 @@ from torch import Tensor
 from hedgerow.clients.hsgd.messages import (
     ExchangeRequest,
     PartyMemory,
-    ProtectedUpload,
     UpdateRequest,
     config_of,
     has_arrays,
-    note_terms,
     received,
     reply,
 )
 from hedgerow.clients.hsgd.party import Party
-from hedgerow.clients.hsgd.sealing import Channel, is_sealed
+from hedgerow.clients.hsgd.sealing import Channel
 from hedgerow.clients.hsgd.step import (
     DeviceStack,
     HospitalStack,
@@ -41,11 +39,11 @@ from hedgerow.clients.hsgd.step import (
     hospital_steps,
 )
 from hedgerow.clients.instructions import flag, whole
-from hedgerow.clients.mods.guard import check_kept_for_sum, check_privacy, reveals_nothing
+from hedgerow.clients.mods.guard import check_privacy, reveals_nothing
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.wire.calls import Call
 
-__all__ = ["ExchangeJob", "encode_all", "step_all", "update_of", "uploaded"]
+__all__ = ["ExchangeJob", "encode_all", "step_all", "update_of"]
 
 Vector = NDArray[Any]
 Job = TypeVar("Job")
@@ -72,7 +70,6 @@ class ExchangeJob:
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
         channel = Channel.of(call, config_of(call))
-        check_kept_for_sum(channel is not None)
         if party.role == "hospital" and not has_arrays(call):
             check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
@@ -118,7 +115,6 @@ class ExchangeJob:
             content = reply({**head, kind: released}, compress=self.request.compress)
         else:
             content = self.channel.sealed(self.memory.ids, kind, rows=released, **head)
-            note_terms(self.call)
         self.memory.keep(self.call.context)
         return content
 
@@ -250,9 +246,6 @@ Update = HospitalUpdate | DeviceUpdate
 
 def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
     """Prepare one call of ``train.update``."""
-    sealed = flag(config_of(call), "sealed", default=False)
-    # Heads and encodings that the server can read also reveal what was learnt.
-    check_kept_for_sum(sealed and request.summed)
     kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
     return kind.of(call, party, request)
 
@@ -316,19 +309,15 @@ def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[s
 def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
     """Keep the model of iteration t + Q, or send it and forget it; reply with the metrics."""
     context, request, protected = job.call.context, job.request, job.request.protected
-    sent = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
-    # A device keeps its model only for a sum.
-    if request.upload or (job.party.role == "device" and not request.summed):
+    sent = MetricRecord({"num-examples": len(job.ids), **metrics})
+    if request.upload or job.party.role == "device":
         PartyMemory.forget(context)
         if protected is not None:
             arrays = protected(arrays, job.start, request.t, job.call)
         return _kept(job, RecordDict({**reply(arrays), "metrics": sent}))
     start = {} if protected is None else job.start
-    loss = metrics.get("loss") if request.summed else None
-    memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
-    memory.keep(context, stepped=job.party.role != "device")  # A device receives theta_2 each time.
-    if request.summed:
-        note_terms(job.call)
+    memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start)
+    memory.keep(context, stepped=True)
     if "loss" not in sent:
         reveals_nothing()
     return _kept(job, RecordDict({"metrics": sent}))
@@ -360,32 +349,6 @@ def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> list[list[
     for job in jobs:
         stacks.setdefault(terms(job), []).append(job)
     return list(stacks.values())
-
-
-# Secure sums need identical content for all members. An update's content differs by node, so with sums its
-# reply has no model, and ``train.upload`` collects it.
-
-
-def uploaded(call: Call, party: Party) -> RecordDict:
-    """Answer ``train.upload`` with the kept model; for JFL's pairs, their mean."""
-    config = config_of(call)
-    is_sealed(call, config)
-    memory = PartyMemory.at(call.context, whole(config, "t", 0))
-    hospital = party.role == "hospital"
-    arrays = {key: memory.arrays[key] for key in (("head", "hospital") if hospital else ("device",))}
-    if not hospital:
-        arrays = _averaged(arrays)
-    if (protected := ProtectedUpload.of(config)) is not None:
-        arrays = protected(arrays, memory.start, memory.t, call)
-    metrics = MetricRecord({"num-examples": len(party.ids)})
-    if memory.loss is not None and protected is None:
-        metrics["loss"] = memory.loss
-    PartyMemory.forget(call.context)
-    return RecordDict({**reply(_averaged(arrays)), "metrics": metrics})
-
-
-def _averaged(arrays: Mapping[str, Vector]) -> dict[str, Vector]:
-    return {key: _mean_of_rows(rows) if rows.ndim > 1 else rows for key, rows in arrays.items()}
 
 
 def _mean_of_rows(rows: Vector) -> Vector:

@@ -46,7 +46,6 @@ __all__ = [
     "Refusal",
     "Reveals",
     "check_hello",
-    "check_kept_for_sum",
     "check_monitor",
     "check_pooled",
     "check_privacy",
@@ -120,8 +119,6 @@ class Reveals(Flag):
     SUMMED = auto()
     # Noised values; the handler calls ``check_privacy``.
     NOISED = auto()
-    # Nothing that the server can read, until a later secure sum; the handler calls ``check_kept_for_sum``.
-    KEPT = auto()
 
 
 @dataclass(frozen=True)
@@ -293,7 +290,7 @@ def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
     if what is Reveals.NOTHING:
         return
     is_summed = _is_summed(call, what)
-    if policy.secure_sums == "required" and not (is_summed or Reveals.KEPT in what):
+    if policy.secure_sums == "required" and not is_summed:
         raise Refusal(UNPROTECTED, "secure-sums")
     if policy.privacy != "none" and not (is_summed or Reveals.NOISED in what):
         raise Refusal(UNPROTECTED, "privacy")
@@ -307,8 +304,7 @@ def _check_answer(watch: _Watch, what: Reveals) -> None:
     policy = watch.policy
     if what is Reveals.NOTHING:
         return
-    is_kept = bool((Reveals.KEPT | Reveals.NOTHING) & watch.done)
-    if policy.secure_sums == "required" and not (is_kept or _is_summed(watch.call, what)):
+    if policy.secure_sums == "required" and not _is_summed(watch.call, what):
         raise Refusal(UNPROTECTED, "secure-sums")
     if policy.privacy != "none" and not (Reveals.NOISED | Reveals.NOTHING) & watch.done:
         raise Refusal(UNPROTECTED, "privacy")
@@ -416,16 +412,6 @@ def reveals_nothing() -> None:
     """Mark this answer as revealing nothing about the node's records, though others of its type do."""
     if _watch is not None:
         _watch.done |= Reveals.NOTHING
-
-
-def check_kept_for_sum(is_kept: bool) -> None:
-    """Mark whether the answer is kept at the node, unreadable for the server, until a secure sum."""
-    if _watch is None:
-        return
-    if is_kept:
-        _watch.done |= Reveals.KEPT
-    elif _watch.policy.secure_sums == "required":
-        raise Refusal(UNPROTECTED, "secure-sums")
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hedgerow.clients.instructions import only_arrays, state_rows
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
-from hedgerow.clients.mods.mask import Beside, PartOf, masked_sum_handlers, whole_instruction
+from hedgerow.clients.mods.mask import Beside, StartOf, masked_sum_handlers, whole_model
 from hedgerow.clients.mods.update import Learn, Learnt, UpdateMod, changed
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 
@@ -27,8 +27,8 @@ class Learning:
     ----------
     learn : Callable[[Sequence[Call]], Sequence[Learnt or RecordDict or Exception]]
         Trains nodes.
-    part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
-        Returns a node's part in a secure sum.
+    start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
+        Returns the arrays that a secure sum adds up the changes of.
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside a secure sum.
     at_once : bool (default: True)
@@ -37,14 +37,14 @@ class Learning:
     """
 
     learn: Learn
-    part_of: PartOf = whole_instruction
+    start_of: StartOf = whole_model
     beside: Beside = lambda _: {}
     at_once: bool = True
 
     def handlers(self, message_type: str, mods: Sequence[UpdateMod]) -> dict[str, BatchHandler]:
         """Return the handlers of messages."""
         answer = partial(encoded, changed(mods, self.learn))
-        return masked_sum_handlers(answer, message_type, self.part_of, self.beside)
+        return masked_sum_handlers(answer, message_type, self.start_of, self.beside)
 
     def in_columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
         """Answer for all nodes at once.

@@ -28,7 +28,7 @@ from hedgerow.clients.mods.guard import (
     needs_entropy,
     reveals,
 )
-from hedgerow.clients.stored_settings import settings_digest
+from hedgerow.clients.stored_settings import state_digest
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.discrete_gaussian import KEY_BYTES, CoinFlips
 from hedgerow.wire.masked_sums import (
@@ -50,8 +50,9 @@ from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, config_in, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["Beside", "PartOf", "SumPart", "masked_sum_handlers", "whole_instruction"]
+__all__ = ["Beside", "StartOf", "masked_sum_handlers", "whole_model"]
 
 NO_SUM = "this node takes no part in such a sum"
 # Node config key: the smallest number of a sum's members.
@@ -59,40 +60,22 @@ _LEAST = "min-sum-nodes"
 _OWN_STATE = "masked-sum"
 
 
-@dataclass(frozen=True)
-class SumPart:
-    """What the members of a sum share, and the arrays that their answers must match.
-
-    Parameters
-    ----------
-    common : RecordDict
-        The part of the instruction that a member's answer depends on. It is part of the masks' keys, so that
-        the masks of a member that received another model do not cancel; the server must derive the same.
-        Other settings that the node received enter the keys by ``settings_digest``.
-    start : Mapping[str, NDArray]
-        The arrays that training starts from, by key, in the order of the sum's entries.
-    """
-
-    common: RecordDict
-    start: Mapping[str, NDArray[Any]]
-
-
-# Returns a node's part, after training, from the instruction without its plan.
-PartOf = Callable[[Call], SumPart]
+# Returns the arrays that the members' answers must match, in the order of the sum's entries, after training
+# from the instruction without its plan. They depend on the instruction and the node's state alone.
+StartOf = Callable[[Call], Mapping[str, NDArray[Any]]]
 # Returns the metrics sent in plain beside a sum; they depend on the instruction alone.
 Beside = Callable[[Call], Mapping[str, int]]
 
 
-def whole_instruction(call: Call) -> SumPart:
-    """Return the part that covers the whole instruction and its one ArrayRecord."""
-    arrays = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
-    return SumPart(call.content, arrays)
+def whole_model(call: Call) -> Mapping[str, NDArray[Any]]:
+    """Return the instruction's one ArrayRecord."""
+    return finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
 
 
 def masked_sum_handlers(
     train: BatchHandler,
     message_type: str = "train",
-    part_of: PartOf = whole_instruction,
+    start_of: StartOf = whole_model,
     beside: Beside = lambda _: {},
 ) -> dict[str, BatchHandler]:
     """Return the handlers of a node that can take part in secure sums.
@@ -103,12 +86,12 @@ def masked_sum_handlers(
     Parameters
     ----------
     train : Callable[[Sequence[Call]], Sequence[RecordDict or Exception]]
-        Answers with one ArrayRecord, keys and shapes as in ``part_of(call).start``, and one MetricRecord. An
+        Answers with one ArrayRecord, keys and shapes as in ``start_of(call)``, and one MetricRecord. An
         empty ArrayRecord, from a node that did not train, is sent in plain.
     message_type : str (default: "train")
         The message type that ``train`` answers.
-    part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
-        Returns a node's part; called after training.
+    start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
+        Returns the arrays that training starts from, by key.
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside the sum.
 
@@ -121,22 +104,8 @@ def masked_sum_handlers(
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
         if not any(MASKED_SUM in call.content for call in calls):
             return train(calls)
-        # Cached by content, which many nodes share.
-        sent: dict[int, _Sent] = {}
-        parts: dict[int, tuple[SumPart, bytes]] = {}
-
-        def part(call: Call) -> tuple[SumPart, bytes]:
-            if part_of is not whole_instruction:
-                own = part_of(call)
-                return own, told_content(own.common)
-            if id(call.content) not in parts:
-                whole = part_of(call)
-                parts[id(call.content)] = whole, told_content(whole.common)
-            return parts[id(call.content)]
-
-        # Find a bad instruction before training, if possible.
-        early = part if part_of is whole_instruction else None
-        found = [outcome(_begin, call, sent, early) for call in calls]
+        sent: dict[int, _Sent] = {}  # by content, which many nodes share
+        found = [outcome(_begin, call, sent, start_of) for call in calls]
         valid = [one.call for one in found if not isinstance(one, Exception)]
         trained = iter(train(valid) if valid else [])
         answers: list[Answer] = []
@@ -145,7 +114,9 @@ def masked_sum_handlers(
                 answers.append(one)
                 continue
             answer = next(trained)
-            answers.append(answer if one.sum is None else outcome(_masked_answer, one, answer, part, beside))
+            answers.append(
+                answer if one.sum is None else outcome(_masked_answer, one, answer, start_of, beside)
+            )
         return answers
 
     return {
@@ -162,6 +133,7 @@ class _Sent:
     plan: SumPlan
     content: RecordDict
     packed: bytes
+    about: bytes  # ``SumPlan.about`` of the content
 
     @classmethod
     def of(cls, content: RecordDict) -> "_Sent":
@@ -170,7 +142,7 @@ class _Sent:
         if not isinstance(record, ConfigRecord):
             raise ValueError("masked sum: its record is no ConfigRecord")
         plan = SumPlan.of(record)
-        return cls(plan, plain, plan.packed())
+        return cls(plan, plain, plan.packed(), plan.about(told_content(plain)))
 
 
 @dataclass(frozen=True)
@@ -182,7 +154,7 @@ class _Own:
     run: str
     seed: int
     ends: Mapping[int, Link]  # its end of the link to each other member
-    settings: bytes  # ``settings_digest`` before training
+    state: bytes  # ``state_digest`` before training
 
 
 @dataclass(frozen=True)
@@ -191,7 +163,7 @@ class _Job:
     sum: _Own | None
 
 
-def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:
+def _begin(call: Call, sent: dict[int, _Sent], start_of: StartOf) -> _Job:
     """Check a call before training, and store the node's membership in the sum."""
     if MASKED_SUM not in call.content:
         return _Job(call, None)
@@ -201,8 +173,8 @@ def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] |
             sent[key] = _Sent.of(call.content)
         one = sent[key]
         job = Call(one.content, call.context, call.message_type)
-        if early is not None:
-            early(job)
+        if start_of is whole_model:
+            start_of(job)  # a bad instruction is found before training
         return _Job(job, _joined(call, one))
     except ValueError as error:
         raise Refusal(NO_SUM, "secure-sum") from error
@@ -238,19 +210,16 @@ def _joined(call: Call, sent: _Sent) -> _Own:
     # Until the node has masked an update, it has no shares to reveal.
     unmade = {"about": b"", "key": b"", "told": True}
     _keep(call, links.run, {"number": plan.number, "plan": sent.packed, **unmade})
-    return _Own(sent, member, links.run, seed, ends, settings_digest(call))
+    return _Own(sent, member, links.run, seed, ends, state_digest(call))
 
 
-def _masked_answer(
-    job: _Job, answer: Answer, part_of: Callable[[Call], tuple[SumPart, bytes]], beside: Beside
-) -> RecordDict:
+def _masked_answer(job: _Job, answer: Answer, start_of: StartOf, beside: Beside) -> RecordDict:
     assert job.sum is not None
     plan, own, ends = job.sum.sent.plan, job.sum.member, job.sum.ends
     if isinstance(answer, RecordDict) and not only_record(answer, ArrayRecord, "bad arrays"):
         metrics = only_record(answer, MetricRecord, "bad metrics")
         return RecordDict({"metrics": MetricRecord({key: metrics[key] for key in beside(job.call)})})
-    part, content = part_of(job.call)
-    about, start = plan.about(content), part.start
+    about, start = job.sum.sent.about, start_of(job.call)
     try:
         numbers = _numbers(job, *_learnt(answer, start), start)
     except Refusal:
@@ -260,8 +229,8 @@ def _masked_answer(
             raise
         log(ERROR, "This node adds nothing to sum %d", plan.number, exc_info=error)
         numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
-    # The server cannot and need not derive this key, which includes the node's other settings.
-    key = sha256(about + job.sum.settings).digest()
+    # The server cannot and need not derive this key, which includes the node's state.
+    key = sha256(about + job.sum.state).digest()
     state = _state(job.call, job.sum.run)
     _keep(job.call, job.sum.run, {**state, "about": about, "key": key, "told": False})
     seeds = {other: pair_seed(ends[other].secret, key) for other in plan.graph(about)[own]}
@@ -306,13 +275,27 @@ def _numbers(
         return noisy.encode(update, CoinFlips(_noise_key(job)))
     clips = clips_of(start, plan)
     if metrics is None:
-        return plan.grid.encode(np.zeros(clips.size), clips, 0.0)
+        return plan.grid.encode(np.zeros(clips.size), clips, 0.0, _draws(job, clips.size))
     clipped = float(np.mean(np.abs(update) > clips[: update.size])) if update.size else 0.0
     values = np.concatenate([update, [1.0, clipped], *(_metric(metrics, name) for name in plan.metrics)])
     weight = metrics.get(plan.weighted_by) if plan.weighted_by else 1.0
     if not isinstance(weight, int | float) or not weight > 0:
         raise PayloadError("bad weight", f"{plan.weighted_by} must be > 0, got {weight!r}")
-    return plan.grid.encode(values, clips, min(float(weight) / plan.max_weight, 1.0))
+    share = min(float(weight) / plan.max_weight, 1.0)
+    try:
+        plan.check_share(share)
+    except ValueError as error:
+        raise Refusal(NO_SUM, "secure-sum") from error
+    return plan.grid.encode(values, clips, share, _draws(job, clips.size))
+
+
+def _draws(job: _Job, count: int) -> NDArray[np.float64]:
+    """Return the draws by which a node's numbers are rounded; of a device nobody else knows them."""
+    assert job.sum is not None
+    if not is_simulated():
+        return np.random.default_rng(secrets.randbits(128)).random(count)
+    node, number = job.call.partition_id, job.sum.sent.plan.number
+    return generator(job.sum.seed, round=number, partition_id=node, purpose=Purpose.ROUNDING).random(count)
 
 
 def _noise_key(job: _Job) -> bytes | None:

@@ -9,6 +9,7 @@ on (seed, client, step of the whole run).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,6 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.mask import SumPart
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
@@ -105,7 +105,7 @@ def similarity_free_client(
 
     return BatchClientApp(
         {
-            "train": Learning(learn, part_of=_part, at_once=train is None),
+            "train": Learning(learn, start_of=_summed, at_once=train is None),
             **task_handlers(task),
             PROBE: each(answer_probe),
         },
@@ -113,14 +113,10 @@ def similarity_free_client(
     )
 
 
-def _part(call: Call) -> SumPart:
-    """Return the instruction and arrays of a worker's masked update, without the acknowledgement."""
-    (name,) = call.content.config_records
-    config = only_config(call)
-    shared = ConfigRecord({key: value for key, value in config.items() if key != "acknowledged"})
+def _summed(call: Call) -> Mapping[str, NDArray[Any]]:
+    """Return the arrays whose changes a secure sum adds up."""
     sent = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
-    start = summed_arrays(parse_compressor(string(config, "compressor")), sent)
-    return SumPart(RecordDict({**call.content, name: shared}), start)
+    return summed_arrays(parse_compressor(string(only_config(call), "compressor")), sent)
 
 
 @dataclass(frozen=True)

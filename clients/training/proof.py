@@ -85,13 +85,15 @@ def _difference(
         found = (_first_difference(a, b, start, eps) for a, b, start in pairs)
         return next((one for one in found if one is not None), None)
 
-    reasons: list[str] = []
-    while len(reasons) < _TRIES:
-        (reason,) = map_on_threads(compared, [2 * len(reasons)], 1)
-        if reason is None:
-            return None
-        reasons.append(reason)
-    return reasons[-1]
+    reason, kept = None, copy.deepcopy(model.state_dict())
+    try:
+        for attempt in range(_TRIES):
+            (reason,) = map_on_threads(compared, [2 * attempt], 1)
+            if reason is None:
+                break
+    finally:
+        model.load_state_dict(kept)
+    return reason
 
 
 def generic(model: nn.Module, start: State, seed: int) -> dict[str, Tensor]:

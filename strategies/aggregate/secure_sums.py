@@ -26,7 +26,7 @@ from hedgerow.strategies.aggregate.sum_noise import (
     SumPrivacyReport,
     SumReleases,
 )
-from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
+from hedgerow.strategies.exchange import Ask, Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.wire.checks import in_range, int_between, positive
@@ -66,7 +66,7 @@ class SecureSum:
     ----------
     clip : float (default: 8.0)
         R, > 0 and finite: each node clips every number of its update to [-R, R]. The error of the mean of n
-        nodes of equal weights is at most n R / 2^31, see ``hedgerow.wire.masked_sums.Grid.error``.
+        nodes of equal weights is at most 2 n R / 2^31, see ``hedgerow.wire.masked_sums.Grid.error``.
     threshold : float (default: 0.67)
         More than this share of a sum's members must survive, in [2/3, 1); otherwise there is no sum.
     min_nodes : int (default: 3)
@@ -296,11 +296,11 @@ class SecureSums:
             self._number = max(self._number, reply.value[1])
         self._left_out[NO_KEYS] += sum(node.partition_id not in self._keys for node in new)
 
-    def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
+    def plan_for(self, group: int, content: RecordDict, start: ArrayRecord) -> ConfigRecord:
         """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
 
-        ``common`` is the content that members must have in common, see ``SumPart`` of the clients. ``start``
-        are the arrays that they reply with changes of: keys, shapes and dtypes, in their order.
+        ``content`` is the instruction of every member, without the plan. ``start`` are the arrays that they
+        reply with changes of: keys, shapes and dtypes, in their order.
         """
         members = sorted(at for at, of in self._group_of.items() if of == group)
         n = len(members)
@@ -318,7 +318,7 @@ class SecureSums:
             **({} if self.noise is None else self.noise.of_plan()),
         )
         arrays = {k: view(a) for k, a in start.items()}
-        self._open[group] = _Open(plan, plan.about(told_content(common)), clips_of(arrays, plan))
+        self._open[group] = _Open(plan, plan.about(told_content(content)), clips_of(arrays, plan))
         if plan.noisy_grid is not None:
             if counters := sorted(key for key, array in arrays.items() if array.dtype.kind != "f"):
                 raise ValueError(
@@ -469,15 +469,12 @@ class SecureSums:
         for node in nodes:
             groups.setdefault(exchange.asked[node.partition_id].pool, []).append(node)
         chosen = {node.partition_id for node in (yield from self.choose(run.round, groups))}
-        names = self.federation.settings.arrayrecord_key, self.federation.settings.configrecord_key
         asks = []
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
                 sent = exchange.sent(ask.pool)
-                arrays = run.layout.unflatten(sent) if ask.arrays is None else ask.arrays
-                config = ConfigRecord({**exchange.config, **ask.config})
-                common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: config})
-                plan = self.plan_for(ask.pool, common, exchange.coding.summed(sent, run.layout))
+                content = _same_for_all(run, exchange, replace(ask, nodes=members))
+                plan = self.plan_for(ask.pool, content, exchange.coding.summed(sent, run.layout))
                 asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []
@@ -503,6 +500,17 @@ class SecureSums:
         if not self.enough():
             raise RoundFailedError
         return means
+
+
+def _same_for_all(run: Any, exchange: Exchange, ask: Ask) -> RecordDict:
+    """Return the instruction of all members of a sum; ValueError if a value is one member's own."""
+    first = ask.nodes[0]
+    for key, own in ask.own.items():
+        # Records are compared as objects: nodes that are sent the same one share it.
+        if any(own.get(i) is not own.get(first) and own.get(i) != own.get(first) for i in ask.nodes):
+            raise ValueError(f"{key} must be the same in all instructions of a secure sum")
+    content: RecordDict = run.instruction(replace(exchange, asks=[ask]), first)
+    return content
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,9 +142,8 @@ class CompressedLayers(Method[S]):
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees only the sum of the participants' updates, as in SD-FEEL; a ``SecureSum``
         changes the default settings. Only for methods with factors that are averaged one by one, and for the
-        dense one. The masks depend on the node's base: a node with a base that differs from the server's in
-        any bit is excluded; ``sync="dense"`` avoids this. With ``SecureSum(noise=...)`` all nodes have the
-        same weight.
+        dense one. A method with a base needs ``sync="dense"``, because members of a sum must get the same
+        instruction. With ``SecureSum(noise=...)`` all nodes have the same weight.
     seeded_base : bool (default: False)
         Whether nodes can draw the initial weights themselves from the run's seed, as those of this suite's
         apps do (``LocalTask.initial``). A new node is then sent the updates since the start, if they are
@@ -213,6 +212,11 @@ class CompressedLayers(Method[S]):
         if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
             if self.no_sums:
                 raise ValueError(f"secure_sum must be False with this method: {self.no_sums}")
+            if sync != "dense" and self.log().base_bits:
+                raise ValueError(
+                    f"sync must be 'dense' with secure_sum, got {sync!r}: members of a sum must get the same "
+                    "instruction, and otherwise each is sent the updates that it lacks"
+                )
             if most < summed.min_nodes:
                 raise ValueError(f"secure_sum needs {summed.min_nodes} nodes in a round; there are {most}")
             self.sums = _Sums(summed, federation, weighting, batch_size)

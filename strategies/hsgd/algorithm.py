@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hedgerow.strategies.exchange import Exchange, RoundFailedError, Steps, Vector, together
 from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.strategies.hsgd.interval import Interval, Local
-from hedgerow.strategies.hsgd.means import Averages, mean_of_models
+from hedgerow.strategies.hsgd.means import PlainMeans, mean_of_models
 from hedgerow.strategies.hsgd.theta import Blocks, Theta
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.run import Run
@@ -56,7 +56,7 @@ class Algorithm(Method[State]):
 
     state_class = State
     groups: Sequence[Group]
-    averages: Averages
+    averages: PlainMeans
     participation: float
     aggregate: bool
     pairs: bool  # JFL: whether every sampled pair has its own model in a round.
@@ -117,7 +117,7 @@ class Algorithm(Method[State]):
 
 
 def local_interval(
-    interval: Interval, groups: Iterable[Local], averages: Averages, run: Run
+    interval: Interval, groups: Iterable[Local], averages: PlainMeans, run: Run
 ) -> Steps[list[Local]]:
     """Exchange encodings, make Q steps on both sides, and average the devices of each group."""
     groups = interval.begin(groups)

@@ -46,7 +46,6 @@ class IntervalTerms:
     mu: float = 0.0  # L2 regularisation of both encoders.
     noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on encodings.
     uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on uploads.
-    summed: bool = False  # Whether parties keep their updated models for a secure sum.
 
     @property
     def exchange(self) -> dict[str, Scalar]:
@@ -57,18 +56,7 @@ class IntervalTerms:
     def update(self) -> dict[str, Scalar]:
         """The common config of an update."""
         schedule = {"eta0": self.eta0, "eta-period": self.eta_period, "mu": self.mu}
-        summed = {"summed": True} if self.summed else {}
-        return {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise, **summed}
-
-    @property
-    def upload(self) -> dict[str, Scalar]:
-        """The common config of an upload within a sum."""
-        return {"t": self.t + self.steps, "sealed": True, **self.uploads_noise}
-
-    @property
-    def sends_model(self) -> bool:
-        """Whether hospitals and edges reply with their models."""
-        return self.uploads and not self.summed
+        return {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise}
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +297,7 @@ class Interval:
             self.books.encodings_to_hospital(self.round, m, a, seals)
             config = {
                 "ids": list(one.ids),
-                "upload": self.terms.sends_model,
+                "upload": self.terms.uploads,
                 **self.links.coding(self.schema),
             }
             zeta2 = records(zeta2=_joined(swap.zeta2, one.ids))
@@ -322,7 +310,7 @@ class Interval:
         """Ask devices or edges for Q steps with the head and their own rows of zeta_1."""
         asks = []
         for one in _left(groups):
-            batch = {"ids": list(one.ids), "upload": self.terms.sends_model} if one.group.hosted else {}
+            batch = {"ids": list(one.ids), "upload": self.terms.uploads} if one.group.hosted else {}
             own = {i: self._for_devices(one, ids) for i, ids in one.hosts.items()}
             asks.append(self._ask(one, {**batch, **self.links.coding(self.schema)}, own))
         return self._exchange(UPDATE, asks, self.terms.update)
@@ -358,8 +346,8 @@ class Interval:
             if device.size and self.hold is not None:
                 self.hold(device, one.device_of(self._asked[at][0]), "device")
             return Row(Updated(None, device, RecordDict({**metrics}), refused), 0)
-        loss, head, hospital = self.schema.hospital_update(content, count, self.terms.sends_model)
-        if self.terms.sends_model and self.hold is not None:
+        loss, head, hospital = self.schema.hospital_update(content, count, self.terms.uploads)
+        if self.terms.uploads and self.hold is not None:
             self.hold(head, one.start.head, "head")
             self.hold(hospital, one.start.hospital, "hospital")
         blocks = np.concatenate([head, hospital], axis=-1)
@@ -375,7 +363,7 @@ class Interval:
 
     def _sends_device(self, group: Group) -> bool:
         """Return whether a device or an edge replies with its model."""
-        return self.terms.sends_model if group.hosted else not self.terms.summed
+        return self.terms.uploads or not group.hosted
 
     def _keeps_models(self, group: Group) -> bool:
         """Return whether devices keep theta_2 between a round's intervals, as pairs on an edge node do."""
@@ -393,9 +381,7 @@ class Interval:
             if at == one.group.hospital:
                 unread |= {(one.group.number, person) for person in self._unread(at, reply.refused)}
         made = {at: reply for at, reply in replies if isinstance(reply, Updated)}
-        if not self.terms.summed:
-            hospitals = [at for at in made if at == self._of[at].group.hospital]
-            self.contents += [made[at].metrics for at in hospitals]
+        self.contents += [made[at].metrics for at in made if at == self._of[at].group.hospital]
         return [one if one.lost else self._trained(one, made, unread) for one in groups]
 
     def _trained(self, one: Local, made: Mapping[int, Updated], unread: set[tuple[int, str]]) -> Local:
@@ -420,13 +406,13 @@ class Interval:
         if not {group.hospital, edge_node} <= made.keys():
             return self._lost(one, "no update")
         left = tuple(person for person in one.ids if (m, person) not in unread)
-        if self.terms.sends_model:
+        if self.terms.uploads:
             self.books.to_cloud(self.round, m, len(left))
         hospital, gone = made[group.hospital], set(one.ids) - set(left)
         return replace(
             one, ids=left, own={person: model for person, model in own.items() if person not in gone},
             averaged=averaged, trained=tuple(counts), loss=hospital.loss,
-            uploaded=hospital.blocks if self.terms.sends_model else None,
+            uploaded=hospital.blocks if self.terms.uploads else None,
             at=self.terms.t + self.terms.steps,
         )  # fmt: skip
 

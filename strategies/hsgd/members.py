@@ -52,8 +52,6 @@ class Members(Part):
         self.report = ExchangeReport()
         # The groups that the run started with.
         self._first: set[int] = set()
-        # The largest number of people seen per group.
-        self._most: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parties' agreement and the groups' sizes, for a checkpoint."""
@@ -68,18 +66,6 @@ class Members(Part):
     def encodings(self) -> tuple[int, int]:
         """The lengths e1 and e2 of encodings."""
         return self.setup.encodings
-
-    def people(self) -> dict[int, float]:
-        """Return the largest weight of each group's parties: all matched people, held out or not.
-
-        With dealt data a party also counts people that no other party has: at most as many again.
-        """
-        held = {} if self.matching is None else self.matching.held_out
-        for group in self.groups:
-            m, matched = group.number, group.size + (held[group.number].size if group.number in held else 0)
-            claimed = self.setup.sizes.get(m, self._most.get(m, 0))
-            self._most[m] = max(matched, min(claimed, 2 * matched))
-        return {m: float(most) for m, most in self._most.items()}
 
     def begin(self, grid: Grid) -> ArrayRecord | None:
         """Form the groups, once per run; return the initial model if it depends on the parties' data."""

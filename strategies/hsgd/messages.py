@@ -74,7 +74,7 @@ class Schema:
     dtype: np.dtype[Any]  # The model's, a floating-point type.
     compressed: bool = False  # Whether head and encodings are sent as top-k payloads.
     pairs: bool = False  # Whether every pair has its own model.
-    protected: bool = False  # Whether uploads are noisy or summed; hospitals then report no loss.
+    protected: bool = False  # Whether uploads are noisy; hospitals then report no loss.
 
     def hospital_shares(self, content: RecordDict, a: int, peers: int) -> tuple[bytes, list[bytes]]:
         """Return the sealed head (empty with pairs), and each peer's share (empty if withheld)."""

@@ -19,7 +19,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer
@@ -32,7 +31,7 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size
 from hedgerow.strategies.hsgd.interval import Interval, IntervalTerms, Local
 from hedgerow.strategies.hsgd.links import PartyLinks, SealedPartyLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, PlainMeans, Summed
+from hedgerow.strategies.hsgd.means import Asked, Means, PlainMeans
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
@@ -110,16 +109,6 @@ class HSGD(Algorithm):
     device_aggregation : str, Aggregation, Aggregator or None (default: None)
         The same for a group's devices, (1), and in JFL for the pairs' models at a hospital; None for the rule
         of ``aggregation``. An edge node always takes the mean of the devices that it hosts.
-    secure_sum : bool or SecureSum (default: False)
-        Whether the server sees only means over a batch's devices, over hospitals and over edges (a
-        ``SecureSum`` for non-default settings). Parties must answer ``train.upload``, ``query.sum_keys`` and
-        ``query.sum_shares``, as ``hsgd_client`` does. Requires ``sealed``. Adds two exchanges per round, or
-        per local interval if devices are nodes. If too few of a batch's devices survive, the group keeps its
-        theta_2; if too few hospitals or edges do, the round is repeated. ``max_update_norm_ratio`` then
-        bounds the means, and K_m of (2) is the number of people that a party has.
-    min_sum_devices : int (default: 16)
-        Minimum devices of a batch in a sum, 3 to 255 and at least ``SecureSum.min_nodes``. With fewer, a
-        first-layer unit may be active for one person only, and the mean then reveals that person's features.
     adaptive : Adaptive or None (default: None)
         When to estimate rho, delta and F0 and choose P, Q and eta again.
     system : ModelledSystem (default: ModelledSystem())
@@ -152,8 +141,6 @@ class HSGD(Algorithm):
         sealed: bool = False,
         aggregation: Asked = "mean",
         device_aggregation: Asked | None = None,
-        secure_sum: bool | SecureSum = False,
-        min_sum_devices: int = RECOMMENDED_SUM_SIZE,
         adaptive: Adaptive | None = None,
         system: ModelledSystem | None = None,
         own: OwnDataSetup | None = None,
@@ -187,8 +174,8 @@ class HSGD(Algorithm):
                     raise ValueError(f"upload_noise must have the {key} of noise, {theirs!r}, got {ours!r}")
         if upload_noise is not None and adaptive is not None:
             raise ValueError("adaptive must be None with upload_noise: estimates need exact steps")
-        self.means_asked = Means.of(aggregation, device_aggregation, secure_sum, min_sum_devices)
-        self.means_asked.check(self.variant, num_groups, sealed=sealed, adaptive=adaptive is not None)
+        self.means_asked = Means.of(aggregation, device_aggregation)
+        self.means_asked.check(self.variant, num_groups, adaptive=adaptive is not None)
         self.adaptive, self.own = adaptive, own
         federation = Federation(**options)
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
@@ -205,11 +192,7 @@ class HSGD(Algorithm):
         self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
         self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
-        self.averages: Averages = self.means_asked.plain(apart=not aggregate)
-        if (masked := self.means_asked.sums) is not None:
-            self.sums = self.averages = Summed(
-                masked, federation, upload_noise is None, min_sum_devices, self._hold, self.members.people
-            )
+        self.averages = self.means_asked.plain(apart=not aggregate)
         # Members come before the pacer, whose choice depends on them.
         parts = [self.links, self.exposure, self.members, self._pacer]
         super().__init__(federation, parts=[*parts, *self.means_asked.parts])
@@ -303,7 +286,7 @@ class HSGD(Algorithm):
 
     def _check_groups(self, matching: Matching) -> None:
         batches = [(group, self._count(group)) for group in matching.groups]
-        self.means_asked.check_groups(batches, self.variant, whole=self.pace.P == self.pace.Q)
+        self.means_asked.check_groups(batches, self.variant)
         alone = [group.number for group, count in batches if count == 1]
         if alone and self.own is None:
             log(WARNING, "One device a batch in groups %s: their edge's mean is its model.", alone[:10])
@@ -395,8 +378,7 @@ class HSGD(Algorithm):
             {} if one is None else one.instructions(seed)
             for one in (self.exposure.noise, self.exposure.uploads)
         )
-        summed = self.sums is not None
-        return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise, summed)
+        return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise)
 
     def ended(self, state: State, run: Run) -> None:
         """Report the round's P, Q, eta and iterations."""
@@ -454,8 +436,7 @@ class HSGD(Algorithm):
         return Schema(
             len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
-            # With noisy or summed uploads hospitals report no loss.
-            protected=self.exposure.uploads is not None or self.sums is not None,
+            protected=self.exposure.uploads is not None,  # hospitals then report no loss
         )  # fmt: skip
 
     def _books(self, plain: bool = False) -> Books:

@@ -116,11 +116,17 @@ class ErrorFeedback(Part):
         """Ask for compressed replies to a training exchange."""
         if exchange.kind != "train":
             return exchange
-        k = run.round - 1
-        last = {i: self.acknowledged.get(i, -1) for i in exchange.asked}
-        asks = [replace(ask, own={**ask.own, "acknowledged": last}) for ask in exchange.asks]
+        k, asks = run.round - 1, exchange.asks
+        if self.keeps_errors:
+            last = {i: self.acknowledged.get(i, -1) for i in exchange.asked}
+            asks = [replace(ask, own={**ask.own, "acknowledged": last}) for ask in asks]
         config = {**exchange.config, **self.asked(k)}
         return replace(exchange, asks=asks, config=config, coding=self.coding(k))
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether nodes keep an error memory."""
+        return self.error_feedback and not isinstance(self.compressor, Identity)
 
     def asked(self, round_index: int) -> dict[str, str | bool | int]:
         """Return the config entries that ask for a round's compressed replies."""
@@ -145,5 +151,5 @@ class ErrorFeedback(Part):
 
     def describe(self) -> list[str]:
         """Describe the compression of replies."""
-        kept = self.error_feedback and not isinstance(self.compressor, Identity)
-        return [f"ErrorFeedback: {self.compressor}, {'error feedback' if kept else 'no error feedback'}"]
+        kept = "error feedback" if self.keeps_errors else "no error feedback"
+        return [f"ErrorFeedback: {self.compressor}, {kept}"]

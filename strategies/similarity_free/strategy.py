@@ -137,6 +137,11 @@ class SimilarityFree(Algorithm):
                 f"compressor must be 'identity' or 'randk(0.1)' with secure_sum, got '{self.compressor}': "
                 "every entry is masked, so choosing entries per worker or sending signs saves nothing"
             )
+        if self.error_feedback and self.compressed:
+            raise ValueError(
+                "secure_sum must be False with error_feedback: members of a sum must keep the same state, "
+                "and each worker keeps an error memory of its own"
+            )
         if workers < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} workers; there are {workers}")
         by = None if self.weighting == "examples" else ""

@@ -227,14 +227,9 @@ def parties(role: str, compress: bool) -> list[Decoder]:
     sent = ConfigRecord(coded) if compress else to_record(parts)
     update = RecordDict({"config": config, "payload" if compress else "arrays": sent})
     name = f"{role}{'-compressed' if compress else ''}"
-    kept_for_sum = context(own.state)
-    summed = RecordDict({**update, "config": ConfigRecord({**config, "upload": False, "summed": True})})
-    answered(app, "train.update", summed, kept_for_sum)
-    upload = RecordDict({"config": ConfigRecord({"t": 2}), "arrays": to_record(start)})
     return [
         told(f"{name}-exchange", app, "train.exchange", exchange),
         told(f"{name}-update", app, "train.update", update, own.state),
-        told(f"{name}-upload", app, "train.upload", upload, kept_for_sum.state),
         kept(name, app, "train.update", update, own.state),
     ]
 

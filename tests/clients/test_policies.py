@@ -50,9 +50,7 @@ COVERED: Mapping[str, Mapping[str, set[str]]] = {
         "similarity-free": EVERYBODY | SUMS | {"query.standardise"},
         "fedmud": EVERYBODY | SUMS | {"query.standardise", "query.merge"},
         "ceps": EVERYBODY,
-        "hsgd": EVERYBODY
-        | SUMS
-        | {"query.pair", "query.pool", "query.setup", "train.exchange", "train.update"},
+        "hsgd": EVERYBODY | {"query.pair", "query.pool", "query.setup"},
     },
 }
 COVERED = {
@@ -60,10 +58,10 @@ COVERED = {
     SOUND: {
         **COVERED[REQUIRED],
         "ceps": EVERYBODY | {"query.hello", "query.publish", "train.update"},
-        "hsgd": COVERED[REQUIRED]["hsgd"] | {"evaluate.encode"},
+        "hsgd": COVERED[REQUIRED]["hsgd"] | {"train.exchange", "train.update", "evaluate.encode"},
     },
 }
-SUMMED = {"sd-feel": "train", "similarity-free": "train", "fedmud": "train", "hsgd": "train.upload"}
+SUMMED = {"sd-feel": "train", "similarity-free": "train", "fedmud": "train"}
 
 
 @pytest.fixture

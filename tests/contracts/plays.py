@@ -63,7 +63,7 @@ VARIANTS = (
         for sync in ("dense", "broadcast", "catchup")
     ),
     Method(FEDMUD, "fedmud+bkd+aad", {"aggregation": "geometric-median"}),
-    Method(FEDMUD, "fedmud+aad", {**_SUMS, "num-clients": 4, "clients-per-round": 4}),
+    Method(FEDMUD, "fedmud+aad", {**_SUMS, "sync": "dense", "num-clients": 4, "clients-per-round": 4}),
     Method(CEPS, "ceps", {"codec": "dense64", **_SOUND}),
     Method(CEPS, "ceps", {"sealed": False, "phi": "srht"}),
     Method(CEPS, "dfedavgm", {"bits": 4}),
@@ -75,7 +75,6 @@ VARIANTS = (
     ),
     Method(HSGD, "hsgd", {"aggregation": "median", "device-aggregation": "median", **_DEVICES}),
     Method(HSGD, "hsgd", {"clip": 1.0, "noise-multiplier": 0.5, "noise-source": "seed"}),
-    Method(HSGD, "hsgd", {**_SUMS, "num-groups": 5, "num-clients": 10}),
 )
 
 

@@ -35,7 +35,6 @@ from hedgerow.strategies import (
     FederatedStrategy,
     Monitor,
     Privacy,
-    SecureSum,
     Site,
     UploadNoise,
 )
@@ -322,7 +321,7 @@ case("strategies:HSGD", {}, settings=HSGD,
     names={"global_interval": "P", "local_interval": "Q", "device_aggregation": "aggregation"},
     method=one_of("hsgd", "jfl", "tdcd"), global_interval=COUNT, local_interval=integer(1, 1),
     learning_rate=NOT_NEGATIVE, num_groups=COUNT | NONE, fraction_evaluate=real(0, 0),
-    min_sum_devices=integer(3, 255), secure_sum=Range((False,), (1, "yes", None)), aggregation=RULES,
+    aggregation=RULES,
     device_aggregation=RULES | NONE)
 case("strategies:ModelledSystem", {}, compute_seconds=NOT_NEGATIVE, original_groups=COUNT,
     raw_bytes=NOT_NEGATIVE, raw_seconds=NOT_NEGATIVE)
@@ -775,16 +774,14 @@ SETTINGS_CASES = {f"{app.name} settings": Case(settings_of(app), {}, {}) for app
 CASES.update(SETTINGS_CASES)
 FEW_MODELS = {"edge_servers": "nodes", "topology": "complete", "clusters": [0] * 4 + [1] * 4}
 HALVES = {"role": "hospital", "ids": ["a", "b"], "x": torch.zeros(2, 1), "y": torch.zeros(2)}
-SUMMED = {"secure_sum": True, "sealed": True}
 SITES = ["127.0.0.1:1", "127.0.0.1:2"]
 ONE_SITE = {"num_clients": 6, "min_available_nodes": 3}
 SOUND = {"privacy": "sound"}
-SUMS: dict[str, Any] = {"secure-sum": True}
 UNDIRECTED = [
     ({"method": method, "topology": topology}, f"topology must be .*ring-chords.*got '{re.escape(topology)}'")
     for method in sorted(set(CEPS.METHODS) - {"sgp", "sgp-dn"}) for topology in DIRECTED
 ]
-PLAIN_MEANS = "adaptive must be 'off' with (secure-sum|an aggregation but 'mean'), got 'observe'"
+PLAIN_MEANS = "adaptive must be 'off' with an aggregation but 'mean', got 'observe'"
 DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
 
 TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -828,6 +825,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies:SimilarityFree": [
         ({"aggregation": "median", "secure_sum": True}, "must be 'mean' with secure_sum"),
         ({"compressor": "topk(0.1)", "secure_sum": True}, "must be 'identity' or 'randk.*with secure_sum"),
+        ({"compressor": "randk(0.1)", "secure_sum": True}, "secure_sum must be False with error_feedback"),
         ({"compressor": "sign", "secure_sum": True}, "compressor must be .* with secure_sum, got 'sign'"),
         ({"probe_rounds": 2, "secure_sum": True}, "probe_rounds must be 0 with secure_sum, got 2"),
         ({"min_available_nodes": 2, "secure_sum": True}, "secure_sum needs 3 workers; there are 2"),
@@ -845,7 +843,8 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"measure_bias": True, "secure_sum": True}, "measure_bias reconstructs"),
         ({"aggregation": "median", "variant": "mud+aad", "secure_sum": True},
             "must be 'mean' with secure_sum"),
-        ({"num_clients_per_round": 2, "secure_sum": True},
+        ({"secure_sum": True}, "sync must be 'dense' with secure_sum, got 'catchup'"),
+        ({"num_clients_per_round": 2, "secure_sum": True, "sync": "dense"},
             "secure_sum needs 3 nodes in a round; there are 2"),
     ],
     **{
@@ -925,14 +924,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"aggregation": "krum(1)", "num_groups": 4}, r"'krum\(1\)', which needs 5 groups; num_groups is 4"),
         ({"aggregation": "median", "adaptive": Adaptive(4)},
             "adaptive must be None .*'median': .*plain means"),
-        ({**SUMMED, "adaptive": Adaptive(4)}, "adaptive must be None with secure_sum: .*plain means"),
-        ({**SUMMED, "device_aggregation": "median"},
-            "aggregation must be 'mean' with secure_sum, got 'median'"),
-        ({"secure_sum": True}, "sealed must be True with secure_sum"),
-        ({**SUMMED, "method": "tdcd"}, "the only hospital is alone in its sum"),
-        ({**SUMMED, "aggregate": False}, "own model is alone in its sum"),
-        ({**SUMMED, "num_groups": 2}, "num_groups must be at least 3 with secure_sum, got 2"),
-        ({"secure_sum": SecureSum(min_nodes=6), "sealed": True, "num_groups": 5}, "must be at least 6"),
+        ({"secure_sum": True}, "no parameter 'secure_sum'"),
     ],
     "strategies.hsgd.theory:choose_same_interval": [({"eta": 0.5}, "eta must be at most .*got 0.5")],
     "strategies.hsgd.theory:plans": [
@@ -1099,17 +1091,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"aggregation": "krum(1)"},
             r"aggregation must be a rule of at most num-groups = 4 groups.*, got 'krum\(1\)'"),
         ({"aggregation": "median", "adaptive": "observe"}, PLAIN_MEANS),
-        (SUMS | {"adaptive": "observe"}, PLAIN_MEANS),
-        (SUMS | {"device-aggregation": "median"},
-            r"device-aggregation must be 'mean' with secure-sum \(other rules need single updates\)"),
-        (SUMS | {"sealed": False}, "sealed must be True with secure-sum .*, got False"),
-        (SUMS | {"method": "tdcd", "num-clients": 2},
-            "method must be one with groups and a cloud, with secure-sum .*, got 'tdcd'"),
-        (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes must be at most num-groups = 2"),
-        (SUMS | DEVICES | {"sum-min-nodes": 4, "sum-min-devices": 3},
-            "sum-min-devices must be at least sum-min-nodes = 4, got 3"),
-        (SUMS | DEVICES | {"method": "jfl"},
-            "global-interval must be local-interval = 2 with .*layout = 'devices'"),
     ],
 }
 for name in (*sorted(BASELINES.keys() - {"SGP", "DPSGD"}), "DPDSGT"):

@@ -501,20 +501,12 @@ DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-c
     ("changes", "says"),
     [
         (
-            {"participation": 0.5, "secure-sum": True},
-            r"batches of 16 \(sum-min-devices\) to 255 devices, not of 10 to 10 \(a device has one",
-        ),
-        (
-            {"participation": 0.1, "secure-sum": True, "sum-min-devices": 3},
-            r"batches of 3 \(sum-min-devices\) to 255 devices, not of 2 to 2 \(a device has one",
-        ),
-        (
             {"device-aggregation": "krum(1)"},
             r"must be a rule of at most 4 models, the smallest batch, and 'krum\(1\)' needs 5",
         ),
     ],
 )
-def test_batches_are_held_against_rules_and_sums_before_the_run(changes: dict[str, Any], says: str) -> None:
+def test_batches_are_held_against_rules_before_the_run(changes: dict[str, Any], says: str) -> None:
     read = settings.read({**DEFAULTS, **DEVICES, **changes})
     with pytest.raises(SettingsError, match=says):
         settings.check_size(read, deal(read.run_config))

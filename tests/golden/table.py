@@ -329,17 +329,14 @@ def _private() -> Iterator[Row]:
     for app, more in (
         ("sd-feel", {}),
         ("similarity-free", {"algorithm": "fedavg"}),
-        ("fedmud", {"method": "fedmud+aad"}),
-        ("hsgd", {"num-groups": 5, "num-clients": 10}),
+        ("fedmud", {"method": "fedmud+aad", "sync": "dense"}),
     ):
-        noise = _NOISED_SUMS if app != "hsgd" else _SUMS
         yield _row(app, "secure sum", "sums", settings={**more, **_SUMS})
         yield _row(
             app, "secure sum with dropped nodes", "sums", "faults", settings={**more, **_SUMS},
-            faults={"fault-crash": "9:6" if app == "hsgd" else "1:6"},
+            faults={"fault-crash": "1:6"},
         )  # fmt: skip
-        if noise is _NOISED_SUMS:
-            yield _row(app, "secure sum with noise", "sums", "privacy", settings={**more, **noise})
+        yield _row(app, "secure sum with noise", "sums", "privacy", settings={**more, **_NOISED_SUMS})
 
 
 def _nodes() -> Iterator[Row]:
@@ -605,7 +602,6 @@ DESIGNS = (
         {
             "layout": {"edges": _PLAIN, "devices": _setting(layout="devices", num_clients=36)},
             "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
-            "sums": {"clear": _PLAIN, "masked": _setting(secure_sum=True, sum_min_devices=3)},
             "rule": _RULE,
             "uploads": {
                 "plain": _PLAIN,
@@ -623,10 +619,7 @@ DESIGNS = (
             "end": _END,
         },
         (
-            _NO_ROBUST_SUM,
-            ("links", "open", "sums", "*"),
             ("adaptive", "*", "uploads", "*"),
-            ("adaptive", "*", "sums", "*"),
             ("adaptive", "*", "rule", "*"),
         ),
     ),

@@ -18,6 +18,7 @@ from hedgerow.strategies import (
     FedMUD,
     FedPara,
     Fixed,
+    InnerSolver,
     RoundEnd,
     SDFeel,
     SimilarityFree,
@@ -54,7 +55,10 @@ def similarity_free(**options: Any) -> SimilarityFree:
 
 
 def fedmud(cls: Any = FedMUD, **options: Any) -> Any:
-    settings = {"learning_rate": 0.1, "batch_size": 8, "local_epochs": 1, "ratio": 0.5, "init_a": 0.5}
+    settings = {
+        "learning_rate": 0.1, "batch_size": 8, "local_epochs": 1, "ratio": 0.6, "init_a": 0.5,
+        "sync": "dense",
+    }  # fmt: skip
     return cls.for_model(
         model(), **{**settings, "min_available_nodes": N, "fraction_evaluate": 0.0, **options}
     )
@@ -74,8 +78,14 @@ METHODS: dict[str, tuple[Make, Callable[..., Any]]] = {
         lambda **more: similarity_free(weighting="examples", **more),
         similarity_free_client,
     ),
-    "fedprox": (lambda **more: similarity_free(operator="prox", **more), similarity_free_client),
-    "ef-fedavg": (lambda **more: similarity_free(compressor="randk(0.3)", **more), similarity_free_client),
+    "fedprox": (
+        lambda **more: similarity_free(operator="prox", inner=InnerSolver(steps=4), **more),
+        similarity_free_client,
+    ),
+    "fedpaq": (
+        lambda **more: similarity_free(compressor="randk(0.3)", error_feedback=False, **more),
+        similarity_free_client,
+    ),
     "fedmud": (lambda **more: fedmud(variant="mud", **more), fedmud_client),
     "fedmud+bkd": (
         lambda **more: fedmud(variant="mud+bkd", reset_interval=2, weighting="num-batches", **more),
@@ -83,7 +93,6 @@ METHODS: dict[str, tuple[Make, Callable[..., Any]]] = {
     ),
     "fedmud+aad": (lambda **more: fedmud(variant="mud+aad", weighting="uniform", **more), fedmud_client),
     "fedmud dense": (lambda **more: fedmud(variant="dense", **more), fedmud_client),
-    "fedmud, base each time": (lambda **more: fedmud(variant="mud+aad", sync="dense", **more), fedmud_client),
     "fedlmt": (lambda **more: fedmud(FedLMT, **more), fedmud_client),
     "fedpara": (lambda **more: fedmud(FedPara, **more), fedmud_client),
 }

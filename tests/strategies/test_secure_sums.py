@@ -299,4 +299,5 @@ def test_a_grid_that_served_a_run_serves_another() -> None:
     grid = LossyGrid(5)
     first, _ = run(fedavg(5), grid, rounds=2)
     second, _ = run(fedavg(5), grid, rounds=2)
-    np.testing.assert_array_equal(first, second)
+    # Sums have other numbers, and so are rounded by other draws.
+    np.testing.assert_allclose(first, second, atol=1e-7)

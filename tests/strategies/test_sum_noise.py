@@ -165,7 +165,7 @@ def test_epsilon_is_infinite_with_the_reason_where_noise_is_of_the_seed_or_round
     assert report.unprotected == ("evaluation",)
 
 
-@pytest.mark.parametrize("name", ["sd-feel", "fedavg by examples", "ef-fedavg", "fedmud", "fedmud+bkd"])
+@pytest.mark.parametrize("name", ["sd-feel", "fedavg by examples", "fedpaq", "fedmud", "fedmud+bkd"])
 def test_every_method_with_faint_noise_is_near_the_one_without(name: str) -> None:
     make = METHODS[name][0]
     # A clip that nothing reaches; equal weights differ from the plain run's by examples.

@@ -277,13 +277,24 @@ def test_a_mean_of_any_survivors_is_within_the_stated_bound(n: int, clip: float,
     shares = rng.uniform(0.01, 1.0, survivors)
     values = rng.uniform(-clip, clip, (survivors, 40))
     clips = np.append(np.full(40, clip), 1.0)
-    coded = [grid.encode(np.append(v, 1.0), clips, s) for v, s in zip(values, shares, strict=True)]
+    coded = [
+        grid.encode(np.append(v, 1.0), clips, s, rng.random(41)) for v, s in zip(values, shares, strict=True)
+    ]
     told = grid.decode(np.sum(coded, axis=0, dtype=np.uint32), clips)
     mean = shares @ values / shares.sum()
     bound = grid.error(clip, survivors, shares.sum())
     assert np.abs(told[:-1] / told[-1] - mean).max() <= bound * (1 + 1e-9)
-    # The bound is no excuse: for equal weights it is n R / 2^31.
-    assert grid.error(clip, n, n) <= n * clip / 2**31 * 1.01
+    # The bound is no excuse: for equal weights it is 2 n R / 2^31.
+    assert grid.error(clip, n, n) <= 2 * n * clip / 2**31 * 1.01
+
+
+def test_a_value_far_below_a_step_is_in_the_sum_in_the_mean() -> None:
+    rng, grid, clip = np.random.default_rng(0), Grid(5), 8.0
+    step = clip / grid.largest
+    values = np.array([0.01, 0.3, -0.2]) * step
+    rounds = [grid.decode(grid.encode(values, clip, 1.0, rng.random(3)), clip) for _ in range(20_000)]
+    np.testing.assert_allclose(np.mean(rounds, axis=0), values, atol=4 * 0.5 * step / np.sqrt(20_000))
+    assert not np.any(grid.encode(values, clip, 1.0).astype(np.int32))  # to the nearest, none of them is
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 50, 254, 255])

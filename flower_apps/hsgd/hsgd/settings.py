@@ -13,7 +13,6 @@ from hedgerow.sim.runs.common_settings import (
     IterationSettings,
     NoiseSettings,
     RunSettings,
-    SumSettings,
     TaskSettings,
 )
 from hedgerow.sim.runs.generations import load_newest
@@ -33,11 +32,9 @@ from hedgerow.sim.runs.kinds import (
     folder,
     number,
     text,
-    whole,
 )
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
-from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.hsgd import OwnDataSetup
 from hedgerow.strategies.hsgd.costs import MethodName, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
@@ -45,7 +42,6 @@ from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
-from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.records import to_record
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 from hsgd.parties import AllParties, deal, is_own, merges, parse_class_weights
@@ -87,7 +83,7 @@ def _validate_device_rule(rule: str) -> None:
         parse_aggregation(rule)
 
 
-class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, IterationSettings, RunSettings):
+class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, RunSettings):
     """The app's settings."""
 
     TEXTS: ClassVar = REGISTRY_TEXTS
@@ -138,12 +134,6 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
         "the same for a batch's devices (1), if they are nodes, and for JFL's pairs (empty: as "
         "`aggregation`)",
         "robustness",
-    )
-    sum_min_devices: Annotated[int, whole(3, MAX_MEMBERS)] = setting(
-        16,
-        "minimum number of devices in a secure sum over a batch; the mean of fewer may reveal one "
-        "person's features",
-        "privacy",
     )
     upload_clip: NotNegative = setting(
         0.0,
@@ -290,38 +280,12 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
         )  # fmt: skip
         means = all(rule.is_mean for rule in rules)
         against = {
-            "secure-sum": self.secure_sum,
             "an aggregation but 'mean'": not means,
             "upload-clip > 0": self.upload_clip > 0,
             "tdcd = 'isolated'": not (self.one_model or self.merged),
         }
         if why := [words for words, there in against.items() if there]:
             yield from self.usual(f"with {' and '.join(why)}", "adaptive")
-        if self.secure_sum:
-            yield from self._sum_rules(rules[0].is_mean, means)
-
-    def _sum_rules(self, groups: bool, all_means: bool) -> Rules:
-        """Yield the conditions of secure sums."""
-        key = "device-aggregation" if groups else "aggregation"
-        yield all_means, key, "'mean' with secure-sum (other rules need single updates)"
-        yield (
-            self.sealed, "sealed",
-            "True with secure-sum (heads and encodings that the server reads tell what a sum hides)",
-        )  # fmt: skip
-        yield (
-            self.one_model, "method",
-            "one with groups and a cloud, with secure-sum (of a hospital alone in it a sum hides nothing)",
-        )  # fmt: skip
-        hospitals = f"at most num-groups = {self.num_groups}: hospitals are in a sum"
-        yield self.sum_min_nodes <= self.num_groups, "sum-min-nodes", hospitals
-        if self.layout == "devices":
-            devices = f"at least sum-min-nodes = {self.sum_min_nodes}"
-            yield self.sum_min_devices >= self.sum_min_nodes, "sum-min-devices", devices
-            yield (
-                self.method != "jfl" or self.global_interval <= self.local_interval, "global-interval",
-                f"local-interval = {self.local_interval} with secure-sum, method = 'jfl' and layout = "
-                "'devices' (between intervals the server hands each device its own model)",
-            )  # fmt: skip
 
 
 SETTINGS: Mapping[str, Setting] = Settings.table()
@@ -348,14 +312,6 @@ def check_size(values: Settings, parties: AllParties) -> None:
         least, rule = parse_aggregation(values.robust[1]).least, values.robust[1]
         why = f"a rule of at most {min(batches)} models, the smallest batch, and {rule!r} needs {least}"
         values.hold((min(batches) >= least, "device-aggregation", why))
-    if values.secure_sum and devices:
-        fewest = values.sum_min_devices
-        values.hold((
-            fewest <= min(batches) and max(batches) <= MAX_MEMBERS, "participation",
-            f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of "
-            f"{min(batches)} to {max(batches)} (a device has one person, whose features a secure-sum of few "
-            "tells)",
-        ))  # fmt: skip
 
 
 def num_rounds(values: Settings) -> int:
@@ -389,9 +345,6 @@ def build_strategy(values: Settings, *, on_round_end: Sequence[RoundCallback] = 
         sealed=values.sealed,
         aggregation=values.aggregation,
         device_aggregation=values.device_aggregation or None,
-        secure_sum=values.secure_sum
-        and SecureSum(values.sum_clip, values.sum_threshold, values.sum_min_nodes),
-        min_sum_devices=max(values.sum_min_devices, values.sum_min_nodes),
         adaptive=_adaptive(values),
         system=system,
         seed=values.seed,

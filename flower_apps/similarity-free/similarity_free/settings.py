@@ -130,6 +130,14 @@ class Settings(TrainingSettings):
                 "'identity' or 'randk(0.1)' with secure-sum (every entry is masked, so other compressors "
                 "would save nothing)",
             )  # fmt: skip
+            keeps = _ALGORITHMS[self.algorithm][2] and not isinstance(
+                parse_compressor(self.compressor), Identity
+            )
+            yield (
+                not keeps, "secure-sum",
+                f"False with algorithm = {self.algorithm!r} (members of a sum must keep the same state, and "
+                "each worker keeps an error memory)",
+            )  # fmt: skip
             yield not self.probe_rounds, "probe-rounds", "0 with secure-sum (they are each worker's)"
 
 

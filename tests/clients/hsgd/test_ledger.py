@@ -69,14 +69,6 @@ def test_hospitals_and_edges_release_once_a_round(partition: int, layout: str, t
     assert node.released() == 2 * ROUND
 
 
-def test_noise_within_sums_is_counted_as_any_other(tmp_path: Path) -> None:
-    world = World("devices", 3)
-    node = Node(tmp_path, 3)
-    lost = play(strategy(world, 2, 2, secure_sum=True, **NOISE), world, node.server(world), 1, run_id=1)
-    assert lost == [{}]
-    assert node.released() == ROUND
-
-
 @pytest.mark.parametrize(
     ("options", "more"),
     [

@@ -176,7 +176,7 @@ def agree(ours: list[Trained], theirs: list[Trained]) -> bool:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(recipe=recipes, tied=st.booleans())
 def test_a_random_network_learns_the_same_in_every_mode_and_company(recipe: Recipe, tied: bool) -> None:
     model = torch_seeded(lambda: network(recipe, tied))

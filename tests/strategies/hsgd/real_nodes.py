@@ -90,7 +90,6 @@ class Server(RecordingGrid):
 def strategy(world: World, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
     defaults: dict[str, Any] = {
         "learning_rate": 0.05, "min_available_nodes": len(world.parties), "seed": 4, "participation": 1.0,
-        "min_sum_devices": 3,
     }  # fmt: skip
     return HSGD(global_interval=P, local_interval=Q, **{**defaults, **options})
 
