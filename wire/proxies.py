@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 __all__ = ["host_of", "is_loopback", "proxy_of", "without_proxy_here"]
 

@@ -195,10 +195,10 @@ def _deploy_edges(
 
 def deploy_keys(
     folder: Annotated[Path, typer.Argument(help="Output folder.")],
-    nodes: Annotated[int, typer.Option(help="Number of SuperNodes, up to 10000.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes, up to 10000.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
+        typer.Option(help="IP address or DNS name of the SuperLink. Repeatable. Default: loopback only."),
     ] = None,
     days: Annotated[int, typer.Option(help="Days for which the certificates are valid, up to 3650.")] = 365,
     edges: Annotated[

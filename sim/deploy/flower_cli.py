@@ -53,7 +53,7 @@ def healthy(port: int, ca: Path | None = None) -> bool:
     trust = ssl.create_default_context(cafile=str(ca)) if ca else None
     try:
         url = f"{'https' if ca else 'http'}://127.0.0.1:{port}/health"
-        handlers = [urllib.request.ProxyHandler({})]
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         handlers += [urllib.request.HTTPSHandler(context=trust)] if trust else []
         with urllib.request.build_opener(*handlers).open(url, timeout=2):
             return True
