@@ -23,7 +23,6 @@ from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.stored_settings import store_settings, stored_settings
 from hedgerow.clients.training.batches import DROP_LAST, augmented_work, epoch_batches, fails_on_one
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
@@ -152,14 +151,7 @@ class Instruction:
         single = size > 1 and samples > size and samples % size == 1
         if not single or not fails_on_one(self.task.model, self.task.x[self.task.part[:1]]):
             return 1
-        if stored_settings(self.call.context, "drop-last") is None:
-            store_settings(self.call.context, "drop-last", {}, {"logged": True})
-            log(
-                INFO,
-                "drop-last: each epoch leaves out one of node %d's %d samples, a last batch that the model "
-                "cannot train on",
-                self.call.partition_id, samples,
-            )  # fmt: skip
+        _log_drop(self.call.context.run_id, self.call.partition_id, samples)
         return 2
 
     def _skipped(self) -> dict[str, int]:
@@ -170,6 +162,17 @@ class Instruction:
         if name not in records:
             raise ValueError(f"the message must have the ArrayRecord {name!r}, got {sorted(records)}")
         return records[name]
+
+
+@lru_cache(maxsize=4096)
+def _log_drop(run_id: int, partition_id: int, samples: int) -> None:
+    """Log once a run, in this process, what is left out."""
+    log(
+        INFO,
+        "drop-last: each epoch leaves out one of node %d's %d samples, as the model cannot train on one",
+        partition_id,
+        samples,
+    )
 
 
 class NodeMethod:
