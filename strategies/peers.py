@@ -18,14 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
+from logging import INFO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import grpc
+from flwr.common import log
 
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, int_between, positive
+from hedgerow.wire.proxies import is_loopback, proxy_of
 
 __all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Topic"]
 
@@ -255,14 +258,16 @@ class PeerChannel:
             self._server.stop(grace=5.0).wait()
 
     def _channel(self, peer: int) -> grpc.Channel:
+        address = self.addresses[peer]
+        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(not is_loopback(address)))]
+        if proxy := proxy_of(address):
+            log(INFO, "Edge server %d, %s, is reached through the proxy %s", peer, address, proxy)
         if self.credentials is None:
-            return grpc.insecure_channel(self.addresses[peer], options=_OPTIONS)
+            return grpc.insecure_channel(address, options=options)
         ca, certificate, key = self.credentials.read()
         # The certificate identifies the peer, whatever its address.
-        named = [*_OPTIONS, ("grpc.ssl_target_name_override", certified_name(peer))]
-        return grpc.secure_channel(
-            self.addresses[peer], grpc.ssl_channel_credentials(ca, key, certificate), options=named
-        )
+        named = [*options, ("grpc.ssl_target_name_override", certified_name(peer))]
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options=named)
 
     # Exchanges.
 

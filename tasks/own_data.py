@@ -5,6 +5,7 @@ server can name a file or a module on a node.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -50,6 +51,7 @@ NODE_DATA_KEYS = (
 )
 
 _MAX_CLASSES = 2**20
+_INTEGRAL = re.compile(r"^(-?\d+)\.0+$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +140,7 @@ def parse_classes(text: str) -> Classes:
         if not names[0].isdecimal() or len(names[0]) > 7 or not 2 <= int(names[0]) <= _MAX_CLASSES:
             raise ValueError(f"there must be at least two names, got {names[0]!r}")
         return Classes(int(names[0]))
-    if "" in names or len(set(names)) < len(names):
+    if "" in names or len({*map(_plain, names)}) < len(names):
         raise ValueError("names must be distinct and not empty")
     return Classes(len(names), names)
 
@@ -240,7 +242,7 @@ def _called(source: OwnSource) -> FileData:
 
 def _classified(where: str, found: FileData, classes: Classes) -> NDArray[np.int64]:
     """Return labels as class numbers."""
-    known = {name: number for number, name in enumerate(classes.names)}
+    known = {_plain(name): number for number, name in enumerate(classes.names)}
     most = classes.number or found.num_classes or _MAX_CLASSES
     if known:
         valid = f"one of {', '.join(map(repr, classes.names))}"
@@ -249,11 +251,17 @@ def _classified(where: str, found: FileData, classes: Classes) -> NDArray[np.int
     numbers = []
     assert found.labels is not None
     for label, place in found.labels.first.items():
-        number = known.get(label) if known else _number(label)
+        number = known.get(_plain(label)) if known else _number(_plain(label))
         if number is None or number >= most:
             raise ValueError(f"{where}: {place} must be {valid}, got {label!r}")
         numbers.append(number)
     return found.labels.numbers(numbers)
+
+
+def _plain(label: str) -> str:
+    """Return a label in the form in which every reader's agree: a CSV's ``True`` is 1, and 1.0 is 1."""
+    flags = {"true": "1", "false": "0"}
+    return flags.get(label.lower()) or _INTEGRAL.sub(r"\1", label)
 
 
 def _number(text: str) -> int | None:

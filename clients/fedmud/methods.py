@@ -151,7 +151,7 @@ class Instruction:
         single = size > 1 and samples > size and samples % size == 1
         if not single or not fails_on_one(self.task.model, self.task.x[self.task.part[:1]]):
             return 1
-        _note_drop(self.call.context.run_id, self.call.partition_id, samples)
+        _log_drop(self.call.context.run_id, self.call.partition_id, samples)
         return 2
 
     def _skipped(self) -> dict[str, int]:
@@ -162,6 +162,17 @@ class Instruction:
         if name not in records:
             raise ValueError(f"the message must have the ArrayRecord {name!r}, got {sorted(records)}")
         return records[name]
+
+
+@lru_cache(maxsize=4096)
+def _log_drop(run_id: int, partition_id: int, samples: int) -> None:
+    """Log once a run, in this process, what is left out."""
+    log(
+        INFO,
+        "drop-last: each epoch leaves out one of node %d's %d samples, as the model cannot train on one",
+        partition_id,
+        samples,
+    )
 
 
 class NodeMethod:
@@ -298,18 +309,6 @@ METHODS: Mapping[str, type[NodeMethod]] = {
     "ef21p": _EF21P,
     "fedbat": _FedBAT,
 }
-
-
-@lru_cache(maxsize=4096)
-def _note_drop(run_id: int, node: int, samples: int) -> None:
-    """Log once that a node leaves out a sample of each epoch."""
-    log(
-        INFO,
-        "drop-last: each epoch leaves out one of node %d's %d samples, a last batch that the model cannot "
-        "train on",
-        node,
-        samples,
-    )
 
 
 # A model's plans and wrapped copies are made once per process, not per node and round.

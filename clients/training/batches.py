@@ -101,10 +101,10 @@ def fails_on_one(model: nn.Module, sample: Tensor) -> bool:
     It is tried once per model; the model and torch's generator stay as they are.
     """
     if model not in _fails_on_one:
-        held = {key: value.clone() for key, value in (*model.named_parameters(), *model.named_buffers())}
         was_training = model.training
         model.train()
         try:
+            held = {key: value.clone() for key, value in (*model.named_parameters(), *model.named_buffers())}
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 functional_call(model, held, (sample,))
             _fails_on_one[model] = False

@@ -27,9 +27,8 @@ def load_trained(run: Path) -> tuple[torch.nn.Module, Standardisation | None]:
 def main(run: Path, table: Path) -> None:
     """Print each row's probability of each class, in the order of the run's classes."""
     model, scale = load_trained(run)
-    rows = np.loadtxt(table, delimiter=",", skiprows=1, dtype=np.float32, ndmin=2)
-    if scale is not None:
-        scale.apply(rows)
+    rows = np.loadtxt(table, delimiter=",", skiprows=1, ndmin=2)
+    rows = rows.astype(np.float32) if scale is None else scale.apply(rows)
     with torch.inference_mode():
         probabilities = model(torch.from_numpy(rows)).softmax(dim=1).numpy()
     for row in probabilities:

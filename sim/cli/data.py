@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["data"]
 
+# The extra that installs a package.
+_EXTRAS = {"torchvision": "vision", "scikit-learn": "sim"}
+
 
 def data(
     data_dir: Annotated[
@@ -67,6 +70,12 @@ def _download(entry: CatalogueEntry, data_dir: str | None) -> None:
         raise ValueError("--download requires --data-dir FOLDER or the variable HEDGEROW_DATA_DIR")
     try:
         fetch(folder)
+    except ModuleNotFoundError as error:
+        wanted = f"'hedgerow[{_EXTRAS[fetch.package]}]'" if fetch.package in _EXTRAS else fetch.package
+        raise ValueError(
+            f"{name} is fetched with {fetch.package}, which is not installed ({error}): pip install {wanted} "
+            f'here; or on a machine with it: python -c "{fetch.line(folder)}", then copy that folder here'
+        ) from error
     # A torchvision that does not match the installed torch raises RuntimeError or worse.
     except Exception as error:
         raise ValueError(

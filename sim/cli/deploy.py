@@ -100,7 +100,11 @@ def deploy_local(
         )
     with bad_options():
         spec = find_app(app_path)
-        overrides = [*(run_config or []), *([f"output-dir={toml_value(str(out))}"] if out else [])]
+        records = "output-dir" in spec.config
+        overrides = [
+            *(run_config or []),
+            *([f"output-dir={toml_value(str(out))}"] if out and records else []),
+        ]
         overrides += [f"edge-servers={level.edge_servers}"] if level else []
         overrides += [f"num-servers={edges}"] if edges else []
         said, own = read_own_data(spec, own_data, nodes)
@@ -124,6 +128,7 @@ def deploy_local(
                 own_data=own_data is not None,
                 own_users=own_data is not None and not one_user,
                 keep_logs=keep_logs,
+                **({} if records else {"log_to": out or Path("runs")}),
             )
     except StartError as error:
         typer.echo(f"Error: {error}", err=True)
@@ -195,10 +200,10 @@ def _deploy_edges(
 
 def deploy_keys(
     folder: Annotated[Path, typer.Argument(help="Output folder.")],
-    nodes: Annotated[int, typer.Option(help="Number of SuperNodes, up to 10000.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes, up to 10000.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
+        typer.Option(help="IP address or DNS name of the SuperLink. Repeatable. Default: loopback only."),
     ] = None,
     days: Annotated[int, typer.Option(help="Days for which the certificates are valid, up to 3650.")] = 365,
     edges: Annotated[

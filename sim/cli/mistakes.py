@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import sys
 import traceback
@@ -13,15 +14,39 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.utils import get_params_from_function
 
 from hedgerow.wire.extras import MissingExtraError
+from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import quoted
 
-__all__ = ["BUG", "Command", "CommandGroup"]
+__all__ = ["BUG", "Command", "CommandGroup", "machine_lacks"]
 
+_TOO_MANY_FILES = "Too many open files"
 BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the command and the lines above."
+
+
+def machine_lacks(error: BaseException) -> str:
+    """Return what this machine lacks, with a remedy, if an error or a cause of it is due to that."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if "No usable temporary directory" in str(seen):
+            return "there is no writable folder for temporary files: set TMPDIR to one"
+        if getattr(seen, "errno", None) in (errno.EMFILE, errno.ENFILE) or _TOO_MANY_FILES in str(seen):
+            return "too many open files: raise the limit (ulimit -n 1024), or use fewer --workers"
+        seen = seen.__cause__ or seen.__context__
+    return ""
 
 
 class Command(TyperCommand):
     """A command whose help is shown as written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; a path of another system is refused before it names an odd folder."""
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            given = ctx.params.get(param.name or "")
+            for one in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(param.type, click.Path) and one and (wrong := foreign_path(str(one))):
+                    raise click.BadParameter(f"got {quoted(str(one))}: {wrong}", ctx, param)
+        return rest
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help without Typer's escapes of brackets, for a markup that is disabled here."""
@@ -98,7 +123,10 @@ class CommandGroup(TyperGroup):
         except MissingExtraError as error:
             typer.echo(f"Error: {error}", err=True)
             sys.exit(1)
-        except Exception:
+        except Exception as error:
+            if lacks := machine_lacks(error):
+                typer.echo(f"Error: {lacks}", err=True)
+                sys.exit(1)
             traceback.print_exc()
             typer.echo(BUG, err=True)
             sys.exit(1)

@@ -27,9 +27,10 @@ def node(
     from pathlib import Path
 
     from hedgerow.sim.cli.options import bad_options, known_node_keys
-    from hedgerow.sim.deploy.node_arguments import check_node_arguments, misspelt_keys
+    from hedgerow.sim.deploy.node_arguments import check_node_arguments, misspelt_keys, option_values
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
+    from hedgerow.wire.proxies import host_of, proxy_of, without_proxy_here
 
     if not arguments:
         with bad_options():
@@ -45,7 +46,14 @@ def node(
     supernode = program("flower-supernode")
     # Flower's programs start one another by name.
     path = os.pathsep.join([str(Path(supernode).parent), os.environ.get("PATH", "")])
-    env = {**os.environ, **warm_path(home, path)}
+    for address in option_values(arguments, "--superlink"):
+        if proxy := proxy_of(address):
+            typer.echo(
+                f"The SuperLink {address} is reached through the proxy {proxy}; directly if the environment "
+                f"has no_proxy={host_of(address)}",
+                err=True,
+            )
+    env = {**without_proxy_here(os.environ), **warm_path(home, path)}
     if preload:
         env[PRELOAD] = ",".join(preload)
     os.execve(supernode, [supernode, *arguments], env)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hedgerow.sim.cli.mistakes import machine_lacks
 from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
@@ -120,7 +121,7 @@ def bad_options(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except caught as error:
-        typer.echo(f"Error: {reason(error)}", err=True)
+        typer.echo(f"Error: {machine_lacks(error) or reason(error)}", err=True)
         raise typer.Exit(2) from error
     except RuntimeError as error:
         # pathlib's error for "~nosuchuser"

@@ -10,6 +10,7 @@ issue further certificates.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hedgerow.wire.certified import certified_name
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.proxies import host_of
 
 __all__ = [
     "Credentials",
@@ -41,6 +44,12 @@ __all__ = [
 LOOPBACK = ("127.0.0.1", "localhost")
 # Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
+
+
+_LONGEST_HOST = 253
+# Labels of letters, digits, "-" and "_", the first perhaps "*"; Docker's names have "_".
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_DNS_NAME = re.compile(rf"(\*\.{_LABEL}\.)?{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def make_credentials(
     Raises
     ------
     ValueError
-        If a number is out of range, or there is no host.
+        If a number is out of range, there is no host, or one is neither a DNS name nor an IP address.
     FileExistsError
         If a key exists already, since a device may use it.
     """
@@ -135,7 +144,8 @@ def make_edge_credentials(
     """
     called = hosts or [LOOPBACK] * len(partitions)
     check_sizes(nodes=sum(map(len, partitions)), edges=len(partitions), days=days)
-    _check_hosts(min(called, key=len))
+    for names in called:
+        _check_hosts(names)
     ca_key = generate_private_key(SECP384R1())
     ca = _certificate_authority(ca_key, days)
     made = []
@@ -178,8 +188,39 @@ def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
+    """Raise ValueError unless these are names or addresses that a certificate check can match."""
     if not hosts:
         raise ValueError("hosts must be one or more addresses or names of the SuperLink, got none")
+    for host in hosts:
+        if not _is_host(host):
+            raise ValueError(
+                "hosts must be DNS names or IP addresses, without scheme, port, brackets or path, got "
+                f"{quoted(host)}{_meant(host)}"
+            )
+
+
+def _is_host(host: object) -> bool:
+    if not isinstance(host, str) or len(host) > _LONGEST_HOST:
+        return False
+    try:
+        return "%" not in str(ip_address(host))  # a scope names an interface of one machine
+    except ValueError:
+        # A name that ends in a number would be read as an address.
+        return _DNS_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
+
+
+def _meant(host: object) -> str:
+    """Return a remedy: the host within a URL or a host with a port, or the A-label of a name."""
+    if not isinstance(host, str) or "%" in host:
+        return ""
+    try:
+        inner = host_of(host.strip())
+        found = inner if inner.isascii() else inner.encode("idna").decode("ascii")
+    except ValueError:
+        return ""
+    if not _is_host(found):
+        return ""
+    return f": write {found}" + ("" if inner.isascii() else ", its A-label")
 
 
 def _written(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hedgerow.sim.deploy.processes import program
+from hedgerow.wire.proxies import without_proxy_here
 
 __all__ = ["FlowerRun", "RunEnd", "environment", "healthy"]
 
@@ -30,9 +31,12 @@ _COMPLETED = "finished:completed"
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs, with their own home and without network access."""
+    """Return the environment of Flower's programs, with their own home and without network access.
+
+    They use no proxy for this machine.
+    """
     return {
-        **os.environ,
+        **without_proxy_here(os.environ),
         "FLWR_HOME": str(home),
         # A per-run environment would take precedence over this one, and needs a network.
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -49,7 +53,9 @@ def healthy(port: int, ca: Path | None = None) -> bool:
     trust = ssl.create_default_context(cafile=str(ca)) if ca else None
     try:
         url = f"{'https' if ca else 'http'}://127.0.0.1:{port}/health"
-        with urllib.request.urlopen(url, timeout=2, context=trust):
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        handlers += [urllib.request.HTTPSHandler(context=trust)] if trust else []
+        with urllib.request.build_opener(*handlers).open(url, timeout=2):
             return True
     except (urllib.error.URLError, OSError):
         return False

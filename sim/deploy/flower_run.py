@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import UserConfig
 
 from hedgerow.sim.deploy.flower_cli import FlowerRun, environment, healthy
-from hedgerow.sim.deploy.processes import Program, free_ports, program
+from hedgerow.sim.deploy.processes import Program, StartError, free_ports, program
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_text
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
@@ -45,14 +45,14 @@ def flower_run(
     Returns
     -------
     int
-        0 if the run completed, else 1.
+        0 if the run completed, else 1, with the reason on stderr.
 
     Raises
     ------
     ValueError
         If the plan has faults, which Flower's engine cannot inject, or a parameter is out of range.
     RuntimeError
-        If Flower's programs are missing, or the SuperLink does not start.
+        If Flower's programs are missing.
     """
     if client_cpus < 1:
         raise ValueError(f"client_cpus must be an integer >= 1, got {client_cpus}")
@@ -66,9 +66,13 @@ def flower_run(
         f"num-supernodes={plan.num_nodes} client-resources-num-cpus={client_cpus} "
         f"client-resources-num-gpus={float(client_gpus)}"
     )
-    with sigterm_raises(), _superlink() as (home, env):
-        arguments = [str(spec.folder), "--federation-config", federation]
-        return follow(submit(arguments, plan.run_config, home / "run-config.toml", env))
+    try:
+        with sigterm_raises(), _superlink() as (home, env):
+            arguments = [str(spec.folder), "--federation-config", federation]
+            return follow(submit(arguments, plan.run_config, home / "run-config.toml", env))
+    except StartError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
 
 
 def submit(

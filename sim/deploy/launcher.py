@@ -31,6 +31,7 @@ from hedgerow.sim.deploy.warm import warm_path
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
+from hedgerow.wire.proxies import without_proxy_here
 
 __all__ = ["FAST", "LOGS_GONE", "THREADS", "Deployment", "SuperNode"]
 
@@ -309,7 +310,7 @@ class Deployment:
         return self.home / "logs"
 
     def _env(self, name: str) -> dict[str, str]:
-        return {**environment(self.home / name), **self._more_env}
+        return without_proxy_here({**environment(self.home / name), **self._more_env})
 
     def _write_connection(self) -> None:
         folder = self.home / "cli"

@@ -13,6 +13,7 @@ from flwr.app import UserConfigValue
 from hedgerow.sim.deploy.flower_run import follow
 from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
 from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.folder import runs_folder
 from hedgerow.sim.runs.plan import Plan, absolute_output
 
 __all__ = ["deploy_local"]
@@ -27,6 +28,7 @@ def deploy_local(
     own_data: bool = False,
     own_users: bool = False,
     keep_logs: bool = False,
+    log_to: Path | None = None,
 ) -> int:
     """Run an app on its own loopback deployment, and return 0 if the run completed, else 1.
 
@@ -40,6 +42,8 @@ def deploy_local(
         Whether nodes have their own files; then no program gets a common data folder.
     keep_logs : bool (default: False)
         Keep the logs in ``logs-<time>`` beside the run folder.
+    log_to : Path or None (default: None)
+        Folder for the run's own log, ``<app>-<time>.log``: the record of an app that writes no run folder.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def deploy_local(
     run_config = absolute_output(plan.run_config)
     logs = None
     if keep_logs:
-        logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
+        logs = Path(str(log_to or run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
     # Hide a common data folder of the environment from server and nodes.
     env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
     deployment = Deployment(
@@ -68,7 +72,15 @@ def deploy_local(
             )
             if own_data:
                 print(_users(deployment), flush=True)
-            code = follow(deployment.submit(plan))
+            run = deployment.submit(plan)
+            code = follow(run)
+            if log_to is not None:
+                file = runs_folder(log_to).absolute() / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("".join(run.lines), encoding="utf-8")
+                print(
+                    f"The app has no key output-dir, so it leaves no run folder. Its log: {file}", flush=True
+                )
             for node in deployment.nodes:
                 if not node.running:
                     print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)

@@ -16,13 +16,13 @@ from hedgerow.sim.engine._compat import parse_config_args
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import shown
 
-__all__ = ["check_node_arguments", "misspelt_keys"]
+__all__ = ["check_node_arguments", "misspelt_keys", "option_values"]
 
 
 def check_node_arguments(arguments: Sequence[str]) -> None:
     """Raise ValueError if a node's file is missing or not a certificate, or its config is invalid."""
     for option in ("--root-certificates", "--auth-supernode-private-key"):
-        for name in _values(arguments, option):
+        for name in option_values(arguments, option):
             file = Path(name).expanduser()
             if not file.is_file():
                 raise ValueError(f"{option} must be an existing file, got {name}")
@@ -33,7 +33,7 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
                     raise ValueError(
                         f"{option} must be the ca.crt of hedgerow deploy keys, a PEM certificate, got {name}"
                     ) from error
-    for text in _values(arguments, "--node-config"):
+    for text in option_values(arguments, "--node-config"):
         try:
             parse_config_args([text])
         except click.ClickException as error:
@@ -45,13 +45,14 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
 
 def misspelt_keys(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
     """Yield a warning for each node config key that resembles a known one; others may be the app's own."""
-    for text in _values(arguments, "--node-config"):
+    for text in option_values(arguments, "--node-config"):
         for key in parse_config_args([text]):
             if key not in known and (meant := did_you_mean(key, known)):
                 yield f"--node-config has {shown(key)}, which nothing here reads ({meant})"
 
 
-def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
+def option_values(arguments: Sequence[str], option: str) -> Iterator[str]:
+    """Yield an option's values among a program's arguments."""
     for at, one in enumerate(arguments):
         name, given, value = one.partition("=")
         if name == option and given:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from hedgerow.sim.engine.parcels import Parcel, Received, file_bytes, receive, receive_files, send, write_file
 from hedgerow.wire.failures import RunFailedError
+from hedgerow.wire.proxies import without_proxy_here
 
 __all__ = [
     "KEY",
@@ -122,6 +123,7 @@ def open_cluster(
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import _broker; _broker({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
+            env=without_proxy_here(os.environ),
             # Ray writes its own log; relevant errors are reported here.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

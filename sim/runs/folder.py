@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from hedgerow.sim.runs.durable import write_file
+from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import quoted
 
 __all__ = [
@@ -50,8 +51,11 @@ def runs_folder(parent: str | os.PathLike[str]) -> Path:
     """Return the parent folder of run folders, from the setting ``output-dir``.
 
     A relative path starts at the environment variable ``HEDGEROW_OUTPUT_DIR``, or else at the working
-    directory, which under ``flwr run`` is that of Flower's local SuperLink.
+    directory, which under ``flwr run`` is that of Flower's local SuperLink. RunFolderError for a path of
+    another system.
     """
+    if wrong := foreign_path(os.fspath(parent)):
+        raise RunFolderError(f"output-dir must be a folder, got {quoted(str(parent))}: {wrong}")
     return Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
 
 

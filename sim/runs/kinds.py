@@ -15,6 +15,7 @@ from flwr.app import UserConfigValue
 
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import shown
 
 __all__ = [
@@ -156,6 +157,8 @@ def folder(valid: str, *, writable: bool = False) -> Kind:
     def check(value: str) -> None:
         if "\0" in value or not _encodable(value):
             raise ValueError("it is not a valid file name")
+        if wrong := foreign_path(value):
+            raise ValueError(wrong)
         try:
             path = Path(value).expanduser()
             nearest = next(place for place in (path, *path.absolute().parents) if place.exists())

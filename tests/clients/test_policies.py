@@ -26,6 +26,7 @@ from hedgerow.clients import (
 )
 from hedgerow.clients.hsgd.own import own_party
 from hedgerow.clients.mods.guard import UNPROTECTED, check_privacy
+from hedgerow.clients.own_share import _held
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
@@ -217,6 +218,24 @@ def test_another_sum_over_the_same_records_is_refused_in_every_run(records: Path
         moments(owner(records, 2, more={"holdout": 0.22}))  # The owner changed what is held out.
     moments(owner(records, 3, policy="max-pooled = 2", more={"holdout": 0.22}))
     moments(owner(records, 4))
+
+
+def test_a_node_trains_again_on_an_unchanged_file_and_on_a_grown_one_as_its_owner_allows(
+    records: Path,
+) -> None:
+    first = moments(owner(records, 1))
+    assert moments(owner(records, 2)) == first
+    with np.load(records / "x.npz") as file:
+        x, y = file["x"], file["y"]
+    np.savez(records / "x.npz", x=np.concatenate([x, x[:20] + 1]), y=np.concatenate([y, y[:20]]))
+    _held.cache_clear()
+    with pytest.raises(Refusal, match=r"max-pooled: this node's records changed") as refused:
+        moments(owner(records, 3))
+    assert "raise it by one" in str(refused.value.__cause__)
+    second = moments(owner(records, 3, policy="max-pooled = 2"))
+    assert second[0] == 56
+    # What was reported may be repeated, also under the stricter policy.
+    assert moments(owner(records, 4)) == second
 
 
 def test_nothing_is_measured_on_fewer_samples_than_the_owner_allows(records: Path) -> None:

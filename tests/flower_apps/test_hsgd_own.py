@@ -141,6 +141,59 @@ def test_standardisation_is_that_of_all_training_people_together(tmp_path: Path)
         assert np.array(deviation) == pytest.approx(x[rows].astype(float).std(axis=0), rel=1e-9)
 
 
+@LAYOUTS
+def test_a_small_spread_beside_a_large_mean_is_standardised(layout: str, tmp_path: Path) -> None:
+    """A Unix time in milliseconds, at the hospitals and at the devices."""
+    configs = files(tmp_path, 12, 1, layout)
+    stream = np.random.default_rng(0)
+    times: dict[str, list[float]] = {"hospital": [], "device": []}
+    for config in configs:
+        side = times["hospital" if config["role"] == "hospital" else "device"]
+
+        def stamped(header: list[str], rows: list[list[str]], side: list[float] = side) -> Any:
+            added = np.round(stream.normal(1.7e12, 7e5, len(rows))).tolist()
+            side.extend(added)
+            return [*header, "time"], [[*row, f"{value:.0f}"] for row, value in zip(rows, added, strict=True)]
+
+        rewrite(config["data"], stamped)
+    agreed = play(configs, 1, holdout=0.0).strategy.members.setup.agreed
+    assert agreed is not None
+    for values, (mean, deviation) in ((times["hospital"], agreed.hospital), (times["device"], agreed.device)):
+        assert len(values) == 12
+        assert mean[-1] == pytest.approx(np.mean(values), rel=1e-12)
+        assert deviation[-1] == pytest.approx(np.std(values), rel=1e-7)
+
+
+def test_row_numbers_are_no_features_of_a_half_unless_they_are_named(tmp_path: Path) -> None:
+    configs = files(tmp_path, 24, 1)
+    hospital, edge = (config["data"] for config in configs)
+
+    def indexed(header: list[str], rows: list[list[str]]) -> Any:
+        return ["", *header], [[str(i), *row] for i, row in enumerate(rows)]
+
+    plain = play(configs, 1)
+    rewrite(hospital, indexed)
+    rewrite(edge, indexed)
+    assert all(np.array_equal(plain.arrays[key], value) for key, value in play(configs, 1).arrays.items())
+
+    def counted(header: list[str], rows: list[list[str]]) -> Any:
+        return ["case", *header[1:]], rows
+
+    rewrite(edge, counted)
+    with pytest.raises(PairingError):
+        play(configs, 1)
+    names = [*load_vertical("breast-cancer").device_features, "case"]
+    named = [configs[0], {**configs[1], "features": ",".join(names)}]
+    weights = [value for key, value in play(named, 1).arrays.items() if key.startswith("device.")]
+    assert weights[0].shape[1] == len(names)
+
+
+def test_a_party_that_refuses_its_sums_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    configs = files(tmp_path, 8, 2)
+    with pytest.raises(PairingError, match=r"1 refused \(partition-3: .*ids must have at least 99 people"):
+        play([*configs[:3], {**configs[3], "min-people": 99}], 1)
+
+
 def test_constants_of_the_run_or_of_the_nodes_standardise_alike(tmp_path: Path) -> None:
     configs = files(tmp_path, 8, 1)
     data = load_vertical("breast-cancer")

@@ -248,6 +248,19 @@ def test_ids_are_refused_with_a_model_of_measurements(tmp_path: Path, write_modu
         run(SIMILARITY_FREE, tmp_path / "dealt", [{}] * 2, dataset="own_tokens:load", model="logistic")
 
 
+def test_ids_are_no_records_of_logistic_regression(
+    tmp_path: Path, write_module: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_module("own_tokens", TOKENS)
+    write_split("own_tokens:load", tmp_path / "files", 2, "iid")
+    allowed = {"allow-imports": "own_tokens:net"}
+    configs = [{"data": str(tmp_path / "files" / f"node-{i}.npz"), **allowed} for i in range(2)]
+    with pytest.raises(RuntimeError, match="No node answered"):
+        run(CEPS, tmp_path / "runs", configs, partition="own", problem="logistic", model="own_tokens:net",
+            codec="dense64", iterations=2, sparsity=1, topology="complete")  # fmt: skip
+    assert "must be floating-point, got integers, which are ids" in caplog.text
+
+
 MODULE = """
 import torch
 def net(shape, classes):

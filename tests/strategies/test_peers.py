@@ -66,6 +66,15 @@ def both(channels: Sequence[PeerChannel], topic: Topic, payload: bytes = b"from 
         return list(pool.map(tell, channels[:2]))
 
 
+def test_peers_on_this_machine_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(key, "http://127.0.0.1:9")  # nothing listens there
+    for key in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(key, raising=False)
+    with opened(None) as channels:
+        check_honest(channels, FIRST)
+
+
 def check_honest(channels: Sequence[PeerChannel], topic: Topic) -> None:
     """The honest exchange goes on."""
     found = both(channels, topic)

@@ -66,6 +66,21 @@ def test_arrays_are_read_as_they_are_with_the_classes_that_file_or_run_tells(tmp
     assert parse_classes("") == Classes()
 
 
+@pytest.mark.parametrize("classes", ["2", "false,true", "False,True", "0,1", "0.0,1.0"])
+@pytest.mark.parametrize(
+    "labels", [[True, False, True], [1, 0, 1], [1.0, 0.0, 1.0]], ids=["flags", "whole", "float"]
+)
+def test_sites_whose_files_write_labels_in_other_forms_have_the_same_classes(
+    tmp_path: Path, labels: list[Any], classes: str
+) -> None:
+    table = {"a": [0.5, 1.5, 2.5], "label": labels}
+    pandas.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
+    for path in (tmp_path / "t.csv", parquet(tmp_path / "t.parquet", **table)):
+        assert read(path, classes=classes).y.tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match="distinct"):
+        parse_classes("1,True")
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_table_is_read_in_the_order_of_its_columns(tmp_path: Path, form: str) -> None:
     table = {"b": [1.5, 2.5], "label": [1, 0], "a": [3, 4], "flag": [True, False]}

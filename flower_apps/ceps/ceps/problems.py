@@ -153,6 +153,8 @@ def own_problem(context: Context) -> Problem:
 
 
 def _own_logistic(share: OwnShare, l2: float) -> Problem:
+    if share.x.dtype.kind in "iu":
+        raise ValueError("data for problem = 'logistic' must be floating-point, got integers, which are ids")
     if share.num_classes != 2:
         raise ValueError(f"data for problem = 'logistic' must have 2 classes, got {share.num_classes}")
     return LogisticRegression(*_records(share, share.part), l2)

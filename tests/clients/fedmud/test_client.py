@@ -483,7 +483,7 @@ def test_a_last_batch_that_the_model_cannot_train_on_is_left_out(
 
 
 def test_what_is_left_out_is_logged_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    model, own = third_party(), context(0)
+    model, own = third_party(), context(0, run_id=77)
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         answer(model, message(model, own, batch_size=5))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from tests.clients import contexts
@@ -79,6 +80,18 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert len(own_party(context).rows) == 1
     (tmp_path / "half.csv").write_text("id,pulse\np-1,61\np-2,62\n")
     assert len(own_party(context).rows) == 2
+
+
+def test_integers_of_a_half_are_refused_because_they_would_be_ids(tmp_path: Path) -> None:
+    np.savez(tmp_path / "half.npz", ids=np.array(["a", "b"]), x=np.arange(6).reshape(2, 3))
+    with pytest.raises(ValueError, match="x must be floating-point, got integers"):
+        own_party(node(tmp_path, role="edge", data=str(tmp_path / "half.npz")))
+
+
+def test_a_party_says_what_it_read(tmp_path: Path) -> None:
+    own = own_party(node(tmp_path, "rownames,id,pulse,spo2\n4,p-1,61,1\n", features="spo2"))
+    assert own.half.features == ("spo2",)
+    assert own.reading.skipped == (("rownames", "an index of the rows"), ("pulse", "not in the key features"))
 
 
 def setup(**changes: Any) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def test_a_data_set_is_fetched_by_its_package_or_the_line_that_fetches_it_is_tol
     assert told.exit_code == 2
     line = f"import torchvision; torchvision.datasets.FashionMNIST(root='{tmp_path}', download=True)"
     assert f'python -c "{line}"' in told.stderr
+    assert "pip install 'hedgerow[vision]'" in told.stderr
     fetched: list[dict[str, object]] = []
     sets = SimpleNamespace(MNIST=lambda **options: fetched.append(options))
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=sets))

@@ -94,7 +94,71 @@ def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_na
         assert stat.S_IMODE(one.peer_key.stat().st_mode) == 0o600
     assert [node.private.name for node in made[1].superlink.nodes] == ["node2"]
     assert "partition = 2" in made[1].superlink.registry.read_text()
+    with pytest.raises(ValueError, match=r"hosts must be .*got '10.0.0.1:80': write 10.0.0.1"):
+        make_edge_credentials(
+            tmp_path / "others", [[0], [1]], hosts=[["hub.local"], ["hub.local", "10.0.0.1:80"]]
+        )
+    assert not (tmp_path / "others").exists()
     with pytest.raises(ValueError, match="hosts must be one or more"):
         make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
     with pytest.raises(ValueError, match="edges must be an integer from 1 to 1000, got 0"):
         make_edge_credentials(tmp_path / "others", [])
+
+
+IP_OR_NAME = [
+    "10.0.0.1",
+    "::1",
+    "2001:db8::7",
+    "fl.example.org",
+    "hub",
+    "a-b.c_d.example",
+    "*.example.org",
+    "xn--mnchen-3ya.example",
+    "a" * 63,
+    "1.example",
+]
+NEITHER: dict[str, str | None] = {
+    "192.168.1.10:8000": "192.168.1.10",
+    "https://fl.example.org": "fl.example.org",
+    "[::1]": "::1",
+    "[2001:db8::7]:8000": "2001:db8::7",
+    "fl example org": None,
+    "": None,
+    " ": None,
+    "fl.example.org/x": "fl.example.org",
+    "fl.example.org:8000": "fl.example.org",
+    " fl.example.org": "fl.example.org",
+    "münchen.example": "xn--mnchen-3ya.example",
+    "192.168.1.256": None,
+    "10.0.0": None,
+    "10.0.0.0/8": "10.0.0.0",
+    "fe80::1%eth0": None,
+    "-a.example": None,
+    "a..b": None,
+    ".example": None,
+    "example.": None,
+    "a" * 64: None,
+    "a@b": "b",
+    "*": None,
+    "a.*.b": None,
+    "grpc://10.0.0.1:1/": "10.0.0.1",
+    "a,b": None,
+}
+
+
+@pytest.mark.parametrize("host", IP_OR_NAME)
+def test_a_name_or_an_address_is_certified(host: str, tmp_path: Path) -> None:
+    made = make_credentials(tmp_path, 0, hosts=[host])
+    certificate = x509.load_pem_x509_certificate(made.server_certificate.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == [host]
+
+
+@pytest.mark.parametrize("host", NEITHER)
+def test_what_no_check_can_match_is_refused_before_a_file_is_written(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hosts must be DNS names or IP addresses") as refused:
+        make_credentials(tmp_path / "keys", 1, hosts=["10.0.0.1", host])
+    remedy = NEITHER[host]
+    assert (f": write {remedy}" in str(refused.value)) is (remedy is not None)
+    assert ("write" in str(refused.value)) is (remedy is not None)
+    assert not (tmp_path / "keys").exists()

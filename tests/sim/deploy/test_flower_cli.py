@@ -3,14 +3,17 @@
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from requests.utils import should_bypass_proxies
 
 from hedgerow.sim.deploy import flower_cli
-from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment
+from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
 from hedgerow.sim.deploy.flower_run import follow
 
 # Says what the files beside it say, and writes down how it was called.
@@ -54,6 +57,31 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         return FlowerRun(["app", "there"], dict(os.environ), superlink="there")
 
     return start
+
+
+def test_a_proxy_is_used_neither_by_us_nor_by_flowers_programs_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for key in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(key, "http://127.0.0.1:9")  # nothing listens there
+        monkeypatch.setenv(key.upper(), "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert healthy(server.server_port)
+        server.shutdown()
+    for key in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(key, environment(tmp_path)[key])
+    for host in ("127.0.0.1", "127.0.0.2", "localhost", "[::1]", "intranet.example"):
+        assert should_bypass_proxies(f"http://{host}:8000/health", None), host
+    assert not should_bypass_proxies("http://192.168.1.10:8000", None)
 
 
 def calls(tmp_path: Path) -> list[str]:
