@@ -1,7 +1,7 @@
 """HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines.
 
 Reading order: ``algorithm`` (Algorithm 1), ``interval`` (its requests and replies), ``means`` ((1) and (2):
-plain, robust or within secure sums), ``strategy`` (the settings).
+plain or robust), ``strategy`` (the settings).
 
 - Membership: ``members``, with ``setup`` for dealt data and ``own`` for the parties' own data; these use
   ``parties``, ``introductions``, ``matching`` and ``groups``.
