@@ -119,10 +119,15 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return _only(content, ArrayRecord)
 
 
-def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> Tensor:
+def state_rows(
+    states: Sequence[Mapping[str, Tensor]],
+    keys: Sequence[str],
+    starts: Sequence[Mapping[str, Tensor] | None] = (),
+) -> Tensor:
     """Return state dicts as rows (K, M) on their device, in the order of the keys.
 
-    The rows are float64 if one of the values is, else float32.
+    The rows are float64 if one of the values is, else float32. Of an integer or boolean array they have the
+    change since a node's start, of ``starts`` (K), or the array if there is none.
     """
     values = [states[0][key] for key in keys]
     floats = [value.dtype for value in values if value.is_floating_point()]
@@ -137,8 +142,17 @@ def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> T
         within = _as_slice([state.row for k in members if isinstance(state := states[k], StackRow)])
         for key, value, end in zip(keys, values, ends, strict=True):
             own = first.stack[key][within] if isinstance(first, StackRow) else first[key][None]
+            if not value.is_floating_point():
+                own = _changes(own, [starts[k] for k in members] if starts else [None], key)
             rows[at, end - value.numel() : end] = own.reshape(len(own), value.numel()).to(dtype)
     return rows
+
+
+def _changes(own: Tensor, starts: Sequence[Mapping[str, Tensor] | None], key: str) -> Tensor:
+    """Return integers (k, ...) minus those that the nodes started from, mostly one object; int64."""
+    if len({id(start) for start in starts}) > 1:
+        return torch.cat([_changes(one[None], [start], key) for one, start in zip(own, starts, strict=True)])
+    return own.long() if starts[0] is None else own.long() - starts[0][key].to(own.device, torch.int64)
 
 
 def _as_slice(numbers: list[int]) -> slice | list[int]:

@@ -31,6 +31,7 @@ from hedgerow.tasks import (
     validate_scheme,
 )
 from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.records import check_travels
 
 __all__ = [
     "TASK_TEXTS",
@@ -125,9 +126,14 @@ TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 
 
 def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return the run's initial model for samples of a shape, on the run's device."""
+    """Return the run's initial model for samples of a shape, on the run's device.
+
+    ValueError if an array of it cannot travel.
+    """
     device = resolve_device(values["device"])
-    return build_model(values["model"], input_shape, num_classes, values["seed"]).to(device)
+    model = build_model(values["model"], input_shape, num_classes, values["seed"])
+    check_travels(model.state_dict())
+    return model.to(device)
 
 
 def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:

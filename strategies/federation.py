@@ -598,9 +598,9 @@ class Federation:
 
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
         """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
-        self.layout = Layout.of(arrays)
-        floats = (d for d in self.layout.dtypes if np.dtype(d).kind == "f")
-        return self.layout.flatten(arrays, np.result_type(np.float32, *floats))
+        if self.layout != (found := Layout.of(arrays)):  # Else it keeps the run's first integers.
+            self.layout = found
+        return self.known_layout().flatten(arrays, found.float_type)
 
     def known_layout(self) -> Layout:
         """Return the model's layout; RuntimeError before the first round."""
@@ -631,6 +631,7 @@ class Federation:
                 "keys": list(layout.keys),
                 "shapes": [list(shape) for shape in layout.shapes],
                 "dtypes": list(layout.dtypes),
+                **({"origin": dict(layout.origin)} if layout.origin else {}),
             },
             "sizes": self.claims.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -670,9 +671,8 @@ class Federation:
             axes = shapes["input_shape"]
             self._shapes = Shapes(**{**shapes, "input_shape": None if axes is None else tuple(axes)})
         layout = state["layout"]
-        self.layout = Layout(
-            tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
-        )
+        shapes = tuple(tuple(s) for s in layout["shapes"])
+        self.layout = Layout(tuple(layout["keys"]), shapes, tuple(layout["dtypes"]), layout.get("origin", {}))
         self.claims.load_state_dict(state["sizes"])
         self.completed = int(state["round"])
         self.ledger.load_state_dict(state["ledger"])

@@ -107,7 +107,8 @@ class InColumns:
     Parameters
     ----------
     rows : NDArray or Tensor
-        The values of the arrays, in the order of the keys (K, M); a tensor stays on its device.
+        The values of the arrays, in the order of the keys (K, M); of an integer or boolean array its change
+        since it was sent. A tensor stays on its device.
     metrics : Mapping[str, NDArray]
         The metrics, integers or float64, (K,) each.
     """

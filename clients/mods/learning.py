@@ -64,5 +64,5 @@ class Learning:
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
         metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
-        rows = state_rows([one.state for one in learnt], keys[0])
+        rows = state_rows([one.state for one in learnt], keys[0], [one.start for one in learnt])
         return InColumns(rows if rows.is_cuda else rows.numpy(), metrics)

@@ -54,7 +54,7 @@ def similarity_free(**options: Any) -> SimilarityFree:
 
 
 def fedmud(cls: Any = FedMUD, **options: Any) -> Any:
-    settings = {"learning_rate": 0.1, "batch_size": 8, "local_epochs": 1, "ratio": 0.5, "init_a": 0.5}
+    settings = {"learning_rate": 0.1, "batch_size": 8, "local_epochs": 1, "ratio": 0.6, "init_a": 0.5}
     return cls.for_model(
         model(), **{**settings, "min_available_nodes": N, "fraction_evaluate": 0.0, **options}
     )
