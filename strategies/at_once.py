@@ -31,6 +31,8 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
     simple = simple and all(part.sees_columns for part in run.parts)
     bare = all(ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks)
+    if run.federation.lacking:
+        return None
     if answer is None or not simple or not bare or run.federation.settings.train_metrics_aggr_fn:
         return None
     nodes, away = run.federation.there(list(exchange.asked))

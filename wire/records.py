@@ -318,10 +318,13 @@ def as_array(key: str, value: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
     raise ValueError(f"{key!r} of the model must be {_DENSE}, got {found}: {_REMEDY}")
 
 
-def check_travels(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError, with key and remedy, if an entry of a state dict cannot travel or is not finite."""
+def check_travels(state: Mapping[str, torch.Tensor], home: Collection[str] = ()) -> None:
+    """Raise ValueError, with key and remedy, if an entry of a state dict cannot travel or is not finite.
+
+    ``home`` are keys of arrays that stay at home, which need not be finite.
+    """
     for key, array in to_record(state).items():
-        if not np.isfinite(_named_view(key, array)).all():
+        if key not in home and not np.isfinite(_named_view(key, array)).all():
             raise ValueError(f"{key!r} of the model must be finite, got NaN or infinity: {_REMEDY}")
 
 

@@ -319,6 +319,7 @@ class CompressedLayers(Method[S]):
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Split the model; FedLMT and FedPara start from another model."""
         if self.state is None:
+            self.federation.gather(grid)
             self.state = self.begin(self.federation.vector(arrays))
         return self.current_arrays() or arrays
 

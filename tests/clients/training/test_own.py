@@ -99,7 +99,13 @@ def adam(model: nn.Module, data: TrainingData, config: TrainingConfig) -> dict[s
 
 OPTIONS: dict[str, Any] = {"min_available_nodes": NODES, "fraction_evaluate": 0.0, "seed": 5}
 STEPS: dict[str, Any] = {**OPTIONS, "batch_size": 4, "schedule": Diminishing(c=0.2, nu=0.51)}
-LOW_RANK: dict[str, Any] = {**OPTIONS, "batch_size": 4, "learning_rate": 0.1, "local_epochs": 2, "ratio": 0.5}
+LOW_RANK: dict[str, Any] = {
+    **OPTIONS,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+    "local_epochs": 2,
+    "ratio": 0.97,
+}
 Federated = tuple[Callable[..., BatchClientApp], Callable[[], Any]]
 METHODS: dict[str, Federated] = {
     "sd-feel": (
