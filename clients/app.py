@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
+from hedgerow.clients.frozen import stored
 from hedgerow.clients.handlers import Answer, each
 from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.mods.learning import Learning
@@ -111,11 +112,14 @@ class BatchClientApp(ClientApp):
 
 
 def _of_app(types: tuple[str, ...], handler: BatchHandler) -> BatchHandler:
-    """Return the handler on one BLAS thread, with the app's message types added to its calls."""
+    """Return the handler on one BLAS thread, with the app's message types added to its calls.
+
+    Frozen arrays that a message has are stored first.
+    """
 
     def handle(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
         with one_blas_thread():
-            return handler([replace(call, app=types) for call in calls])
+            return handler([replace(stored(call), app=types) for call in calls])
 
     return reveals(reveals_of(handler), handle)
 

@@ -1,18 +1,29 @@
 """Handlers that every node with a task shares: its introduction, and the evaluation of the sent model."""
 
+from collections.abc import Callable
+
 import torch
 from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
-from hedgerow.clients.app import Sizes, whoami
+from hedgerow.clients.app import Introduction, Sizes, whoami
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_introduction, own_part
 from hedgerow.tasks import OWN, Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.frozen import frozen_keys
 from hedgerow.wire.message_types import WHOAMI
 
-__all__ = ["are_dealt", "evaluate_on_part", "known_sizes", "metrics_of", "num_examples", "task_handlers"]
+__all__ = [
+    "are_dealt",
+    "evaluate_on_part",
+    "introduction_of",
+    "known_sizes",
+    "metrics_of",
+    "num_examples",
+    "task_handlers",
+]
 
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
@@ -23,7 +34,7 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
         WHOAMI: whoami(
-            lambda context: num_examples(context, task), own_introduction, known_sizes(task), are_dealt
+            lambda context: num_examples(context, task), introduction_of(task), known_sizes(task), are_dealt
         ),
         **own_handlers(),
     }
@@ -32,6 +43,22 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
 def known_sizes(task: LocalTaskFn) -> Sizes:
     """Return a function from the run config to all nodes' sizes, or to None unless the task is built in."""
     return dealt_sizes if task is local_task else lambda _: None
+
+
+def introduction_of(task: LocalTaskFn) -> Callable[[Context], Introduction]:
+    """Return what a node adds to its introduction: shapes of its own data; the frozen keys of your model.
+
+    The server of an app has the model of the built-in task itself.
+    """
+    if task is local_task:
+        return own_introduction
+
+    def introduction(context: Context) -> Introduction:
+        own = task(context)
+        frozen = frozen_keys(own.model, own.x[torch.as_tensor(own.part[:2], device=own.x.device)])
+        return {**own_introduction(context), **({"frozen": list(frozen)} if frozen else {})}
+
+    return introduction
 
 
 def are_dealt(run_config: UserConfig) -> bool:

@@ -11,16 +11,20 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
+from hedgerow.clients.frozen import at_home
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.mods.guard import KeyMistake
 from hedgerow.clients.training.work import StackRow
 from hedgerow.wire.calls import Call
+from hedgerow.wire.frozen import FROZEN_CHECKSUM
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.records import received_state, records_of
 
 __all__ = [
+    "at_home_of",
     "choice",
     "flag",
+    "home_arrays",
     "local_steps",
     "nonnegative",
     "only_arrays",
@@ -105,13 +109,26 @@ def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
 def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     """Return a copy of the message's one ArrayRecord as a state dict, on the task's device, in its dtypes.
 
-    ValueError if it has none or more than one, if keys or shapes are not the model's, or for a value that is
-    not finite.
+    The arrays that stay at home (``wire/frozen.py``) are added, shared: never change them. ValueError unless
+    there is one ArrayRecord, if keys or shapes are not the model's, or for a value that is not finite.
     """
-    own = _entries(task.model)
-    shapes = {key: tuple(value.shape) for key, value in own.items()}
-    sent = received_state(_only(call.content, ArrayRecord), shapes, task.x.device)
-    return {key: value.to(own[key].dtype) for key, value in sent.items()}
+    own, record = _entries(task.model), _only(call.content, ArrayRecord)
+    home = home_arrays(call, task, [key for key in own if key not in record])
+    shapes = {key: tuple(value.shape) for key, value in own.items() if key not in home}
+    sent = received_state(record, shapes, task.x.device)
+    return {key: value.to(own[key].dtype) for key, value in sent.items()} | home
+
+
+def at_home_of(call: Call, task: LocalTask) -> dict[str, Tensor]:
+    """Return the arrays of the model that a message with the model does not have."""
+    record = _only(call.content, ArrayRecord)
+    return home_arrays(call, task, [key for key in _entries(task.model) if key not in record])
+
+
+def home_arrays(call: Call, task: LocalTask, keys: Sequence[str]) -> dict[str, Tensor]:
+    """Return the arrays of the model that a message does not have, as ``clients/frozen.py`` finds them."""
+    config = only_config(call)
+    return at_home(config, call.context, task, keys) if keys and FROZEN_CHECKSUM in config else {}
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
@@ -119,10 +136,15 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return _only(content, ArrayRecord)
 
 
-def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> Tensor:
+def state_rows(
+    states: Sequence[Mapping[str, Tensor]],
+    keys: Sequence[str],
+    starts: Sequence[Mapping[str, Tensor] | None] = (),
+) -> Tensor:
     """Return state dicts as rows (K, M) on their device, in the order of the keys.
 
-    The rows are float64 if one of the values is, else float32.
+    The rows are float64 if one of the values is, else float32. Of an integer or boolean array they have the
+    change since a node's start, of ``starts`` (K), or the array if there is none.
     """
     values = [states[0][key] for key in keys]
     floats = [value.dtype for value in values if value.is_floating_point()]
@@ -137,8 +159,17 @@ def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> T
         within = _as_slice([state.row for k in members if isinstance(state := states[k], StackRow)])
         for key, value, end in zip(keys, values, ends, strict=True):
             own = first.stack[key][within] if isinstance(first, StackRow) else first[key][None]
+            if not value.is_floating_point():
+                own = _changes(own, [starts[k] for k in members] if starts else [None], key)
             rows[at, end - value.numel() : end] = own.reshape(len(own), value.numel()).to(dtype)
     return rows
+
+
+def _changes(own: Tensor, starts: Sequence[Mapping[str, Tensor] | None], key: str) -> Tensor:
+    """Return integers (k, ...) minus those that the nodes started from, mostly one object; int64."""
+    if len({id(start) for start in starts}) > 1:
+        return torch.cat([_changes(one[None], [start], key) for one, start in zip(own, starts, strict=True)])
+    return own.long() if starts[0] is None else own.long() - starts[0][key].to(own.device, torch.int64)
 
 
 def _as_slice(numbers: list[int]) -> slice | list[int]:

@@ -32,12 +32,15 @@ from hedgerow.tasks import (
     validate_scheme,
 )
 from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.frozen import frozen_keys
+from hedgerow.wire.records import check_travels
 
 __all__ = [
     "TASK_TEXTS",
     "LocalTask",
     "LocalTaskFn",
     "dealt_sizes",
+    "frozen_part",
     "global_task",
     "initial_model",
     "known_or_import_path",
@@ -129,6 +132,13 @@ def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_c
     """Return the run's initial model for samples of a shape, on the run's device."""
     device = resolve_device(values["device"])
     return build_model(values["model"], input_shape, num_classes, values["seed"]).to(device)
+
+
+def frozen_part(model: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
+    """Return ``frozen_keys(model, x)``; ValueError if an array of the model cannot travel."""
+    frozen = frozen_keys(model, x)
+    check_travels(model.state_dict(), frozen)
+    return frozen
 
 
 def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:

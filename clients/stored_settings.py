@@ -12,11 +12,16 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from hedgerow.wire.calls import KEY_RECORDS, RUN_KEY, Call
+from hedgerow.wire.calls import LINKS_RECORD, RUN_KEY, SECRET_RECORD, Call
+from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.masked_sums import told_content
 from hedgerow.wire.records import config_in
 
-__all__ = ["state_digest", "store_settings", "stored_settings"]
+__all__ = ["UNBOUND_RECORDS", "state_digest", "store_settings", "stored_settings"]
+
+# The stored records that the masks of a secure sum do not bind: keys decide who can read what a node sends,
+# not what it learns, and frozen arrays are used only if they have the checksum in the instruction.
+UNBOUND_RECORDS = (SECRET_RECORD, LINKS_RECORD, FROZEN)
 
 _COMMON, _OWN = "told/", "told-own/"  # before a name in ``context.state``
 
@@ -47,11 +52,11 @@ def state_digest(call: Call) -> bytes:
     """Return a SHA-256 digest of what the members of a sum must share beside the instruction.
 
     It covers the message type, the app's message types, the run config, and all that the node has stored but
-    its keys: a server may have influenced any of it.
+    ``UNBOUND_RECORDS``: a server may have influenced any of it.
     """
     parts = [call.message_type, call.app, _items(call.context.run_config)]
     state = call.context.state
-    kept = RecordDict({name: state[name] for name in state if name not in KEY_RECORDS})
+    kept = RecordDict({name: state[name] for name in state if name not in UNBOUND_RECORDS})
     return sha256(json.dumps(parts).encode() + told_content(kept)).digest()
 
 

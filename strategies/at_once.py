@@ -31,6 +31,8 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
     simple = simple and all(part.sees_columns for part in run.parts)
     bare = all(ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks)
+    if run.federation.lacking:
+        return None
     if answer is None or not simple or not bare or run.federation.settings.train_metrics_aggr_fn:
         return None
     nodes, away = run.federation.there(list(exchange.asked))
@@ -66,6 +68,7 @@ def _checked(
     sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
     dtype = next(iter(sent.values())).dtype
     rows = _as_type(found.rows, dtype)
+    _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], run)
     metrics = {key: np.asarray(values) for key, values in found.metrics.items()}
     if (np.diff(partitions) < 0).any():
         order = np.argsort(partitions)
@@ -131,6 +134,17 @@ def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:
         return rows.to(torch.tensor(np.empty(0, dtype)).dtype)
     with np.errstate(over="ignore"):
         return rows.astype(dtype, copy=False)
+
+
+def _add_integers(rows: Rows, sent: Sequence[Vector | None], run: Run) -> None:
+    """Add the integers that nodes were sent to their changes."""
+    for where in run.layout.integers.values():
+        for k, model in enumerate(sent):
+            assert model is not None, "the exchange has models"
+            if isinstance(rows, Tensor):
+                rows[k, where] += torch.tensor(model[where], device=rows.device)
+            else:
+                rows[k, where] += model[where]
 
 
 def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """The state that every strategy shares: its nodes, the current exchange, traffic and simulated time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median_low
@@ -32,8 +32,9 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
+from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM
 from hedgerow.wire.ledger import HUB_TO_NODE, Ledger
-from hedgerow.wire.records import Layout, only_record
+from hedgerow.wire.records import Layout, checksum, only_record, to_record, view
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -66,6 +67,10 @@ class FederationOptions(TypedDict, total=False):
         The nodes, if they were queried before (``Roster.gather``), for example to build a model.
     registry : Registry or None (default: None)
         The nodes that may take part (``Registry.read("nodes.toml")``); None accepts any node.
+    frozen : Collection[str] or None (default: None)
+        Keys of the arrays that no training changes (``frozen_keys(model)``). They stay at home: messages have
+        their checksum only, and a node that lacks them is sent them once. () for none; None for those that
+        all nodes name when they introduce themselves, as this suite's clients do with a task of yours.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -115,6 +120,7 @@ class FederationOptions(TypedDict, total=False):
     max_wait: float
     max_weight_ratio: float
     dealt_sizes: Sequence[int] | None
+    frozen: Collection[str] | None
     max_update_norm_ratio: float
     quarantine_after: int
     max_loss_ratio: float
@@ -140,6 +146,7 @@ class _Settings:
     max_wait: float = 120.0
     max_weight_ratio: float = 10.0
     dealt_sizes: Sequence[int] | None = None
+    frozen: Collection[str] | None = None
     max_update_norm_ratio: float = 100.0
     quarantine_after: int = 3
     max_loss_ratio: float = 1e6
@@ -220,6 +227,10 @@ class Federation:
         self.clock = Clock()
         self.completed = 0
         self.layout: Layout | None = None
+        # All keys of the model, and the arrays that stay at home; the clients that are sent them next.
+        self._keys: tuple[str, ...] = ()
+        self.frozen = ArrayRecord()
+        self.lacking: set[int] = set()
         self.claims = Claims(self.settings.max_weight_ratio, self.settings.dealt_sizes)
         # Places of nodes that claimed more; a round does not wait for them.
         self._barred: set[int] = set()
@@ -233,6 +244,7 @@ class Federation:
         self.fell_back = 0
         # Clients of the round with a weight below their claim.
         self.capped: set[int] = set()
+        self._frozen_checksum: tuple[ArrayRecord | None, str] = None, ""
         self._roster: Roster | None = None
         # From a checkpoint: names, shapes, and quarantined nodes.
         self._names: dict[str, int] = {}
@@ -447,7 +459,12 @@ class Federation:
         self.judge(self._exchange)
 
     def judge(self, exchange: Inbox) -> None:
-        """Quarantine nodes after repeatedly refused replies, but never half of the online nodes."""
+        """Quarantine nodes after repeatedly refused replies, but never half of the online nodes.
+
+        A node that failed may lack the frozen arrays, and is sent them with its next message.
+        """
+        if self.frozen:
+            self.lacking |= exchange.report.errors.keys()
         if not self.settings.quarantine_after:
             return
         for client in exchange.used:
@@ -567,8 +584,9 @@ class Federation:
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
         drawn = stream.choice(len(there), count, replace=False).tolist()
         nodes = [roster.nodes[there[i]] for i in sorted(drawn)]
-        config = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
+        config = ConfigRecord({**config, **self.frozen_config, "server-round": server_round})
+        names = self.settings.arrayrecord_key, self.settings.configrecord_key
+        content = RecordDict({names[0]: self.travelling(arrays), names[1]: config})
         group = str(server_round)
         self._evaluation = Inbox(
             nodes, group, lambda node, reply: checked_metrics(reply, self.settings.weighted_by_key)
@@ -598,9 +616,50 @@ class Federation:
 
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
         """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
-        self.layout = Layout.of(arrays)
-        floats = (d for d in self.layout.dtypes if np.dtype(d).kind == "f")
-        return self.layout.flatten(arrays, np.result_type(np.float32, *floats))
+        if self.layout is None:
+            frozen = self._frozen_keys()
+            self.frozen = ArrayRecord({key: arrays[key] for key in arrays if key in frozen})
+            self._keys = tuple(arrays)
+        travelling = self.travelling(arrays)
+        if self.layout != (found := Layout.of(travelling)):  # Else it keeps the run's first integers.
+            self.layout = found
+        return self.known_layout().flatten(travelling, found.float_type)
+
+    def _frozen_keys(self) -> frozenset[str]:
+        """Return the keys of the settings, or those that all nodes name."""
+        if self.settings.frozen is not None:
+            return frozenset(self.settings.frozen)
+        if self._roster is None or self._roster.known is not None:
+            return frozenset()
+        named = [frozenset(node.frozen) for node in self._roster.nodes if not node.vacant]
+        return frozenset.intersection(*named) if named else frozenset()
+
+    def travelling(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the arrays without those that stay at home."""
+        if not self.frozen:
+            return arrays
+        return ArrayRecord({key: array for key, array in arrays.items() if key not in self.frozen})
+
+    def record(self, model: NDArray[Any]) -> ArrayRecord:
+        """Return a model (M,) as arrays, with those that stay at home."""
+        arrays = self.known_layout().unflatten(model)
+        if not self.frozen:
+            return arrays
+        return ArrayRecord({k: self.frozen[k] if k in self.frozen else arrays[k] for k in self._keys})
+
+    @property
+    def frozen_config(self) -> dict[str, str]:
+        """The config entry of messages with a model; nothing if no array stays at home."""
+        if not self.frozen:
+            return {}
+        if self._frozen_checksum[0] is not self.frozen:
+            ordered = ArrayRecord({key: self.frozen[key] for key in sorted(self.frozen)})
+            self._frozen_checksum = self.frozen, checksum(ordered)
+        return {FROZEN_CHECKSUM: self._frozen_checksum[1]}
+
+    def frozen_for(self, client: int) -> dict[str, ArrayRecord]:
+        """Return the record of frozen arrays of a client's next message, if it lacks them."""
+        return {FROZEN: self.frozen} if client in self.lacking else {}
 
     def known_layout(self) -> Layout:
         """Return the model's layout; RuntimeError before the first round."""
@@ -631,11 +690,17 @@ class Federation:
                 "keys": list(layout.keys),
                 "shapes": [list(shape) for shape in layout.shapes],
                 "dtypes": list(layout.dtypes),
+                **({"origin": dict(layout.origin)} if layout.origin else {}),
             },
+            **({"frozen": self._frozen_state()} if self.frozen else {}),
             "sizes": self.claims.state_dict(),
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
         }
+
+    def _frozen_state(self) -> dict[str, Any]:
+        arrays = {key: view(array) for key, array in self.frozen.items()}
+        return {"keys": list(self._keys), "arrays": arrays, "lacking": sorted(self.lacking)}
 
     def _places_taken(self) -> dict[str, Any]:
         """Return the nodes' names, unless each is ``partition-i``, and their data shapes, if known."""
@@ -670,9 +735,11 @@ class Federation:
             axes = shapes["input_shape"]
             self._shapes = Shapes(**{**shapes, "input_shape": None if axes is None else tuple(axes)})
         layout = state["layout"]
-        self.layout = Layout(
-            tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
-        )
+        shapes = tuple(tuple(s) for s in layout["shapes"])
+        self.layout = Layout(tuple(layout["keys"]), shapes, tuple(layout["dtypes"]), layout.get("origin", {}))
+        if frozen := state.get("frozen"):
+            self._keys, self.frozen = tuple(frozen["keys"]), to_record(frozen["arrays"])
+            self.lacking = {int(client) for client in frozen["lacking"]}
         self.claims.load_state_dict(state["sizes"])
         self.completed = int(state["round"])
         self.ledger.load_state_dict(state["ledger"])

@@ -147,13 +147,15 @@ class Method(FederatedStrategy, Generic[S]):
         return None if self.state is None else self._arrays(self.model(self.state))
 
     def _arrays(self, model: Vector) -> ArrayRecord:
-        return self.federation.known_layout().unflatten(model)
+        return self.federation.record(model)
 
     def adopt(self, arrays: ArrayRecord) -> None:
         """Continue from other arrays than the last round returned; ValueError if the method cannot."""
         if self.state is not None:  # Else the round begins with its arrays.
             dtype = self.model(self.state).dtype
-            self.state = self.moved(self.state, self.federation.known_layout().flatten(arrays, dtype))
+            self.state = self.moved(
+                self.state, self.federation.known_layout().flatten(self.federation.travelling(arrays), dtype)
+            )
 
     # Flower's interface: its loop makes the round's training exchange; all others go over the grid.
 
@@ -196,9 +198,9 @@ class Method(FederatedStrategy, Generic[S]):
         self._pending = None
         if self.finished:
             return
+        there = self.federation.open_round(grid).present
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        there = self.federation.open_round(grid).present
         before = partial(self.model, self.state)
         run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
         steps = self._steps(self.state, run)

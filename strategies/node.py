@@ -20,6 +20,8 @@ VACANT = 0
 UNKNOWN = -1
 # Bounds on the reported data shapes, from which a server builds its model.
 _MOST_AXES, _MOST_ENTRIES, _MOST_CLASSES = 8, 2**27, 2**20
+# Bounds on the keys of a model.
+_MOST_KEYS, _MOST_LENGTH = 2**16, 500
 _DEFAULT_NAME = re.compile(r"partition-\d+")
 
 
@@ -79,6 +81,8 @@ class Node:
         Whether the node reported its partition id; a node that reported only a name does not know it.
     max_examples : int or None
         Upper bound on its weight in examples, from a registry.
+    frozen : tuple[str, ...]
+        Keys of its model that no training changes.
     """
 
     partition_id: int
@@ -92,6 +96,7 @@ class Node:
     dtype: str | None = None
     knows_its_place: bool = True
     max_examples: int | None = None
+    frozen: tuple[str, ...] = ()
 
     @property
     def shapes(self) -> Shapes:
@@ -146,7 +151,18 @@ def _node(me: ConfigRecord, node_id: int) -> Node:
         num_classes=_integer(me, "num-classes", 1, _MOST_CLASSES) if "num-classes" in me else None,
         dtype=_text(me, "dtype") or None,
         knows_its_place=at != UNKNOWN,
+        frozen=_keys(me["frozen"]) if "frozen" in me else (),
     )
+
+
+def _keys(value: Any) -> tuple[str, ...]:
+    keys = value if isinstance(value, list) else [value]
+    if len(keys) > _MOST_KEYS or not all(isinstance(k, str) and len(k) <= _MOST_LENGTH for k in keys):
+        raise ValueError(
+            f"frozen must be at most {_MOST_KEYS} keys of up to {_MOST_LENGTH} characters, got "
+            f"{quoted(value)}"
+        )
+    return tuple(keys)
 
 
 def _integer(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:

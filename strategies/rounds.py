@@ -194,7 +194,7 @@ def _train(
             done = strategy.aggregate_train(current, collect(grid, done, timeout))
         new, metrics = done
         if new is not None:
-            _check_finite(current, new)
+            _check_finite(current, new, strategy)
             return new, metrics
         lost += strategy.report.rejected
     report = strategy.report
@@ -223,10 +223,11 @@ def _at_once(
     return list(strategy.configure_train(current, arrays, config, grid))
 
 
-def _check_finite(current: int, arrays: ArrayRecord) -> None:
-    """Raise DivergenceError unless all of a model is finite."""
+def _check_finite(current: int, arrays: ArrayRecord, strategy: Any) -> None:
+    """Raise DivergenceError unless all of a model is finite, but for what stays at home."""
+    home = strategy.federation.frozen if hasattr(strategy, "federation") else ()
     for key, array in arrays.items():
-        if not np.isfinite(view(array)).all():
+        if key not in home and not np.isfinite(view(array)).all():
             raise DivergenceError(
                 f"Round {current}: the global model is not finite, in {quoted(key)}: the run diverges. "
                 "A smaller step size keeps it stable; against Byzantine nodes, bounds and robust means do."

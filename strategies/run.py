@@ -122,7 +122,8 @@ class Run:
     def prepared(self, exchange: Exchange) -> Exchange:
         """Return an exchange as the parts change it, with the caller's config."""
         exchange = self.changed(exchange)
-        return replace(exchange, config={**self.config, **exchange.config})
+        config = {**self.config, **exchange.config, **self.federation.frozen_config}
+        return replace(exchange, config=config)
 
     # Exchanges.
 
@@ -225,13 +226,21 @@ class Run:
         """Return a node's content and its sizes in bytes; nodes with equal contents share one object."""
         ask = exchange.asked[at]
         own = [values.get(at) for values in ask.own.values()]
-        alike = id(exchange), ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
+        lacks = at in self.federation.lacking
+        alike = (
+            id(exchange),
+            ask.pool,
+            lacks,
+            *(v if isinstance(v, str | int | float) else id(v) for v in own),
+        )
         if alike not in known:
             content = self.instruction(exchange, at)
             booked = RecordDict({k: v for k, v in content.items() if k not in exchange.unbooked})
             config = content[self.federation.settings.configrecord_key]
             size = sum(payload_bytes(record) for record in booked.values() if record is not config)
             known[alike] = content, (size, payload_bytes(booked))
+        if lacks:
+            self.federation.lacking.discard(at)
         return known[alike]
 
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
@@ -246,8 +255,11 @@ class Run:
                 self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
             arrays = self._arrays[id(ask.model)][1]
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
-        config = ConfigRecord({**exchange.config, **ask.config, **values})
-        return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
+        # An exchange that was not ``prepared`` has no checksum yet.
+        about = self.federation.frozen_config if model else {}
+        config = ConfigRecord({**exchange.config, **about, **ask.config, **values})
+        lacked = self.federation.frozen_for(node) if about else {}
+        return RecordDict({**model, **ask.records, **records, **lacked, settings.configrecord_key: config})
 
     def reader(self, exchange: Exchange | Together) -> Callable[[Node, RecordDict], Any]:
         """Return the function that reads the replies to an exchange."""

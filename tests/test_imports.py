@@ -61,7 +61,6 @@ ELSEWHERE = {
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},
     "hedgerow.tasks.global_draws": {"clients/training/test_own", "clients/training/test_proof"},
-    "hedgerow.wire.calls": {"clients/test_masks_bind"},
     "hedgerow.wire.simulated": {
         "clients/test_guard",
         "clients/test_masks_bind",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "KEY_RECORDS",
     "LINKS_RECORD",
     "NODE_RECORD",
     "RUN_KEY",
@@ -43,8 +42,6 @@ SECRET_RECORD = "hedgerow.secret"
 # rest of its state, in the record below.
 LINKS_RECORD = "hedgerow.links"
 SEALED_RECORD = "hedgerow.sealed-state"
-# The records of a node's keys: they decide who can read what it sends, not what it learns.
-KEY_RECORDS = (SECRET_RECORD, LINKS_RECORD)
 # The key of the run of a record in ``context.state``.
 RUN_KEY = "run"
 
@@ -110,7 +107,8 @@ class InColumns:
     Parameters
     ----------
     rows : NDArray or Tensor
-        The values of the arrays, in the order of the keys (K, M); a tensor stays on its device.
+        The values of the arrays, in the order of the keys (K, M); of an integer or boolean array its change
+        since it was sent. A tensor stays on its device.
     metrics : Mapping[str, NDArray]
         The metrics, integers or float64, (K,) each.
     """

@@ -440,13 +440,12 @@ def compressed_keys(layout: Layout) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def compressed_part(layout: Layout) -> Layout:
     """Return the layout of the compressed keys: the order of the flat vector, on both sides."""
-    return _part(layout, frozenset(compressed_keys(layout)))
+    return layout.part(compressed_keys(layout))
 
 
-@lru_cache(maxsize=64)
 def dense_part(layout: Layout) -> Layout:
     """Return the layout of the keys that are sent uncompressed, beside the payload."""
-    return _part(layout, frozenset(layout.keys) - frozenset(compressed_keys(layout)))
+    return layout.part(set(layout.keys) - set(compressed_part(layout).keys))
 
 
 def pack_update(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | NDArray[Any]]) -> ArrayRecord:
@@ -491,7 +490,8 @@ def unpack_update(
         if key in record:
             dense[key] = record[key]
     dense = promoted(rest, dense)
-    rest.flatten(dense)
+    if not all(np.isfinite(values).all() for values in rest.views(dense).values()):
+        raise PayloadError("non-finite", "NaN or infinity in the arrays")
     payload = {key: array for key, array in record_payload(record).items() if key not in dense}
     values = {
         key: view(dense[key]).astype(dtype, copy=False)
@@ -535,12 +535,6 @@ def promoted(layout: Layout, record: ArrayRecord) -> ArrayRecord:
         if dtype.kind == "f" and array.dtype.kind in "iu":
             out[key] = lazy_array(array.astype(dtype))
     return out
-
-
-def _part(layout: Layout, keys: frozenset[str]) -> Layout:
-    rows = zip(layout.keys, layout.shapes, layout.dtypes, strict=True)
-    chosen = [row for row in rows if row[0] in keys]
-    return Layout(tuple(r[0] for r in chosen), tuple(r[1] for r in chosen), tuple(r[2] for r in chosen))
 
 
 # Vectors.

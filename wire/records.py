@@ -3,10 +3,14 @@
 Flower's ``Array`` serialises on construction. ``LazyArray`` keeps the ndarray and serialises only when its
 bytes are read, so a message that stays in the process is never serialised. On the wire it is byte for byte
 the same ``Array``.
+
+A model travels key by key, in its own dtypes; NumPy has no bfloat16 or float8, which travel as float32. The
+vector of a model holds what is averaged: the floating-point arrays, and of an integer or boolean array its
+change since the start of the run, which is zero and costs no bit of precision where nothing changes it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from io import BytesIO
@@ -25,8 +29,12 @@ __all__ = [
     "Layout",
     "LazyArray",
     "PayloadError",
+    "as_array",
+    "change_of",
+    "check_travels",
     "checksum",
     "decoded_record",
+    "dtype_of",
     "finite_views",
     "lazy_array",
     "nominal_bits",
@@ -44,6 +52,18 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 _NUMPY = "numpy.ndarray"
 # The dtypes of a record: numbers that PyTorch has too.
 _DTYPES = frozenset(map(np.dtype, ("?", *"bhilq", *"BHILQ", *"efd")))
+_TENSORS = frozenset({
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.float32, torch.float64,
+})  # fmt: skip
+# Floating point that only PyTorch has: float32 holds all its values.
+_AS_FLOAT32 = frozenset({
+    torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+})  # fmt: skip
+
+
+_DENSE = "a dense array of floats, integers or booleans of at most 64 bits"
+_REMEDY = "convert it, or keep it out of the state dict (a buffer with persistent=False)"
 
 
 class PayloadError(ValueError):
@@ -233,6 +253,14 @@ def view(array: Array) -> NDArray[Any]:
     return copied
 
 
+def _named_view(key: str, array: Array) -> NDArray[Any]:
+    try:
+        return view(array)
+    except PayloadError as error:
+        detail = f"{quoted(key)} of the model must be {_DENSE}, got {shown(array.dtype, 60)}: {_REMEDY}"
+        raise PayloadError(error.reason, detail) from error
+
+
 def _read(array: Array) -> NDArray[Any]:
     if array.stype != _NUMPY:
         raise PayloadError("undecodable", f"serialisation type {quoted(array.stype)}, expected {_NUMPY!r}")
@@ -260,13 +288,61 @@ def _decoded(data: bytes) -> NDArray[Any]:
 def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
     """Wrap a state dict (tensors on any device, or ndarrays) as an ArrayRecord of lazy arrays.
 
-    CPU tensors and ndarrays are not copied and must not be modified afterwards.
+    CPU tensors and ndarrays are not copied and must not be modified afterwards; bfloat16 and float8 become
+    float32. A ValueError for what ``as_array`` refuses.
     """
     record = ArrayRecord()
     for key, value in state.items():
-        host = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-        record[key] = lazy_array(host)
+        record[key] = lazy_array(as_array(key, value))
     return record
+
+
+def as_array(key: str, value: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
+    """Return an entry of a state dict as an array: the tensor's own memory where NumPy has its dtype.
+
+    Raises
+    ------
+    ValueError
+        Unless it is an array, or a dense tensor of booleans, integers or floats of at most 64 bits.
+    """
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
+        if value.dtype in _TENSORS:
+            return value.detach().cpu().numpy()
+        if value.dtype in _AS_FLOAT32:
+            return value.detach().float().cpu().numpy()
+    elif isinstance(value, np.ndarray):  # ``view`` checks its dtype, as for arrays from others.
+        return value
+    found = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        found = f"{value.dtype}, {value.layout}".replace("torch.", "") + ", meta" * value.is_meta
+    raise ValueError(f"{key!r} of the model must be {_DENSE}, got {found}: {_REMEDY}")
+
+
+def check_travels(state: Mapping[str, torch.Tensor], home: Collection[str] = ()) -> None:
+    """Raise ValueError, with key and remedy, if an entry of a state dict cannot travel or is not finite.
+
+    ``home`` are keys of arrays that stay at home, which need not be finite.
+    """
+    for key, array in to_record(state).items():
+        if key not in home and not np.isfinite(_named_view(key, array)).all():
+            raise ValueError(f"{key!r} of the model must be finite, got NaN or infinity: {_REMEDY}")
+
+
+@lru_cache(maxsize=64)
+def dtype_of(dtype: torch.dtype) -> str:
+    """Return the name of the dtype in which tensors of a dtype travel; ValueError if they cannot."""
+    return _dtype_name(as_array("a tensor", torch.empty(0, dtype=dtype)).dtype)
+
+
+def change_of(values: NDArray[Any], since: NDArray[Any] | None) -> NDArray[Any]:
+    """Return values minus earlier ones of the same dtype, int64 for integers and booleans (modulo 2^64).
+
+    ``since`` None stands for zeros.
+    """
+    if values.dtype.kind == "f":
+        return values if since is None else np.subtract(values, since, dtype=np.float64)
+    whole = values.astype(np.int64)
+    return whole if since is None else whole - since.astype(np.int64)
 
 
 def to_state_dict(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
@@ -326,6 +402,10 @@ def received_state(
 class Layout:
     """The keys, shapes and dtypes of a model, and the position of each array in a flat vector.
 
+    The entries of an integer or boolean array are its change since ``origin``. A mean of replies is thus the
+    mean of their changes, rounded to whole numbers: an array that no node changes keeps every bit, and
+    counters count on.
+
     Parameters
     ----------
     keys : tuple[str, ...]
@@ -334,20 +414,24 @@ class Layout:
         One shape per key.
     dtypes : tuple[str, ...]
         One NumPy dtype name per key.
+    origin : Mapping[str, NDArray[int64]] (default: zeros)
+        The integers at the start of the run, by key; omitted where all are zero. Not compared.
     """
 
     keys: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    origin: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, record: ArrayRecord) -> Self:
-        """Return the layout of a record."""
-        arrays = {key: view(array) for key, array in record.items()}
+        """Return the layout of a record, its own ``origin``; PayloadError if ``view`` refuses one."""
+        arrays = {key: _named_view(key, array) for key, array in record.items()}
         return cls(
             keys=tuple(arrays),
             shapes=tuple(a.shape for a in arrays.values()),
             dtypes=tuple(str(a.dtype) for a in arrays.values()),
+            origin={k: change_of(a, None) for k, a in arrays.items() if a.dtype.kind != "f" and a.any()},
         )
 
     @cached_property
@@ -361,6 +445,43 @@ class Layout:
         ends = np.cumsum([0, *(prod(shape) for shape in self.shapes)])
         return {k: slice(int(a), int(b)) for k, a, b in zip(self.keys, ends, ends[1:], strict=False)}
 
+    @cached_property
+    def float_type(self) -> np.dtype[Any]:
+        """The dtype of the vector: float64 if an array is, else float32."""
+        return np.result_type(np.float32, *(d for d in self.dtypes if np.dtype(d).kind == "f"))
+
+    @cached_property
+    def integers(self) -> dict[str, slice]:
+        """The slices of the integer and boolean arrays."""
+        kinds = dict(zip(self.keys, self.dtypes, strict=True))
+        return {key: where for key, where in self.slices.items() if np.dtype(kinds[key]).kind != "f"}
+
+    def part(self, keys: Collection[str]) -> "Layout":
+        """Return the layout of some of the keys, in this order."""
+        rows = [row for row in zip(self.keys, self.shapes, self.dtypes, strict=True) if row[0] in keys]
+        origin = {key: values for key, values in self.origin.items() if key in keys}
+        return Layout(tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows), origin)
+
+    def entries(self, key: str, values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array's entries of the vector, flat.
+
+        Raises
+        ------
+        PayloadError
+            ``integer too large`` for an integer whose change the dtype does not hold exactly.
+        """
+        if values.dtype.kind == "f":
+            return values.ravel()
+        change = change_of(values.ravel(), self.origin[key].ravel() if key in self.origin else None)
+        most = 2 ** (np.finfo(np.dtype(dtype)).nmant + 1)
+        if change.size and max(-int(change.min()), int(change.max())) > most:
+            raise PayloadError(
+                "integer too large",
+                f"{quoted(key)} differs from the start of the run by more than {most}: an integer array that "
+                "changes must be a counter; keep another one out of the state dict (persistent=False)",
+            )
+        return change
+
     def flatten(self, record: ArrayRecord, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return the record as one vector, checked against this layout.
 
@@ -368,24 +489,30 @@ class Layout:
         ------
         PayloadError
             With reason ``missing key``, ``unknown key``, ``wrong shape``, ``wrong dtype``,
-            ``non-finite`` or ``undecodable``.
+            ``non-finite``, ``integer too large`` or ``undecodable``.
         """
+        vector = np.empty(self.size, dtype)
+        for key, values in self.views(record).items():
+            with np.errstate(over="ignore"):  # an overflow becomes infinite and is found below
+                vector[self.slices[key]] = self.entries(key, values, dtype)
+        if not np.isfinite(vector).all():
+            raise PayloadError("non-finite", "NaN or infinity in the arrays")
+        return vector
+
+    def views(self, record: ArrayRecord) -> dict[str, NDArray[Any]]:
+        """Return the arrays in this order, read-only, checked as in ``flatten`` but for their values."""
         if missing := [key for key in self.keys if key not in record]:
             raise PayloadError("missing key", quoted(missing[0]))
         if len(record) != len(self.keys):
             raise PayloadError("unknown key", quoted(next(k for k in record if k not in self.keys)))
-        vector = np.empty(self.size, dtype)
-        for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
-            values = view(record[key])
+        found = {}
+        for key, shape, declared in zip(self.keys, self.shapes, self.dtypes, strict=True):
+            values = found[key] = view(record[key])
             if values.shape != shape:
                 raise PayloadError("wrong shape", f"{quoted(key)} has {values.shape}, expected {shape}")
             if values.dtype.kind != np.dtype(declared).kind:
                 raise PayloadError("wrong dtype", f"{quoted(key)} is {values.dtype}, expected {declared}")
-            with np.errstate(over="ignore"):  # an overflow becomes infinite and is found below
-                vector[where] = values.ravel()
-        if not np.isfinite(vector).all():
-            raise PayloadError("non-finite", "NaN or infinity in the arrays")
-        return vector
+        return found
 
     def unflatten(self, vector: NDArray[Any]) -> ArrayRecord:
         """Return the vector as a record: views if the dtype is the vector's, else copies."""
@@ -393,7 +520,8 @@ class Layout:
         for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
             part = vector[where].reshape(shape)
             dtype = np.dtype(declared)
-            if dtype.kind in "iub" and part.dtype.kind == "f":
-                part = np.rint(part, out=np.empty_like(part))  # out: else shape () becomes a scalar
+            if dtype.kind in "iub":
+                whole = np.rint(part).astype(np.int64) + self.origin.get(key, 0)
+                part = np.asarray(whole > 0 if dtype.kind == "b" else whole)
             record[key] = lazy_array(part.astype(dtype, copy=False))
         return record

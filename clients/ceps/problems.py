@@ -244,4 +244,4 @@ class TorchProblem:
 
 
 def _numpy(tensor: Tensor) -> Vector:
-    return tensor.detach().cpu().numpy().astype(np.float64)
+    return tensor.detach().cpu().double().numpy()

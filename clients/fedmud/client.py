@@ -102,11 +102,18 @@ def fedmud_client(
         learn,
         start_of=lambda call: _summed(call, task(call.context)),
         beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
+        home_of=lambda call: _home(call, task(call.context)),
         at_once=train is None,
     )
     return BatchClientApp(
         {"train": training, MERGE: reveals(Reveals.NOTHING, listen), **task_handlers(task)}, mods
     )
+
+
+def _home(call: Call, task: LocalTask) -> State:
+    """Return the arrays that stay at home."""
+    instruction = Instruction.of(call, task)
+    return instruction.home(instruction.method().compressed)
 
 
 def _summed(call: Call, task: LocalTask) -> Mapping[str, NDArray[Any]]:
@@ -139,7 +146,8 @@ class _Round:
         if isinstance(outcome, Exception):
             raise outcome
         arrays = self.method.sent(outcome.state, self.base)
-        if not all(torch.isfinite(value).all() for value in arrays.values()):
+        home = self.instruction.home(self.method.compressed)
+        if not all(torch.isfinite(value).all() for key, value in arrays.items() if key not in home):
             rate = self.instruction.learning_rate
             raise ValueError(f"learning-rate must be smaller, got {rate:g}: it makes the model not finite")
         samples = len(self.instruction.task.part)

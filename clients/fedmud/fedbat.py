@@ -73,7 +73,7 @@ def train_binarised(
     losses = [first.mean_loss * warm_up]
     for batch in sgd.batches[warm_up:]:
         index = torch.as_tensor(batch).to(sgd.x.device)
-        weights = {key: base[key] + S for key, S in binarised().items()}  # w + S(M, alpha)
+        weights = {key: base[key] + S.to(base[key]) for key, S in binarised().items()}  # w + S(M, alpha)
         with arithmetic.autocast(sgd.x.device):
             outputs = functional_call(model, weights, (sgd.x[index],))
         mean = loss(arithmetic.exact(outputs), sgd.y[index]).mean()

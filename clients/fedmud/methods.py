@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from hedgerow.clients.fedmud.factored_model import FactoredModel, plan_for
 from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
-from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
+from hedgerow.clients.instructions import (
+    choice,
+    flag,
+    home_arrays,
+    local_steps,
+    only_config,
+    positive,
+    string,
+    whole,
+)
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.training.batches import DROP_LAST, augmented_work, epoch_batches, fails_on_one
 from hedgerow.clients.training.work import Asked, LocalWork, State
@@ -108,12 +117,22 @@ class Instruction:
     def rest(self, compressed: Collection[str]) -> State:
         """Return the uncompressed arrays: copied, on the task's device, of the model's dtypes.
 
+        Those that stay at home are shared: never change them.
+
         A ValueError if keys or shapes do not match the model, or a value is not finite.
         """
         own = {k: v for k, v in self.task.model.state_dict().items() if k not in compressed}
-        shapes = {key: tuple(value.shape) for key, value in own.items()}
+        home = self.home(compressed)
+        shapes = {key: tuple(value.shape) for key, value in own.items() if key not in home}
         sent = received_state(self._record("arrays"), shapes, self.task.x.device)
-        return {key: value.to(own[key].dtype) for key, value in sent.items()}
+        return {key: value.to(own[key].dtype) for key, value in sent.items()} | home
+
+    def home(self, compressed: Collection[str]) -> State:
+        """Return the uncompressed arrays that stay at home, see ``clients/frozen.py``."""
+        there = {*compressed, *self._record("arrays")}
+        return home_arrays(
+            self.call, self.task, [key for key in self.task.model.state_dict() if key not in there]
+        )
 
     def factors(self, plan: Factorisation) -> State:
         """Return the factors to start from: the message's, or freshly drawn ones; ValueError if invalid."""

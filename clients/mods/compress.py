@@ -33,7 +33,7 @@ from hedgerow.wire.compress import (
     pack_update,
     parse_compressor,
 )
-from hedgerow.wire.records import Layout, lazy_array, to_record, to_state_dict
+from hedgerow.wire.records import Layout, dtype_of, lazy_array, to_record, to_state_dict
 
 __all__ = [
     "Metrics",
@@ -79,12 +79,15 @@ class Update:
         before, after = ({key: tuple(value.shape) for key, value in state.items()} for state in (start, end))
         if before != after:
             raise ValueError(f"the model must have the arrays that were sent, {before}, got {after}")
-        dtypes = tuple(str(value.dtype).removeprefix("torch.") for value in start.values())
+        dtypes = tuple(dtype_of(value.dtype) for value in start.values())
         layout = Layout(tuple(before), tuple(before.values()), dtypes)
         changes = [(end[key] - start[key]).flatten() for key in compressed_part(layout).keys]
         if not changes:
             raise ValueError(f"the arrays must hold floating-point values to compress, got {before}")
-        return cls(layout, torch.cat(changes), {key: end[key] for key in dense_part(layout).keys})
+        change = torch.cat(changes)
+        if change.dtype.itemsize < 4:  # What compression leaves over is kept in float32.
+            change = change.float()
+        return cls(layout, change, {key: end[key] for key in dense_part(layout).keys})
 
 
 def feed_back(

@@ -1,16 +1,20 @@
 """From training to the reply: training, mods, compression, encoding and masks, in this order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from torch import Tensor
 
+from hedgerow.clients.frozen import check_unchanged
+from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.clients.instructions import only_arrays, state_rows
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
 from hedgerow.clients.mods.mask import Beside, StartOf, masked_sum_handlers, whole_model
 from hedgerow.clients.mods.update import Learn, Learnt, UpdateMod, changed
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
+from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
 __all__ = ["Learning"]
 
@@ -31,6 +35,8 @@ class Learning:
         Returns the arrays that a secure sum adds up the changes of.
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside a secure sum.
+    home_of : Callable[[Call], Mapping[str, Tensor]] (default: nothing)
+        Returns the arrays of ``learn``'s states that stay at home, see ``clients/frozen.py``.
     at_once : bool (default: True)
         Whether to answer the engine's exchanges in columns; false if nodes fail one by one, or report
         different metrics.
@@ -39,12 +45,25 @@ class Learning:
     learn: Learn
     start_of: StartOf = whole_model
     beside: Beside = lambda _: {}
+    home_of: Callable[[Call], Mapping[str, Tensor]] = lambda _: {}
     at_once: bool = True
 
     def handlers(self, message_type: str, mods: Sequence[UpdateMod]) -> dict[str, BatchHandler]:
         """Return the handlers of messages."""
-        answer = partial(encoded, changed(mods, self.learn))
+        answer = partial(encoded, changed(mods, self._learn))
         return masked_sum_handlers(answer, message_type, self.start_of, self.beside)
+
+    def _learn(self, calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+        """Train nodes; what they learnt has no array that stays at home."""
+        return [
+            outcome(self._travelling, call, one) if isinstance(one, Learnt) and _has_frozen(call) else one
+            for call, one in zip(calls, self.learn(calls), strict=True)
+        ]
+
+    def _travelling(self, call: Call, learnt: Learnt) -> Learnt:
+        home = self.home_of(call)
+        check_unchanged(home, learnt.state)
+        return learnt.without(home)
 
     def in_columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
         """Answer for all nodes at once.
@@ -63,6 +82,13 @@ class Learning:
             if not isinstance(one, Learnt):
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
+        for call, one in zip(calls, learnt, strict=True):
+            if _has_frozen(call):
+                check_unchanged(self.home_of(call), one.state)
         metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
-        rows = state_rows([one.state for one in learnt], keys[0])
+        rows = state_rows([one.state for one in learnt], keys[0], [one.start for one in learnt])
         return InColumns(rows if rows.is_cuda else rows.numpy(), metrics)
+
+
+def _has_frozen(call: Call) -> bool:
+    return any(FROZEN_CHECKSUM in record for record in call.content.values())

@@ -47,7 +47,7 @@ from hedgerow.wire.masked_sums import (
     told_content,
 )
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
-from hedgerow.wire.records import PayloadError, config_in, finite_views, lazy_array, only_record
+from hedgerow.wire.records import PayloadError, change_of, config_in, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
@@ -254,8 +254,8 @@ def _learnt(answer: Answer, start: Mapping[str, NDArray[Any]]) -> tuple[NDArray[
     arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
     if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in start.items()}:
         raise PayloadError("wrong shape", "the trained arrays differ from those sent in keys or shapes")
-    changes = (np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items())
-    return np.concatenate(list(changes)), metrics
+    changes = (change_of(arrays[key], was).ravel() for key, was in start.items())
+    return np.concatenate([np.zeros(0), *changes]), metrics
 
 
 def _numbers(

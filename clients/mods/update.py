@@ -1,7 +1,7 @@
 """The result of a node's training, and mods that change its update before compression and masks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +36,12 @@ class Learnt:
     state: Mapping[str, Tensor]
     metrics: Mapping[str, int | float]
     start: Mapping[str, Tensor] | None = None
+
+    def without(self, keys: Collection[str]) -> "Learnt":
+        """Return it without some keys."""
+        state = {key: value for key, value in self.state.items() if key not in keys}
+        start = self.start and {key: value for key, value in self.start.items() if key not in keys}
+        return replace(self, state=state, start=start)
 
     def reply(self) -> RecordDict:
         """Return the uncompressed reply."""

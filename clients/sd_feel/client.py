@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.app import BatchClientApp, whoami
-from hedgerow.clients.evaluation import are_dealt, known_sizes, num_examples, task_handlers
+from hedgerow.clients.evaluation import are_dealt, introduction_of, known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
-from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
+from hedgerow.clients.instructions import at_home_of, local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
-from hedgerow.clients.own_share import own_introduction
 from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
@@ -79,17 +78,19 @@ def sd_feel_client(
         how = training_of(calls[0].context, training_mode, train=train)
         return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
 
+    more = introduction_of(task)
     return BatchClientApp(
         {
             "train": Learning(
                 learn,
                 beside=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
+                home_of=lambda call: at_home_of(call, task(call.context)),
                 at_once=train is None,
             ),
             **task_handlers(task),
             WHOAMI: whoami(
                 lambda context: 0 if node_role(context) == EDGE else num_examples(context, task),
-                lambda context: {} if node_role(context) == EDGE else own_introduction(context),
+                lambda context: {} if node_role(context) == EDGE else more(context),
                 known_sizes(task),
                 are_dealt,
             ),

@@ -21,6 +21,7 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import (
+    at_home_of,
     choice,
     flag,
     local_steps,
@@ -105,7 +106,12 @@ def similarity_free_client(
 
     return BatchClientApp(
         {
-            "train": Learning(learn, start_of=_summed, at_once=train is None),
+            "train": Learning(
+                learn,
+                start_of=_summed,
+                home_of=lambda call: at_home_of(call, task(call.context)),
+                at_once=train is None,
+            ),
             **task_handlers(task),
             PROBE: each(answer_probe),
         },

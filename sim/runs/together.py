@@ -40,7 +40,6 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
     if not isinstance(made, Experiment) or made.together is None:
         raise ValueError(f"app {spec.name!r} does not combine the models of several servers")
     layout = Layout.of(made.initial_arrays)
-    floats = [dtype for dtype in layout.dtypes if np.dtype(dtype).kind == "f"]
     kept = {int(file.stem) for part in parts for file in (part.folder / MODELS).glob("*.npz")}
     if not kept:
         raise ValueError(f"{parts[0].folder} and the others must have {MODELS}")
@@ -49,7 +48,7 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
         name = f"{number:06d}.npz"
         there = [part for part in parts if (part.folder / MODELS / name).is_file()]
         arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
-        models = np.stack([layout.flatten(one, np.result_type(np.float32, *floats)) for one in arrays])
+        models = np.stack([layout.flatten(one, layout.float_type) for one in arrays])
         u, metrics = made.together(models, [_size(part, number) for part in there])
         # A run with one server has no metrics of training before the first round.
         trained = metrics if number else {}

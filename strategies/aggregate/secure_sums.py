@@ -30,6 +30,7 @@ from hedgerow.strategies.exchange import Ask, Exchange, Question, RoundFailedErr
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.wire.checks import in_range, int_between, positive
+from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
     LEAST_THRESHOLD,
@@ -510,7 +511,8 @@ def _same_for_all(run: Any, exchange: Exchange, ask: Ask) -> RecordDict:
         if any(own.get(i) is not own.get(first) and own.get(i) != own.get(first) for i in ask.nodes):
             raise ValueError(f"{key} must be the same in all instructions of a secure sum")
     content: RecordDict = run.instruction(replace(exchange, asks=[ask]), first)
-    return content
+    # A node that lacks the frozen arrays is sent them beside the instruction, which has their checksum.
+    return RecordDict({key: record for key, record in content.items() if key != FROZEN})
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,7 @@ class Factors(Coded):
         super().__init__(rest, bits, lambda coded, node: factors.flatten(coded, np.float32))
         self.plan, self.frozen = plan, frozen
         keys, dtypes = rest.keys + factors.keys, rest.dtypes + factors.dtypes
-        self._all = Layout(keys, rest.shapes + factors.shapes, dtypes)
+        self._all = Layout(keys, rest.shapes + factors.shapes, dtypes, rest.origin)
 
     def update(self, row: Vector) -> NDArray[np.float32]:
         """Return Delta (D,) of the factors of a row."""

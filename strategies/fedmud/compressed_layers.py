@@ -9,7 +9,7 @@ once.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from logging import INFO
 from math import ceil, floor
 from typing import Any, ClassVar, Literal, Required, Self, TypeVar, Unpack
@@ -193,6 +193,8 @@ class CompressedLayers(Method[S]):
             self.compression = replace(
                 sized, init_a=init_width(sized.plan(layers, num_parameters), learning_rate)
             )
+        # The layout of the model and of its uncoded part.
+        self._rest: tuple[Layout, Layout] | None = None
         self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
         self.coded = self._coded(layers)
         if self.only_mean and not self.aggregation.rule.is_mean:
@@ -321,6 +323,7 @@ class CompressedLayers(Method[S]):
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Split the model; FedLMT and FedPara start from another model."""
         if self.state is None:
+            self.federation.gather(grid)
             self.state = self.begin(self.federation.vector(arrays))
         return self.current_arrays() or arrays
 
@@ -363,7 +366,10 @@ class CompressedLayers(Method[S]):
     @property
     def rest(self) -> Layout:
         """The layout of the uncoded part."""
-        return _without(self.federation.known_layout(), tuple(self.shapes))
+        layout = self.federation.known_layout()
+        if self._rest is None or self._rest[0] is not layout:
+            self._rest = layout, layout.part(set(layout.keys) - set(self.shapes))
+        return self._rest[1]
 
     def parted(self, model: Vector) -> tuple[Vector, NDArray[np.float32]]:
         """Return theta (d,) and the coded layers' weights (D,); ValueError if a layer is missing."""
@@ -376,7 +382,7 @@ class CompressedLayers(Method[S]):
                 )
         theta = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in rest.keys)])
         weights = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in self.shapes)])
-        return theta.astype(_float_type(rest)), weights.astype(np.float32)
+        return theta.astype(rest.float_type), weights.astype(np.float32)
 
     def whole(self, theta: Vector, weights: Vector) -> Vector:
         """Return the model (M,) from theta and the coded layers' weights."""
@@ -398,7 +404,7 @@ class CompressedLayers(Method[S]):
 
     def halved(self, row: NDArray[np.float64]) -> tuple[Vector, NDArray[np.float64]]:
         """Return theta, in the type it is stored in, and the coded part of a mean."""
-        theta = row[: self.rest.size].astype(_float_type(self.rest))
+        theta = row[: self.rest.size].astype(self.rest.float_type)
         return theta, row[self.rest.size :]
 
     def training(
@@ -503,15 +509,3 @@ class _Sums(SecureSums):
         """Return a member's largest weight: its examples, or its batches."""
         examples = super().weight_of(member)
         return float(ceil(examples / self.batch_size)) if self.batch_size else examples
-
-
-def _float_type(layout: Layout) -> np.dtype[Any]:
-    """Return the type of a vector of these arrays: float64 if any is, else float32."""
-    return np.result_type(np.float32, *(d for d in layout.dtypes if np.dtype(d).kind == "f"))
-
-
-@lru_cache(maxsize=8)
-def _without(layout: Layout, keys: tuple[str, ...]) -> Layout:
-    rows = zip(layout.keys, layout.shapes, layout.dtypes, strict=True)
-    kept = [row for row in rows if row[0] not in keys]
-    return Layout(tuple(r[0] for r in kept), tuple(r[1] for r in kept), tuple(r[2] for r in kept))

@@ -55,7 +55,7 @@ class CompressedChanges:
         for key, where in part.slices.items():
             change[layout.slices[key]] = update[where]
         for key, values in dense.items():
-            change[layout.slices[key]] = values.ravel() - sent[layout.slices[key]]
+            change[layout.slices[key]] = layout.entries(key, values, sent.dtype) - sent[layout.slices[key]]
         return Row(change, bits)
 
     def unpacked(

@@ -16,10 +16,9 @@ from tests.strategies.summing import LossyGrid
 
 from hedgerow.clients import BatchClientApp, Refusal
 from hedgerow.clients.mods import mask
-from hedgerow.clients.stored_settings import store_settings
+from hedgerow.clients.stored_settings import UNBOUND_RECORDS, store_settings
 from hedgerow.sim import flower_identity
 from hedgerow.wire import MASKED_SUM, SECRET_RECORD, Call, to_record, view
-from hedgerow.wire.calls import KEY_RECORDS
 from hedgerow.wire.masked_sums import COARSEST_STEP, SumPlan, clips_of
 from hedgerow.wire.simulated import simulated
 
@@ -127,7 +126,7 @@ def states(context: Context) -> Iterator[tuple[str, Context]]:
         return own
 
     for name in context.state:
-        if name not in KEY_RECORDS:
+        if name not in UNBOUND_RECORDS:
             for key in context.state[name]:
                 record = changed(context.state[name], key)
                 yield f"state {name}/{key}", with_state(lambda c, n=name, r=record: c.state.update({n: r}))  # type: ignore[misc]

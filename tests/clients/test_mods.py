@@ -179,9 +179,9 @@ def test_signs_and_chosen_entries_are_not_put_through_mods() -> None:
     app = fedmud_client(lambda context: TASK, mods=[Recorded(nothing)])
     strategy = EF21P.for_model(
         MODEL,
+        ratio=0.2,
         skip_front=0,
         skip_back=0,
-        ratio=0.2,
         learning_rate=0.1,
         local_epochs=1,
         batch_size=5,

@@ -280,7 +280,7 @@ def assert_layers_are_booked(strategy: Any) -> None:
 
 METHODS: dict[str, Callable[..., Any]] = {
     **{
-        variant: partial(fedmud, variant=variant)
+        variant: partial(fedmud, variant=variant, ratio=0.4)
         for variant in ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+aad", "dense")
     },
     "mud, merged every two rounds": partial(fedmud, reset_interval=2),

@@ -95,7 +95,7 @@ def test_each_key_stands_where_the_slices_say_in_any_memory_order() -> None:
 
 
 def test_means_of_integers_are_rounded_and_what_has_the_vectors_dtype_is_not_copied() -> None:
-    layout = Layout.of(record_of(batches=np.array([3, -3])))
+    layout = Layout.of(record_of(batches=np.zeros(2, np.int64)))
     np.testing.assert_array_equal(view(layout.unflatten(np.float32([2.9, -2.9]))["batches"]), [3, -3])
     layout = Layout.of(record_of(num_batches_tracked=np.array(0)))
     values = view(layout.unflatten(np.float32([12]))["num_batches_tracked"])
@@ -336,3 +336,37 @@ def test_counting_does_not_serialise_and_an_empty_text_counts_nothing_where_flow
     payload_bytes(RecordDict({"arrays": record}))
     assert "_bytes" not in record["w"].__dict__
     assert payload_bytes(ConfigRecord({"role": ""})) == len("role")
+
+
+WHOLE = ("?", "b", "h", "i", "q", "B", "H", "I", "Q")
+
+
+@settings(deadline=None)
+@given(data=st.data(), letter=st.sampled_from(WHOLE), vector=st.sampled_from([np.float32, np.float64]))
+def test_integers_that_do_not_change_keep_every_bit_and_small_changes_are_exact(data, letter, vector) -> None:
+    dtype = np.dtype(letter)
+    low, high = (0, 1) if letter == "?" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    first = np.array(data.draw(st.lists(st.integers(low, high), min_size=1, max_size=5)), dtype)
+    layout = Layout.of(to_record({"n": first, "w": np.ones(2, np.float16)}))
+    most = 2 ** (24 if vector is np.float32 else 53)
+    now = np.array(
+        [data.draw(st.integers(max(low, int(v) - most), min(high, int(v) + most))) for v in first], dtype
+    )
+    for values in (first, now):
+        row = layout.flatten(to_record({"n": values, "w": np.ones(2, np.float16)}), vector)
+        back = layout.unflatten(row)
+        np.testing.assert_array_equal(view(back["n"]), values)
+        assert view(back["n"]).dtype == dtype
+    # A mean of replies moves by the rounded mean of the changes.
+    third = layout.flatten(to_record({"n": first, "w": np.ones(2, np.float16)}), vector)
+    mean = view(layout.unflatten((2.0 * third.astype(float) + row) / 3)["n"])
+    wanted = [int(a) + round((int(b) - int(a)) / 3) for a, b in zip(first, now, strict=True)]
+    assert all(abs(int(got) - want) <= 1 for got, want in zip(mean, wanted, strict=True))
+
+
+def test_an_integer_that_changes_beyond_the_vector_is_refused_by_name() -> None:
+    layout = Layout.of(to_record({"n": np.array([5], np.int64)}))
+    far = to_record({"n": np.array([5 + 2**24 + 1], np.int64)})
+    with pytest.raises(PayloadError, match=r"integer too large: 'n' .*persistent=False"):
+        layout.flatten(far)
+    assert layout.flatten(far, np.float64) == 2**24 + 1

@@ -1,13 +1,13 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from torch import nn
 
 from fedmud import settings
 from fedmud.client_app import app as client_app
-from hedgerow.clients import global_task, initial_model
+from hedgerow.clients import frozen_part, global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
@@ -34,15 +34,17 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
         )
     with as_settings_errors():
         model, data = global_task(values.run_config)
+        frozen = frozen_part(model, data.x[:2])
     measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(values, model, max(data.sizes), measure, dealt=data.sizes)
+    return _experiment(values, model, max(data.sizes), measure, frozen, dealt=data.sizes)
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes with their own data."""
     with as_settings_errors():
         model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
-    return _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
+        frozen = frozen_part(model)
+    return _experiment(values, model, max(nodes.sizes), nodes.measure, frozen, nodes.roster)
 
 
 def _experiment(
@@ -50,10 +52,13 @@ def _experiment(
     model: nn.Module,
     most_samples: int,
     measure: Measure,
+    frozen: Collection[str],
     roster: Roster | None = None,
     dealt: Sequence[int] | None = None,
 ) -> Experiment:
-    strategy = partial(settings.build_strategy, values, model, roster=roster, dealt_sizes=dealt)
+    strategy = partial(
+        settings.build_strategy, values, model, roster=roster, dealt_sizes=dealt, frozen=frozen
+    )
     with as_settings_errors():
         strategy()
         check_noise(values.run_config, model.state_dict())

@@ -1,6 +1,6 @@
 """The app's settings, and the strategy for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
@@ -146,6 +146,7 @@ def build_strategy(
     *,
     roster: Roster | None = None,
     dealt_sizes: Sequence[int] | None = None,
+    frozen: Collection[str] | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> CompressedLayers[Any]:
     """Return the strategy for the settings and a model.
@@ -160,6 +161,8 @@ def build_strategy(
         The nodes, if they are already known.
     dealt_sizes : Sequence[int] or None (default: None)
         Each client's number of samples, if the server deals the data.
+    frozen : Collection[str] or None (default: None)
+        Keys of the arrays that stay at home, as in ``FederationOptions``.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round.
     """
@@ -167,6 +170,7 @@ def build_strategy(
         **training_options(values.run_config),
         "roster": roster,
         "dealt_sizes": dealt_sizes,
+        "frozen": frozen,
         "on_round_end": on_round_end,
         "sync": values.sync,
         "weighting": values.weighting,

@@ -1,6 +1,6 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hedgerow.clients import global_task, initial_model
+from hedgerow.clients import frozen_part, global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
@@ -56,15 +56,21 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
         )
     with as_settings_errors():
         model, data = global_task(values.run_config)
+        frozen = frozen_part(model, data.x[:2])
     measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(values, model, data.dataset.input_shape, max(data.sizes), measure, dealt=data.sizes)
+    return _experiment(
+        values, model, data.dataset.input_shape, max(data.sizes), measure, frozen, dealt=data.sizes
+    )
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes with their own data."""
     with as_settings_errors():
         model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
-    return _experiment(values, model, nodes.input_shape, max(nodes.sizes), nodes.measure, nodes.roster)
+        frozen = frozen_part(model)
+    return _experiment(
+        values, model, nodes.input_shape, max(nodes.sizes), nodes.measure, frozen, nodes.roster
+    )
 
 
 def _experiment(
@@ -73,6 +79,7 @@ def _experiment(
     input_shape: tuple[int, ...],
     most_samples: int,
     measure: Measure,
+    frozen: Collection[str],
     roster: Roster | None = None,
     dealt: Sequence[int] | None = None,
 ) -> Experiment:
@@ -85,6 +92,7 @@ def _experiment(
             flops_per_iteration=_FORWARD_AND_BACKWARD * values.batch_size * macs,
             roster=roster,
             dealt_sizes=dealt,
+            frozen=frozen,
         )
         strategy()
         check_noise(values.run_config, model.state_dict())

@@ -1,6 +1,6 @@
 """The app's settings, and the strategy for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from hedgerow.clients import TASK_TEXTS
@@ -212,6 +212,7 @@ def build_strategy(
     flops_per_iteration: float,
     roster: Roster | None = None,
     dealt_sizes: Sequence[int] | None = None,
+    frozen: Collection[str] | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> ClusteredStrategy:
     """Return the strategy for the settings.
@@ -228,6 +229,8 @@ def build_strategy(
         The nodes, if they are already known.
     dealt_sizes : Sequence[int] or None (default: None)
         Each client's number of samples, if the server deals the data.
+    frozen : Collection[str] or None (default: None)
+        Keys of the arrays that stay at home, as in ``FederationOptions``.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round.
     """
@@ -236,6 +239,7 @@ def build_strategy(
         "participation": values.participation,
         "roster": roster,
         "dealt_sizes": dealt_sizes,
+        "frozen": frozen,
         "on_round_end": on_round_end,
         "system": preset(
             values.latency_preset, num_params=num_params, flops_per_iteration=flops_per_iteration

@@ -1,6 +1,6 @@
 """The app's settings, and the strategy for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
@@ -163,12 +163,14 @@ def build_strategy(
     *,
     roster: Roster | None = None,
     dealt_sizes: Sequence[int] | None = None,
+    frozen: Collection[str] | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> SimilarityFree:
     """Return the strategy for the settings.
 
     ``on_round_end`` is called after each round; ``roster`` has the nodes, if they are already known.
-    ``dealt_sizes`` are the clients' numbers of samples, if the server deals the data.
+    ``dealt_sizes`` are the clients' numbers of samples, if the server deals the data, and
+    ``frozen`` the keys of the arrays that stay at home, as in ``FederationOptions``.
     """
     operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
     options = training_options(values.run_config)
@@ -185,6 +187,7 @@ def build_strategy(
         probe_rounds=values.probe_rounds,
         roster=roster,
         dealt_sizes=dealt_sizes,
+        frozen=frozen,
         on_round_end=on_round_end,
         **{**options, "min_train_nodes": values.min_replies or values.num_clients},
     )
