@@ -6,9 +6,10 @@ import logging
 import shlex
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +26,7 @@ from hedgerow.sim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hedgerow.sim.runs.app import AppSpec
     from hedgerow.sim.runs.foreign import Records
     from hedgerow.sim.runs.plan import Plan
 
@@ -61,8 +63,8 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            help="The app's run-config key 'seed'. For an app without one: node ids, faults, and the global "
-            "generators of Python, NumPy and torch.",
+            help="The app's run-config key 'seed'. It determines node ids, faults, and the global generators "
+            "of Python, NumPy and torch. Default for an app without one: drawn, and recorded in config.json.",
         ),
     ] = None,
     output_dir: Annotated[
@@ -110,15 +112,10 @@ def run(
     143 if terminated.
     """
     from hedgerow.sim.deploy.flower_run import flower_run
-    from hedgerow.sim.runs.app import find_app, load_app, own_settings
-    from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.foreign import earlier_run
-    from hedgerow.sim.runs.launch import run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
-    from hedgerow.sim.runs.recorder import RunFolderError
-    from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.sim.runs.trackers import check_trackers
-    from hedgerow.wire.failures import RunFailedError
 
     with bad_options():
         _check_options(
@@ -140,7 +137,7 @@ def run(
         if foreign:
             earlier = earlier_run(str(resume), spec.config, spec.name)
             before += earlier.overrides
-            nodes, seed = nodes or earlier.nodes, earlier.seed if seed is None else seed
+            nodes = nodes or earlier.nodes
             real_time = real_time or earlier.real_time
         elif resume is not None:
             before += resumed_config(spec, resume)
@@ -156,12 +153,38 @@ def run(
             workers=workers,
             ray=ray,
         )
+        if foreign and seed is None:
+            plan = replace(plan, seed=earlier.seed)
         configs = read_node_configs(spec, node_config, plan.num_nodes, own) if node_config or own else None
         if engine is Engine.FLOWER:
             _check_plan(spec.name, plan)
 
     if engine is Engine.FLOWER:
         raise typer.Exit(flower_run(spec, plan, client_cpus=client_cpus, client_gpus=client_gpus))
+    _run_here(
+        spec,
+        plan,
+        app_path,
+        resume if foreign else None,
+        quiet=quiet,
+        node_configs=configs,
+        strict=strict,
+        real_time=real_time,
+        track=trackers,
+    )
+
+
+def _run_here(
+    spec: AppSpec, plan: Plan, app_path: str, resume: str | None, *, quiet: bool, **options: Any
+) -> None:
+    """Run an app in this process, and turn its errors into exit codes."""
+    from hedgerow.sim.runs.app import load_app, own_settings
+    from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.launch import run_app, run_seed, seed_generators
+    from hedgerow.sim.runs.recorder import RunFolderError
+    from hedgerow.sim.runs.settings import SettingsError
+    from hedgerow.wire.failures import RunFailedError
+
     if quiet:
         logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
@@ -169,19 +192,11 @@ def run(
             bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
             interruptible(_how_to_resume(app_path, plan)),
         ):
-            records = _records(plan, resume if foreign else None, quiet=quiet)
+            records = _records(plan, resume, quiet=quiet)
+            plan = replace(plan, seed=run_seed(plan))
             # Before the app is imported, because that may draw its model.
-            seed_generators(plan.seed)
-            app = load_app(spec.folder)
-            run_app(
-                app,
-                plan,
-                node_configs=configs,
-                strict=strict,
-                real_time=real_time,
-                records=records,
-                track=trackers,
-            )
+            seed_generators(run_seed(plan))
+            run_app(load_app(spec.folder), plan, records=records, **options)
     except RunFailedError as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.sim.engine._compat import is_simulation
+from hedgerow.sim.engine.generators import Generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.sim.runs.common_settings import RunSettings
@@ -25,6 +26,7 @@ from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
+from hedgerow.sim.runs.repeats import WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
@@ -191,6 +193,8 @@ def server_app(
 
     def complete(grid: Grid, context: Context) -> None:
         values = read(context.run_config)
+        # For draws of the user's own model, data and aggregators; the suite's code has its own generators.
+        seed_generators(values.seed)
         made = experiment(values)
         if values.engine == "inprocess":
             grid = InProcessGrid.inside(
@@ -250,7 +254,11 @@ def _run(
 
     strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
     strategy.budget = Budget.parse(values.stop_after)
-    recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
+    unrepeated = Unrepeated(values.seed, config["run"])
+    if getattr(grid, "real_time", False):
+        unrepeated.add(WHICH_ARE_LATE)
+    parts = {"strategy": strategy, "generators": Generators(), **_keepers_of_node_state(grid, values)}
+    recorder.keep_state(**parts)
     before = 0
     if values.resume:
         recorder.resume()
@@ -273,7 +281,8 @@ def _run(
                 ),
             )
         recorder.finish(
-            run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
+            {**run_summary(recorder.rounds), **unrepeated.summary()},
+            {key: array.numpy() for key, array in result.arrays.items()},
         )
     print(round_table(recorder.rounds, experiment.title))
     if not len(result.arrays):

@@ -58,14 +58,13 @@ def loss_at(server_round: int, model: ArrayRecord) -> MetricRecord:
 def test_a_quickstart_app_is_run_recorded_resumed_and_read_back(strategy: str, tmp_path: Path) -> None:
     make = STRATEGIES[strategy]
     whole = run(4, make, output_dir=tmp_path)
-    half = run(2, make, output_dir=tmp_path, checkpoint_every=1, seed=1)
-    rest = run(4, make, resume=half.folder, seed=1)
+    half = run(2, make, output_dir=tmp_path, checkpoint_every=1)
+    rest = run(4, make, resume=half.folder)
     assert [end["round"] for end in rest.rounds] == [end["round"] for end in whole.rounds] == [1, 2, 3, 4]
     losses = [end["evaluate"]["loss"] for end in whole.rounds]
     assert losses[-1] < losses[0]
     assert sorted(rest.result.train_metrics_clientapp) == [3, 4]
-    if strategy != "FedYogi":  # whose momentum is its own, and begins anew
-        np.testing.assert_allclose(losses, [end["evaluate"]["loss"] for end in rest.rounds], rtol=1e-6)
+    assert losses == [end["evaluate"]["loss"] for end in rest.rounds]
     read = load([whole.folder, rest.folder])
     assert [run.finished for run in read.runs] == [True, True]
     assert [point.y for point in read.runs[0].series("payload-bytes", "loss")] == losses
@@ -78,7 +77,7 @@ def test_the_folder_holds_what_a_run_folder_holds(tmp_path: Path) -> None:
     assert config["run"] == {"seed": 0, "lr": 0.1}
     assert config["nodes"] == NODES
     assert config["environment"]["engine"] == "inprocess"
-    assert "momentum" in config["resumes"]
+    assert config["seed"] == 0
     # config.json is written before the strategy is known, which may be one that cannot go on.
     assert "checkpoint/, which is written only if the strategy can be resumed" in config["resumes"]
     assert read_rounds(done.folder) == done.rounds
