@@ -108,8 +108,8 @@ def run(
 ) -> None:
     """Run an app on this machine.
 
-    Exits with 0 if the run completed, 1 if it failed, 2 on bad options, 130 if interrupted,
-    143 if terminated.
+    Exits with 0 if the run completed, 1 if it failed, 2 on bad options, 3 if the run folder could
+    not be written, 130 if interrupted, 143 if terminated.
     """
     from hedgerow.sim.deploy.flower_run import flower_run
     from hedgerow.sim.runs.app import find_app
@@ -178,7 +178,8 @@ def _run_here(
     spec: AppSpec, plan: Plan, app_path: str, resume: str | None, *, quiet: bool, **options: Any
 ) -> None:
     """Run an app in this process, and turn its errors into exit codes."""
-    from hedgerow.sim.runs.app import load_app, own_settings
+    from hedgerow.sim.cli.owners import blame, is_bug, storage_failed
+    from hedgerow.sim.runs.app import load_app
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.launch import run_app, run_seed, seed_generators
     from hedgerow.sim.runs.recorder import RunFolderError
@@ -187,11 +188,10 @@ def _run_here(
 
     if quiet:
         logging.getLogger("flwr").setLevel(logging.WARNING)
+    how = _how_to_resume(app_path, plan)
+    bad = (SettingsError, RunFolderError, CheckpointError)
     try:
-        with (
-            bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
-            interruptible(_how_to_resume(app_path, plan)),
-        ):
+        with interruptible(lambda: f"Interrupted{how() and f'; go on with: {how()}'}"):
             records = _records(plan, resume, quiet=quiet)
             plan = replace(plan, seed=run_seed(plan))
             # Before the app is imported, because that may draw its model.
@@ -201,12 +201,17 @@ def _run_here(
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:
-        # An error of another project's app; errors of our own apps are handled in ``mistakes``.
-        if own_settings(spec) is not None or not _raised_in(spec.folder, error):
+        if isinstance(error, RunFolderError) and storage_failed(error):
+            again = how()
+            then = f"Make room, then go on with: {again}" if again else "There is no checkpoint to resume."
+            typer.echo(f"Run failed: {error}. {then}", err=True)
+            raise typer.Exit(3) from error
+        if not is_bug(error) and not isinstance(error, bad):
+            traceback.print_exc()
+            typer.echo(f"Run failed: {blame(error, spec)}", err=True)
+            raise typer.Exit(1) from error
+        with bad_options(*bad, FileNotFoundError):
             raise
-        traceback.print_exc()
-        typer.echo(f"Run failed: the app {spec.name} raised this, not Hedgerow, which ran it", err=True)
-        raise typer.Exit(1) from error
 
 
 def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
@@ -238,7 +243,10 @@ def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
 
 
 def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
-    """Return what says how to go on with the run that starts now, whose folder only the app will know."""
+    """Return what says how to resume the run that starts now, whose folder only the app will know.
+
+    It returns an empty text if there is no checkpoint.
+    """
     from hedgerow.sim.runs.folder import runs_folder
 
     config = plan.run_config
@@ -250,9 +258,8 @@ def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
         folder = config.get("resume") or (made[-1] if made else None)
         # The first round leaves none, nor does an app that cannot go on.
         if folder is None or not (Path(str(folder)) / "checkpoint").expanduser().is_dir():
-            return "Interrupted"
-        command = shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
-        return f"Interrupted; go on with: {command}"
+            return ""
+        return shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
 
     return say
 
@@ -264,8 +271,3 @@ def _output_dir(plan: Plan) -> Path:
 
 def _run_folders(parent: Path) -> list[Path]:
     return [file.parent for file in parent.expanduser().glob("*/config.json")]
-
-
-def _raised_in(folder: Path, error: Exception) -> bool:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return folder in Path(last.filename).resolve().parents

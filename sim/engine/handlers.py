@@ -15,6 +15,7 @@ from hedgerow.sim.engine._compat import (
     ErrorCode,
     copy_records,
     delivered,
+    has_handler,
     has_wrappers,
     through_the_wire,
 )
@@ -31,6 +32,7 @@ from hedgerow.wire.calls import (
     InColumns,
     LocalDataError,
 )
+from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
@@ -155,7 +157,9 @@ class Handlers:
             with simulated():
                 reply = self._app(message, context)
         except Exception as error:
-            return _exception(job, error)
+            kind = job.message.metadata.message_type
+            # Mods run only before handlers: an app that introduces itself by a mod is asked again.
+            return _exception(job, error, expected=kind == WHOAMI and not has_handler(self._app, kind))
         finally:
             self._seconds = perf_counter() - began
         if not isinstance(reply, Message):
@@ -204,9 +208,11 @@ def _batch(
     return answers
 
 
-def _exception(job: NodeJob, error: Exception) -> Error:
+def _exception(job: NodeJob, error: Exception, *, expected: bool = False) -> Error:
     partition_id = job.node.partition_id if job.node else "?"
     reason = f"{type(error).__name__}: {error}"
+    if expected:
+        return _raised(reason)
     kind = job.message.metadata.message_type
     trace = None if isinstance(error, LocalDataError) else error
     log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=trace)

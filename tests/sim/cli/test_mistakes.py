@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
@@ -52,13 +53,17 @@ def test_the_version_is_told() -> None:
     assert hedgerow("--version").output.startswith("hedgerow ")
 
 
+def raised_in(file: str, error: str) -> Any:
+    """Return a function of a file that raises an error."""
+    made: dict[str, Any] = {}
+    exec(compile(f"def broken(*_, **__):\n    raise {error}", file, "exec"), made)
+    return made["broken"]
+
+
 def test_a_bug_says_where_it_happened_and_to_report_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(launch, "run_app", broken)
+    monkeypatch.setattr(launch, "run_app", raised_in(launch.__file__, "KeyError('a bug')"))
     shown = hedgerow("run", SD_FEEL, "-c", f"output-dir='{tmp_path}'")
     assert shown.exit_code == 1
     assert "Traceback" in shown.stderr

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian, FedYogi, Result, Strategy
 from numpy.typing import NDArray
 from tests.sim.runs import quickstarts as apps
 
-from hedgerow.clients import compress_reply
+from hedgerow.clients import compress_reply, introduce
 from hedgerow.sim import (
     CheckpointError,
     FaultModel,
@@ -111,6 +111,14 @@ def test_lost_replies_are_told_by_reason() -> None:
     assert lost[0]["sim_seconds"] == 10.0
     dead = run(1, timeout=100.0, faults={0: FaultModel(crash_at={0: 1})}).rounds
     assert dead[0]["rejected"] == {"error 5": 1}
+
+
+def test_an_app_that_introduces_itself_by_a_mod_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = SDFeel(num_servers=1, topology="complete", num_clients=NODES)
+    arrays = apps.numpy_arrays()
+    done = simulate(strategy, apps.numpy_app([introduce]), NODES, initial_arrays=arrays, num_rounds=1)
+    assert done.rounds[-1]["accepted"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_server_app_is_watched_through_its_own_main(tmp_path: Path) -> None:
