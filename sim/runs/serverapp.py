@@ -20,9 +20,9 @@ from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.generators import Generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.sim.runs.common_settings import RunSettings
+from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
-from hedgerow.sim.runs.folder import lost_replies
+from hedgerow.sim.runs.folder import RunFolderError, lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
@@ -193,6 +193,7 @@ def server_app(
 
     def complete(grid: Grid, context: Context) -> None:
         values = read(context.run_config)
+        _check_length(values)
         # For draws of the user's own model, data and aggregators; the suite's code has its own generators.
         seed_generators(values.seed)
         made = experiment(values)
@@ -227,6 +228,16 @@ def server_app(
             _run(made, grid, values, recorder, config)
 
     return app
+
+
+def _check_length(values: RunSettings) -> None:
+    """Raise RunFolderError if a resumed run has another length on which its earlier rounds depend."""
+    if not values.resume or not (why := values.needs_length):
+        return
+    before, now = recorded_settings(values.resume), values.run_config
+    for key in LENGTHS:
+        if key in now and before.get(key, now[key]) != now[key]:
+            raise RunFolderError(f"{key} must be {before[key]}, as before, got {now[key]}: {why}")
 
 
 def records_itself(app: ServerApp) -> bool:
