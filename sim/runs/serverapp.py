@@ -1,5 +1,6 @@
 """Common structure of the suite's ServerApps: settings, engine, run folder, checkpoints, progress, table."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from hedgerow.sim.runs.repeats import WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
+from hedgerow.wire.checks import plain_name
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.records import to_state_dict
 
@@ -172,7 +174,7 @@ def server_app(
     Parameters
     ----------
     name : str
-        The app's name, for the run folder.
+        The app's name, for the run folder; an app that is a copy is called by its pyproject.toml's.
     read : Callable[[run config], values]
         Checks the run config and returns the app's ``RunSettings``.
     client_app : ClientApp
@@ -208,9 +210,11 @@ def server_app(
             )
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values.resume) if values.resume else {})
-        begun = environment(engine=_engine(grid), app=code_folder(experiment))
+        code = code_folder(experiment)
+        begun = environment(engine=_engine(grid), app=code)
+        called = _name_of(code, name)
         config = {
-            "app": name,
+            "app": called,
             "realism": made.realism,
             "run": {**context.run_config, **values.run_config},
             "environment": begun,
@@ -219,7 +223,7 @@ def server_app(
         if getattr(grid, "real_time", False):
             config["time"] = "real"
         recorder = RunRecorder(
-            Path(values.resume) if values.resume else new_run_folder(values.output_dir, name),
+            Path(values.resume) if values.resume else new_run_folder(values.output_dir, called),
             config,
             checkpoint_every=values.checkpoint_every,
             defaults=values.defaults(),
@@ -228,6 +232,17 @@ def server_app(
             _run(made, grid, values, recorder, config)
 
     return app
+
+
+def _name_of(code: Path | None, name: str) -> str:
+    """Return an app's name: ``name``, unless the pyproject.toml beside its code has another one."""
+    for folder in () if code is None else (code, *code.parents[:1]):
+        if (folder / "pyproject.toml").is_file():
+            own = str(
+                tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("project", {}).get("name")
+            )
+            return name if plain_name(own) == plain_name(name) else own
+    return name
 
 
 def _check_length(values: RunSettings) -> None:
