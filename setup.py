@@ -7,4 +7,4 @@ from setuptools import setup
 ROOMS = ("strategies", "clients", "wire", "tasks", "sim")
 FOLDERS = sorted({file.parent for room in ROOMS for file in Path(room).rglob("*.py")})
 
-setup(packages=["hedgerow.apps", *(".".join(("hedgerow", *folder.parts)) for folder in FOLDERS)])
+setup(packages=["hedgerow", "hedgerow.apps", *(".".join(("hedgerow", *folder.parts)) for folder in FOLDERS)])

@@ -73,15 +73,18 @@ def num_examples(context: Context, task: LocalTaskFn) -> int:
 
 
 def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
-    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy`` and ``auc``.
+    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy``, ``auc`` and ``held-out``.
 
-    They are measured on the node's evaluation samples; ``auc`` only for two classes.
+    They are measured on the node's evaluation samples; ``auc`` only for two classes. ``held-out`` is 1 if the
+    node does not train on these samples, and 0 if it does; a run on own data records that itself.
     """
-    check_enough(call.context, len(task.measured))
+    x, y, apart = task.measured()
+    check_enough(call.context, len(y))
     task.model.load_state_dict(sent_state(call, task))
-    index = torch.as_tensor(task.measured, device=task.x.device)
-    result = evaluate(task.model, task.x[index], task.y[index])
-    return RecordDict({"metrics": metrics_of(result)})
+    metrics = metrics_of(evaluate(task.model, x, y))
+    if not has_own(call.context):
+        metrics["held-out"] = int(apart)
+    return RecordDict({"metrics": metrics})
 
 
 def metrics_of(found: Evaluation) -> MetricRecord:

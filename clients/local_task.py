@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, UserConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -62,7 +63,9 @@ class LocalTask:
     part : NDArray[int64]
         The node's training samples, as indices into ``x`` and ``y``.
     held_out : NDArray[int64] or None (default: None)
-        Its evaluation samples; if None or empty, ``part`` is used.
+        Its evaluation samples among them; None or empty for none.
+    test : tuple of Tensor or None (default: None)
+        Inputs and labels for evaluation that are not among them: a node's share of a data set's test samples.
     initial : Callable[[], nn.Module] or None (default: None)
         Draws the run's initial model, on the CPU, from the run's seed; None if that is not possible.
     augmentation : str (default: "none")
@@ -74,13 +77,23 @@ class LocalTask:
     y: Tensor
     part: NDArray[np.int64]
     held_out: NDArray[np.int64] | None = None
+    test: tuple[Tensor, Tensor] | None = None
     initial: Callable[[], nn.Module] | None = None
     augmentation: str = "none"
 
-    @property
-    def measured(self) -> NDArray[np.int64]:
-        """The evaluation samples."""
-        return self.part if self.held_out is None or not len(self.held_out) else self.held_out
+    def measured(self) -> tuple[Tensor, Tensor, bool]:
+        """Return the evaluation samples, and whether they are none that the node trains on.
+
+        They are ``held_out`` or ``test``, and ``part`` only where there are neither.
+        """
+        if self.held_out is None or not len(self.held_out):
+            if self.test is not None:
+                return *self.test, True
+            index, apart = self.part, False
+        else:
+            index, apart = self.held_out, True
+        at = torch.as_tensor(index, device=self.x.device)
+        return self.x[at], self.y[at], apart
 
 
 LocalTaskFn = Callable[[Context], LocalTask]
@@ -212,7 +225,8 @@ def _own_task(context: Context) -> LocalTask:
     named = name, tuple(x.shape[1:]), share.num_classes, int(run["seed"])
     model = shared_model(*named, device)
     check_augmentation(augmentation := str(run.get("augmentation", "none")), tuple(x.shape[1:]))
-    return LocalTask(model, x, y, share.part, share.held_out, partial(build_model, *named), augmentation)
+    initial = partial(build_model, *named)
+    return LocalTask(model, x, y, share.part, share.held_out, initial=initial, augmentation=augmentation)
 
 
 @lru_cache(maxsize=4096)
@@ -239,6 +253,7 @@ def _local_task(
         data.x,
         data.y,
         data.parts[partition_id],
+        test=data.test_share(partition_id),
         initial=partial(build_model, *named),
         augmentation=augmentation,
     )

@@ -20,7 +20,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import at_least, int_at_least
+from hedgerow.wire.checks import at_least, did_you_mean, int_at_least
 from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
@@ -223,7 +223,8 @@ def _parse(name: str, num_nodes: int, *, directed: bool = False) -> tuple[_Famil
     known = "one of " + ", ".join(TOPOLOGIES + DIRECTED_TOPOLOGIES if directed else TOPOLOGIES)
     if match is None or match[1] not in _FAMILIES:
         changes = ", whose graph changes" if name.strip() == ONE_PEER else ""
-        raise ValueError(f"topology must be {known}, got {quoted(name)}{changes}")
+        meant = did_you_mean(name.partition("(")[0], _FAMILIES)
+        raise ValueError(f"topology must be {known}, got {quoted(name)}{meant and f' ({meant})'}{changes}")
     family = _FAMILIES[match[1]]
     if family.directed and not directed:
         raise ValueError(f"topology must be an undirected graph, {known}, got {quoted(name)}, a directed one")

@@ -67,6 +67,15 @@ class FederatedData:
         indices = torch.from_numpy(self.parts[partition_id]).to(self.x.device)
         return self.x[indices], self.y[indices]
 
+    def test_share(self, partition_id: int) -> tuple[Tensor, Tensor]:
+        """Return a partition's share of the test set: every ``num_partitions``-th sample, at least one.
+
+        The shares are disjoint and together the test set, unless it has fewer samples than there are
+        partitions.
+        """
+        first = partition_id % len(self.y_test)
+        return self.x_test[first :: self.num_partitions], self.y_test[first :: self.num_partitions]
+
     def to(self, device: torch.device | str) -> "FederatedData":
         """Return the same data on a device; it is copied there once and kept."""
         # An empty tensor resolves "cuda" to the current device, such as "cuda:0".

@@ -13,12 +13,17 @@ from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
 
-__all__ = ["GossipPlace", "Vector", "mixing_in", "neighbours_in"]
+__all__ = ["GossipPlace", "Vector", "drawn_interval", "mixing_in", "neighbours_in"]
 
 Vector = NDArray[np.float64]
 
 # Config keys of the one-bit codec's settings.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi", "phi-density")
+
+
+def drawn_interval(seed: int, own: int, low: int, high: int) -> int:
+    """Return kappa_i of node ``own``, drawn from [low, high]."""
+    return int(generator(seed, partition_id=own, purpose=Purpose.SCHEDULE).integers(low, high + 1))
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,6 @@ class GossipPlace:
             raise ValueError(
                 f"kappa-high must be at least kappa-low = {low}, got {high} in the message's config"
             )
-        stream = generator(seed, partition_id=own, purpose=Purpose.SCHEDULE)
         settings = {key.replace("-", "_"): config[key] for key in _CODEC_SETTINGS if key in config}
         codec, phi_owner = parse_codec(string(config, "codec"), **settings), "sender"
         if "phi-owner" in config:
@@ -81,7 +85,7 @@ class GossipPlace:
             num_nodes,
             seed,
             r,
-            int(stream.integers(low, high + 1)),
+            drawn_interval(seed, own, low, high),
             codec,
             phi_owner if isinstance(codec, OneBit) else "sender",
         )

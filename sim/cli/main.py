@@ -55,6 +55,7 @@ class _Main(CommandGroup):
 
 app = typer.Typer(
     cls=_Main,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -53,6 +53,17 @@ class Command(TyperCommand):
         self._describe_arguments()
         return super().get_help(ctx).replace("\\[", "[")
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; for an unknown option, say how a setting of an app is given."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not any(param.name == "run_config" for param in self.params):
+                raise
+            key = error.option_name.lstrip("-")
+            words = f'{error.message} A setting of the app is given as -c "{key}=VALUE".'
+            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from error
+
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write nothing, because Typer lists the arguments and click from 8.5 on would repeat them."""
 

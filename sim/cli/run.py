@@ -6,9 +6,10 @@ import logging
 import shlex
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +26,7 @@ from hedgerow.sim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hedgerow.sim.runs.app import AppSpec
     from hedgerow.sim.runs.foreign import Records
     from hedgerow.sim.runs.plan import Plan
 
@@ -61,8 +63,8 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            help="The app's run-config key 'seed'. For an app without one: node ids, faults, and the global "
-            "generators of Python, NumPy and torch.",
+            help="The app's run-config key 'seed'. It determines node ids, faults, and the global generators "
+            "of Python, NumPy and torch. Default for an app without one: drawn, and recorded in config.json.",
         ),
     ] = None,
     output_dir: Annotated[
@@ -106,19 +108,14 @@ def run(
 ) -> None:
     """Run an app on this machine.
 
-    Exits with 0 if the run completed, 1 if it failed, 2 on bad options, 130 if interrupted,
-    143 if terminated.
+    Exits with 0 if the run completed, 1 if it failed, 2 on bad options, 3 if the run folder could
+    not be written, 130 if interrupted, 143 if terminated.
     """
     from hedgerow.sim.deploy.flower_run import flower_run
-    from hedgerow.sim.runs.app import find_app, load_app, own_settings
-    from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.foreign import earlier_run
-    from hedgerow.sim.runs.launch import run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
-    from hedgerow.sim.runs.recorder import RunFolderError
-    from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.sim.runs.trackers import check_trackers
-    from hedgerow.wire.failures import RunFailedError
 
     with bad_options():
         _check_options(
@@ -140,7 +137,7 @@ def run(
         if foreign:
             earlier = earlier_run(str(resume), spec.config, spec.name)
             before += earlier.overrides
-            nodes, seed = nodes or earlier.nodes, earlier.seed if seed is None else seed
+            nodes = nodes or earlier.nodes
             real_time = real_time or earlier.real_time
         elif resume is not None:
             before += resumed_config(spec, resume)
@@ -156,42 +153,65 @@ def run(
             workers=workers,
             ray=ray,
         )
+        if foreign and seed is None:
+            plan = replace(plan, seed=earlier.seed)
         configs = read_node_configs(spec, node_config, plan.num_nodes, own) if node_config or own else None
         if engine is Engine.FLOWER:
             _check_plan(spec.name, plan)
 
     if engine is Engine.FLOWER:
         raise typer.Exit(flower_run(spec, plan, client_cpus=client_cpus, client_gpus=client_gpus))
+    _run_here(
+        spec,
+        plan,
+        app_path,
+        resume if foreign else None,
+        quiet=quiet,
+        node_configs=configs,
+        strict=strict,
+        real_time=real_time,
+        track=trackers,
+    )
+
+
+def _run_here(
+    spec: AppSpec, plan: Plan, app_path: str, resume: str | None, *, quiet: bool, **options: Any
+) -> None:
+    """Run an app in this process, and turn its errors into exit codes."""
+    from hedgerow.sim.cli.owners import blame, is_bug, storage_failed
+    from hedgerow.sim.runs.app import load_app
+    from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.launch import run_app, run_seed, seed_generators
+    from hedgerow.sim.runs.recorder import RunFolderError
+    from hedgerow.sim.runs.settings import SettingsError
+    from hedgerow.wire.failures import RunFailedError
+
     if quiet:
         logging.getLogger("flwr").setLevel(logging.WARNING)
+    how = _how_to_resume(app_path, plan)
+    bad = (SettingsError, RunFolderError, CheckpointError)
     try:
-        with (
-            bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
-            interruptible(_how_to_resume(app_path, plan)),
-        ):
-            records = _records(plan, resume if foreign else None, quiet=quiet)
+        with interruptible(lambda: f"Interrupted{how() and f'; go on with: {how()}'}"):
+            records = _records(plan, resume, quiet=quiet)
+            plan = replace(plan, seed=run_seed(plan))
             # Before the app is imported, because that may draw its model.
-            seed_generators(plan.seed)
-            app = load_app(spec.folder)
-            run_app(
-                app,
-                plan,
-                node_configs=configs,
-                strict=strict,
-                real_time=real_time,
-                records=records,
-                track=trackers,
-            )
+            seed_generators(run_seed(plan))
+            run_app(load_app(spec.folder), plan, records=records, **options)
     except RunFailedError as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:
-        # An error of another project's app; errors of our own apps are handled in ``mistakes``.
-        if own_settings(spec) is not None or not _raised_in(spec.folder, error):
+        if isinstance(error, RunFolderError) and storage_failed(error):
+            again = how()
+            then = f"Make room, then go on with: {again}" if again else "There is no checkpoint to resume."
+            typer.echo(f"Run failed: {error}. {then}", err=True)
+            raise typer.Exit(3) from error
+        if not is_bug(error) and not isinstance(error, bad):
+            traceback.print_exc()
+            typer.echo(f"Run failed: {blame(error, spec)}", err=True)
+            raise typer.Exit(1) from error
+        with bad_options(*bad, FileNotFoundError):
             raise
-        traceback.print_exc()
-        typer.echo(f"Run failed: the app {spec.name} raised this, not Hedgerow, which ran it", err=True)
-        raise typer.Exit(1) from error
 
 
 def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
@@ -223,7 +243,10 @@ def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
 
 
 def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
-    """Return what says how to go on with the run that starts now, whose folder only the app will know."""
+    """Return what says how to resume the run that starts now, whose folder only the app will know.
+
+    It returns an empty text if there is no checkpoint.
+    """
     from hedgerow.sim.runs.folder import runs_folder
 
     config = plan.run_config
@@ -235,9 +258,8 @@ def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
         folder = config.get("resume") or (made[-1] if made else None)
         # The first round leaves none, nor does an app that cannot go on.
         if folder is None or not (Path(str(folder)) / "checkpoint").expanduser().is_dir():
-            return "Interrupted"
-        command = shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
-        return f"Interrupted; go on with: {command}"
+            return ""
+        return shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
 
     return say
 
@@ -249,8 +271,3 @@ def _output_dir(plan: Plan) -> Path:
 
 def _run_folders(parent: Path) -> list[Path]:
     return [file.parent for file in parent.expanduser().glob("*/config.json")]
-
-
-def _raised_in(folder: Path, error: Exception) -> bool:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return folder in Path(last.filename).resolve().parents

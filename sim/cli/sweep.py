@@ -22,7 +22,7 @@ def sweep(
         Path,
         typer.Argument(
             metavar="FILE.toml|APP",
-            help="A sweep file (see hedgerow.sim.runs.sweep_file), or an app's folder.",
+            help="A sweep file (see hedgerow.sim.runs.sweep_file), or an app as in 'run'.",
         ),
     ],
     run_config: Annotated[
@@ -55,7 +55,8 @@ def sweep(
     from hedgerow.sim.runs.trackers import check_trackers
 
     with bad_options():
-        asked = sweep_of_app(file) if file.expanduser().is_dir() else read_sweep(file)
+        is_file = file.suffix == ".toml" or file.expanduser().is_file()
+        asked = read_sweep(file) if is_file else sweep_of_app(file)
         if seeds is not None:
             asked = replace(asked, seeds=_seeds(seeds))
         if nodes is not None:

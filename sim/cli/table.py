@@ -35,19 +35,22 @@ def table(
 ) -> None:
     """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
     from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, target_table
+    from hedgerow.sim.runs.measured import groups, measured
 
     with bad_options():
         results = load_results(paths, y)
         budgets = dict([name_and_number("--budget", budget)]) if budget else {}
         xs = x or list(budgets) or results.xs
-        parts = [
-            budget_table(results, a, b, budgets[a] if a in budgets else common_budget(results, a), column)
-            for a in xs
-            for b in y or results.ys
-        ]
-        if target:
-            metric, value = name_and_number("--target", target)
-            parts += [target_table(results, a, metric, value) for a in xs]
-    typer.echo(
-        "\n\n".join([f"## {results.title}", *parts, NOTE, f"Realism: {results.realism or 'not stated'}."])
-    )
+        ys, parts = y or results.ys, []
+        for group in groups(results, ys):
+            parts += [f"## {group.title}"] + [
+                budget_table(group, a, b, budgets[a] if a in budgets else common_budget(group, a), column)
+                for a in xs
+                for b in ys
+            ]
+            if target:
+                metric, value = name_and_number("--target", target)
+                parts += [target_table(group, a, metric, value) for a in xs]
+            parts += [" ".join(measured(group, ys))]
+    parts += [NOTE, f"Realism: {results.realism or 'not stated'}."]
+    typer.echo("\n\n".join(filter(None, parts)))

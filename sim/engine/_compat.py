@@ -67,6 +67,7 @@ __all__ = [
     "flatten_dict",
     "flower_identity",
     "give_identity_back",
+    "has_handler",
     "has_wrappers",
     "is_simulation",
     "launch_by",
@@ -197,6 +198,12 @@ def has_wrappers(app: object, message_type: str) -> bool:
     return getattr(handler, "__qualname__", "").startswith("make_ffn.")
 
 
+def has_handler(app: object, message_type: str) -> bool:
+    """Return whether an app handles a message type; True if that is unknown."""
+    name = message_type if "." in message_type else f"{message_type}.default"
+    return name in getattr(app, "_registered_funcs", (name,))
+
+
 def main_function(app: ServerApp) -> Callable[..., Any] | None:
     """Return an app's registered main function; None if there is none."""
     main: Callable[..., Any] | None = getattr(app, "_main", None)
@@ -309,8 +316,10 @@ def _tries() -> dict[str, Callable[[], bool]]:
         "make_message with own metadata": own_metadata,
         "RecordDict._data": lambda: records.config_records["config"]["list"] == [1],
         "deflate and inflate of records": lambda: through_the_wire(records, "probe") == records,
-        "ClientApp._registered_funcs": lambda: not has_wrappers(plain, "train"),
-        "make_ffn": lambda: has_wrappers(wrapped, "train"),
+        "ClientApp._registered_funcs": lambda: (
+            has_handler(plain, "train") and not has_handler(plain, "query")
+        ),
+        "make_ffn": lambda: not has_wrappers(plain, "train") and has_wrappers(wrapped, "train"),
         "ClientApp._mods": lambda: has_wrappers(ClientApp(mods=[_pass_on]), "train"),
         "ClientApp._lifespan": lambda: has_wrappers(_with_lifespan(), "train"),
         "ServerApp._main": lambda: main_function(app) is _nothing,

@@ -1,7 +1,8 @@
 """Injected faults of nodes and links.
 
-A node's fate at its n-th message depends only on (seed, n, partition id): the same seed fails the same nodes
-at the same messages in every run. All times are virtual.
+A message's fate depends only on the run's seed, the round, the node, the message's type and how many of that
+type the node was sent in that round: the same seed fails the same nodes in the same rounds, whatever was sent
+in between, and in a resumed run too. All times are virtual.
 """
 
 from __future__ import annotations
@@ -183,12 +184,15 @@ class FaultModel:
             if (wrong := sorted(i for i in ids if not 0 <= i < num_nodes))
         ]
 
-    def draw(self, seed: int, partition_id: int, number: int) -> Fate:
-        """Return a node's fate at its ``number``-th message (from 1)."""
+    def draw(self, key: int, partition_id: int, number: int) -> Fate:
+        """Return the fate of a message, its ``number``-th (from 1), at a node.
+
+        ``key`` is that of ``generators.message_key``; ``number`` counts for ``crash_at`` only.
+        """
         if number >= self.crash_at.get(partition_id, number + 1):
             return Fate(crashed=True)
         # Always the same three draws in the same order, so that one fault's rate does not affect another.
-        rng = generator(seed, round=number, partition_id=partition_id, purpose=Purpose.FAULT)
+        rng = generator(key, partition_id=partition_id, purpose=Purpose.FAULT)
         dropped = rng.random() < self.dropout
         corrupt = self.corrupt if rng.random() < self.corrupt_rate else None
         slowdown = self.slowdown if partition_id in self.stragglers else 1.0

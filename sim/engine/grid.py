@@ -8,6 +8,7 @@ notes list the behaviour that it shares with them.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
+from hedgerow.sim.engine.generators import message_key
 from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode, SimulatedNodes, draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.ray_cluster import Cluster
@@ -53,6 +55,7 @@ __all__ = ["InProcessGrid"]
 MEMORY_BUDGET = 1 << 30
 # A deployment notices a dead node after two missed heartbeats of 30 s.
 HEARTBEAT_LAPSE = 60.0
+_ROUND = re.compile(r"\d{1,18}")
 
 
 @dataclass(slots=True)
@@ -62,7 +65,8 @@ class _Copies:
     Copies are needed because the server may change a record after the push.
     """
 
-    contents: dict[int, tuple[RecordDict, int]] = field(default_factory=dict)
+    # With the bytes of their arrays and the round that they name.
+    contents: dict[int, tuple[RecordDict, int, int | None]] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
 
 
@@ -86,7 +90,7 @@ class InProcessGrid(Grid):
         Serialise every message and every node's state, as a deployment does. A record that would not survive
         is named in a ValueError, at the push (server's) or at the pull (client's).
     seed : int (default: 0)
-        Keys the node ids and the faults.
+        Keys the node ids, the faults, and the global generators of handlers, see the notes.
     max_in_flight : int or None (default: None)
         Nodes processed at once, >= 1; None for as many as keep the arrays of their messages within 1 GiB.
     real_time : bool (default: False)
@@ -119,6 +123,10 @@ class InProcessGrid(Grid):
       2; an unknown node or an expired TTL, one with code 3; a dead node, one with code 5.
     - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
       counts from its push, in virtual time. Handlers take no virtual time, so one that sleeps is never late.
+    - Each handler finds the global generators of Python, NumPy and torch seeded for (seed, round, node,
+      message type); the server's are put back afterwards. A batched handler finds them seeded once per call.
+      The round is ``server-round`` in the message's config, else the number at the start of its group id,
+      else ``round``; where there is none, the node's messages are counted.
     - With ``real_time`` a reply is due after its handler's real seconds (times a straggler's ``slowdown``,
       plus the delay of ``faults``), and the server's real seconds between its calls count too. Handlers still
       run one after another, but are timed as if all nodes ran in parallel. The late replies then depend on
@@ -162,7 +170,7 @@ class InProcessGrid(Grid):
         if max_in_flight is not None:
             at_least(1, max_in_flight=max_in_flight)
         self._run = empty_run(run_id=1 + seed)
-        self._handlers = Handlers(client_app, run_config or {}, strict=strict)
+        self._handlers = Handlers(client_app, run_config or {}, strict=strict, seed=seed)
         self._faults = faults
         self._app = client_app
         self._run_config = dict(run_config or {})
@@ -170,6 +178,12 @@ class InProcessGrid(Grid):
         self._seed = seed
         self._max_in_flight = max_in_flight
         self.real_time = real_time
+        # The round of messages that name none, set by who observes the run; 0 before its first.
+        self.round: int | None = None
+        # The last round of each (node, message type), and its number of messages.
+        self._counts: dict[tuple[int, str], tuple[int, int]] = {}
+        # Whether a restored run repeats its set-up, which its nodes have done already.
+        self._repeats = False
         self._clock = 0.0
         # For real_time: when the last call returned to the server, and the depth of nested calls.
         self._left: float | None = None
@@ -389,15 +403,16 @@ class InProcessGrid(Grid):
             return None
         groups = [(content, [self._all.at(i) for i in partitions]) for content, partitions in asked]
         stays = self._workers is None or self._dealt.keeps(message_type, count, size)
+        key = self._batch_key(message_type, _round_of(asked[0][0]))
         try:
             if self._workers is None or stays:
                 deliveries = [
                     Delivery(content, [self._handlers.seen(node, self._run.run_id) for node in members])
                     for content, members in groups
                 ]
-                found = self._handlers.columns(message_type, deliveries)
+                found = self._handlers.columns(message_type, deliveries, key)
             else:
-                found = self._workers.columns(message_type, groups, self._run.run_id)
+                found = self._workers.columns(message_type, groups, self._run.run_id, key)
         except Exception as error:
             reason = shown(f"{type(error).__name__}: {error}", 300)
             log(WARNING, "%s of %d nodes at once failed (%s): using messages", message_type, count, reason)
@@ -473,6 +488,7 @@ class InProcessGrid(Grid):
         """Restore the nodes of a checkpoint; ValueError if it has another number of nodes."""
         self._all.load_state_dict(state)
         self._clock = float(state["clock"])
+        self._repeats = True
         self._dealt.bytes = int(state.get("dealt", 0))
 
     # Delivery of a message
@@ -491,24 +507,24 @@ class InProcessGrid(Grid):
                 )
             else:
                 content = copy_records(message.content, copies.records)
-            copies.contents[key] = content, _array_bytes(content)
-        content, size = copies.contents[key]
-        job = self._schedule(delivered(message, content))
+            copies.contents[key] = content, _array_bytes(content), _round_of(content)
+        content, size, number = copies.contents[key]
+        job = self._schedule(delivered(message, content), number)
         job.size = size
         self._waiting[message_id] = job
         heapq.heappush(self._queue, (job.due, self._pushed, job))
         return message_id
 
-    def _schedule(self, message: Message) -> NodeJob:
-        """Decide when a message is answered, and whether its node processes it."""
+    def _schedule(self, message: Message, number: int | None) -> NodeJob:
+        """Decide when a message of a round is answered, and whether its node processes it."""
         node = self._node(message.metadata.dst_node_id)
         deadline = self._clock + message.metadata.ttl
         if node is None:
             return NodeJob(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
         self._all.note_change(node)
         expired = NodeJob(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
-        start = max(self._clock, node.busy_until)
-        fate = self._fate(node)
+        fate, key = self._fate(node, message, number)
+        start = self._clock if self._repeats else max(self._clock, node.busy_until)
         if fate.crashed:
             node.offline_at = min(node.offline_at, start + HEARTBEAT_LAPSE)
             noticed = max(self._clock, node.offline_at)
@@ -516,19 +532,53 @@ class InProcessGrid(Grid):
             return NodeJob(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
         if fate.dropped or start >= deadline:
             return expired
-        if self.real_time:
-            return NodeJob(message, node, start, deadline, runs=True, fate=fate)
+        if self.real_time or self._repeats:
+            return NodeJob(message, node, start, deadline, runs=True, fate=fate, key=key)
         node.busy_until = start + fate.delay
         if node.busy_until > deadline:
             # The node still processes it and updates its state; only the reply is late.
-            expired.runs = True
+            expired.runs, expired.key = True, key
             return expired
-        return NodeJob(message, node, node.busy_until, deadline, runs=True, fate=fate)
+        return NodeJob(message, node, node.busy_until, deadline, runs=True, fate=fate, key=key)
 
-    def _fate(self, node: SimulatedNode) -> Fate:
-        node.received += 1
+    def _fate(self, node: SimulatedNode, message: Message, number: int | None) -> tuple[Fate, int]:
+        """Return the fate of a message at a node, and the key of its draws."""
+        kind = message.metadata.message_type
+        number = self._round_of(message, number)
+        if self._repeats and number != 0 and not _introduces(message):
+            self._repeats = False
+        if not self._repeats:
+            node.received += 1
+        if number is None:
+            number, count = 0, node.received
+        else:
+            last, count = self._counts.get((node.partition_id, kind), (number, 0))
+            count = count + 1 if last == number else 1
+            self._counts[node.partition_id, kind] = number, count
+        key = message_key(self._seed, number, node.partition_id, kind, count)
         model = self._faults.get(node.partition_id) if isinstance(self._faults, Mapping) else self._faults
-        return Fate() if model is None else model.draw(self._seed, node.partition_id, node.received)
+        if model is None:
+            return Fate(), key
+        fate = model.draw(key, node.partition_id, node.received)
+        return (Fate(crashed=fate.crashed) if self._repeats else fate), key
+
+    def _round_of(self, message: Message, named: int | None) -> int | None:
+        """Return a message's round, ``named`` by its content or not; None if nobody knows it."""
+        if named is not None:
+            return named
+        group = _ROUND.match(message.metadata.group_id or "")
+        return int(group[0]) if group else self.round
+
+    def _keys(self, groups: Mapping[str, Sequence[NodeJob]]) -> dict[str, int]:
+        """Return the keys of batched calls by message type."""
+        firsts = {kind: jobs[0].message for kind, jobs in groups.items()}
+        return {
+            kind: self._batch_key(kind, self._round_of(first, _round_of(first.content)))
+            for kind, first in firsts.items()
+        }
+
+    def _batch_key(self, message_type: str, number: int | None) -> int:
+        return message_key(self._seed, number or 0, -1, message_type)
 
     def _due(self) -> bool:
         return bool(self._queue) and self._queue[0][0] <= self._clock
@@ -545,11 +595,16 @@ class InProcessGrid(Grid):
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
-        for message_type, jobs in self._not_dealt(by_type).items():
-            for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
+        keys = self._keys(by_type)
+        for message_type, jobs in self._not_dealt(by_type, keys).items():
+            for job, answer in self._handlers.answers(
+                message_type, jobs, self._run.run_id, keys[message_type]
+            ):
                 self._answer(job, answer)
 
-    def _not_dealt(self, by_type: dict[str, list[NodeJob]]) -> dict[str, list[NodeJob]]:
+    def _not_dealt(
+        self, by_type: dict[str, list[NodeJob]], keys: Mapping[str, int]
+    ) -> dict[str, list[NodeJob]]:
         """Let workers, if there are any, answer the calls that are large enough, and return the rest."""
         dealt = {
             kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
@@ -557,7 +612,7 @@ class InProcessGrid(Grid):
         if not dealt or self._workers is None:
             return by_type
         try:
-            answers = self._workers.answers(dealt, self._run.run_id)
+            answers = self._workers.answers(dealt, self._run.run_id, keys)
         except WorkersLostError as error:
             log(WARNING, "No worker processes left (%s): continuing in this process.", error)
             self._workers.close()
@@ -643,6 +698,16 @@ def _check_instruction(message: Message) -> None:
         raise ValueError(f"ttl of the message to node {metadata.dst_node_id} must be > 0, got {metadata.ttl}")
     if not message.has_content():
         raise ValueError(f"the message to node {metadata.dst_node_id} must have content")
+
+
+def _introduces(message: Message) -> bool:
+    return message.metadata.message_type == WHOAMI or "whoami" in message.content.config_records
+
+
+def _round_of(content: RecordDict) -> int | None:
+    """Return the round that a message's config names; None if it names none."""
+    numbers = (record.get("server-round") for record in content.config_records.values())
+    return next((number for number in numbers if type(number) is int and number >= 0), None)
 
 
 def _array_bytes(content: RecordDict) -> int:

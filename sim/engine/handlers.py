@@ -15,10 +15,12 @@ from hedgerow.sim.engine._compat import (
     ErrorCode,
     copy_records,
     delivered,
+    has_handler,
     has_wrappers,
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
+from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import (
@@ -30,6 +32,7 @@ from hedgerow.wire.calls import (
     InColumns,
     LocalDataError,
 )
+from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
@@ -51,6 +54,8 @@ class NodeJob:
     verdict: Error | None = None  # replaces the node's answer
     fate: Fate = field(default_factory=Fate)
     size: int = 0
+    # Seeds the global generators for its handler.
+    key: int = 0
     answer: RecordDict | Error | None = None  # the node's answer, if its reply is not due yet
 
     @property
@@ -62,10 +67,12 @@ class NodeJob:
 class Handlers:
     """Calls an app's handlers with copies of the nodes' states, and keeps a state only after a reply.
 
-    ``strict`` serialises each node's state, as a deployment does.
+    ``strict`` serialises each node's state, as a deployment does. Each handler finds the global generators
+    seeded by its message's key, a batched one by that of the call; the server's are put back afterwards.
     """
 
-    def __init__(self, app: App, run_config: UserConfig, *, strict: bool) -> None:
+    def __init__(self, app: App, run_config: UserConfig, *, strict: bool, seed: int = 0) -> None:
+        self.seed = seed
         self._app = app
         self._run_config = dict(run_config)
         self._strict = strict
@@ -78,11 +85,21 @@ class Handlers:
         return self._run_config
 
     def answers(
-        self, message_type: str, jobs: Sequence[NodeJob], run_id: int
+        self, message_type: str, jobs: Sequence[NodeJob], run_id: int, key: int
     ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
-        """Yield each job, all with messages of one type, with its node's answer."""
+        """Yield each job, all with messages of one type, with its node's answer.
+
+        ``key`` seeds the global generators for a batched handler.
+        """
+        with kept_generators():
+            yield from self._answers(message_type, jobs, run_id, key)
+
+    def _answers(
+        self, message_type: str, jobs: Sequence[NodeJob], run_id: int, key: int
+    ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
+        seed_generators(key)
         batch = None if handler is None else _batch(handler, message_type, jobs, contexts)
         if batch is None:
             for job in jobs:
@@ -97,12 +114,13 @@ class Handlers:
             else:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
-    def columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
+    def columns(self, message_type: str, deliveries: Sequence[Delivery], key: int) -> InColumns:
         """Return the answer in columns of an app that ``AnswersColumns``; its errors are raised."""
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
-        with simulated(), one_blas_thread():
+        with simulated(), one_blas_thread(), kept_generators():
+            seed_generators(key)
             return handler(deliveries)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
@@ -122,7 +140,8 @@ class Handlers:
     def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
         """Return a node's answer and its handler's real seconds."""
         context = self._context(job, run_id)
-        return self._one(job, context), self._seconds
+        with kept_generators():
+            return self._one(job, context), self._seconds
 
     def _batch_handler(self, message_type: str) -> BatchHandler | None:
         if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
@@ -132,12 +151,15 @@ class Handlers:
     def _one(self, job: NodeJob, context: Context) -> RecordDict | Error:
         # Copied, because a handler may pop records (keep_input=False) and other nodes share the content.
         message = delivered(job.message, copy_records(job.message.content))
+        seed_generators(job.key)
         began = perf_counter()
         try:
             with simulated():
                 reply = self._app(message, context)
         except Exception as error:
-            return _exception(job, error)
+            kind = job.message.metadata.message_type
+            # Mods run only before handlers: an app that introduces itself by a mod is asked again.
+            return _exception(job, error, expected=kind == WHOAMI and not has_handler(self._app, kind))
         finally:
             self._seconds = perf_counter() - began
         if not isinstance(reply, Message):
@@ -186,9 +208,11 @@ def _batch(
     return answers
 
 
-def _exception(job: NodeJob, error: Exception) -> Error:
+def _exception(job: NodeJob, error: Exception, *, expected: bool = False) -> Error:
     partition_id = job.node.partition_id if job.node else "?"
     reason = f"{type(error).__name__}: {error}"
+    if expected:
+        return _raised(reason)
     kind = job.message.metadata.message_type
     trace = None if isinstance(error, LocalDataError) else error
     log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=trace)

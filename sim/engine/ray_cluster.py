@@ -44,7 +44,7 @@ __all__ = [
     "open_cluster",
 ]
 
-# The key of a worker, which seeds its global generators.
+# The number of a worker.
 KEY = struct.Struct("=Q")
 LONGEST_PACKET = 2000
 MOST_WORKERS = 1024
@@ -138,7 +138,7 @@ def open_cluster(
             "device": str(handlers.run_config.get("device", "auto")),
             "workers": workers,
             "most": most,
-            "here": _here(),
+            "here": {**_here(), "seed": handlers.seed},
         }
         _tell(ours, _READY, asked)
         ours.settimeout(_ANSWERING)
@@ -255,7 +255,7 @@ class _Broker:
 
     def start(self, key: bytes) -> None:
         """Start an actor, answer with a link to it, and forward parcels."""
-        actor, reason = self._started(*KEY.unpack(key))
+        actor, reason = self._started()
         if actor is None:
             self._control.send(key + reason.encode()[: LONGEST_PACKET - KEY.size], socket.MSG_NOSIGNAL)
             return
@@ -271,7 +271,7 @@ class _Broker:
             self._living -= 1
         self._ray.kill(actor)
 
-    def _started(self, key: int) -> tuple[Any, str]:
+    def _started(self) -> tuple[Any, str]:
         with self._lock:
             self._living += 1
             needed = {name: self._living * share for name, share in _resources(self._needs).items()}
@@ -281,7 +281,7 @@ class _Broker:
         if not reason:
             actor = self._actor.remote()
             try:
-                reason = self._ray.get(actor.load.remote(self._handlers, key, self._here), timeout=_STARTING)
+                reason = self._ray.get(actor.load.remote(self._handlers, self._here), timeout=_STARTING)
             except self._ray.exceptions.GetTimeoutError:
                 reason = f"no free CPU or GPU in {_STARTING:g} s"
             except self._ray.exceptions.RayError as error:
@@ -368,7 +368,7 @@ def _first_line(error: BaseException) -> str:
 class _Actor:
     """A shard in a process that Ray started."""
 
-    def load(self, handlers: bytes, key: int, here: Mapping[str, Any]) -> str:
+    def load(self, handlers: bytes, here: Mapping[str, Any]) -> str:
         """Load the app; return an error message, empty on success."""
         # One thread, as in every worker, whatever number of CPUs Ray reserved.
         os.environ.update(here["environment"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -378,7 +378,8 @@ class _Actor:
             os.chdir(here["folder"])
         try:
             shards = importlib.import_module("hedgerow.sim.engine.shards")
-            self._shard = shards.Shard(pickle.loads(handlers), key)
+            shards.seed_generators(here["seed"])  # The app may draw when it is imported.
+            self._shard = shards.Shard(pickle.loads(handlers))
         except Exception as error:
             return f"{socket.gethostname()} cannot load the app: {type(error).__name__}: {error}"
         return ""

@@ -8,32 +8,42 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from math import inf
 
-import numpy as np
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from threadpoolctl import threadpool_limits
 
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
+from hedgerow.sim.engine.generators import seed_generators
 from hedgerow.sim.engine.handlers import Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
 from hedgerow.wire.calls import Delivery, InColumns
 from hedgerow.wire.records import LazyArray, lazy_array
 
-__all__ = ["ANSWERS", "RAISED", "Answer", "Asked", "Request", "Shard", "ShardReply", "node_of"]
+__all__ = [
+    "ANSWERS",
+    "RAISED",
+    "Answer",
+    "Asked",
+    "Request",
+    "Shard",
+    "ShardReply",
+    "node_of",
+    "seed_generators",
+]
 
 # The content of a reply's stream: a ShardReply, or the name and text of an exception.
 ANSWERS, RAISED = 0, 1
 
 Answer = RecordDict | Error
-# With nodes by partition id: messages by type, or type, contents and nodes of an exchange in columns.
-Messages = list[tuple[str, list[tuple[int, Message]]]]
-Asked = Messages | tuple[str, list[tuple[RecordDict, list[int]]]]
+# With nodes by partition id: messages and their keys by type, with the key of the call; or type, contents and
+# nodes of an exchange in columns, with its key.
+Messages = list[tuple[str, int, list[tuple[int, Message, int]]]]
+Asked = Messages | tuple[str, int, list[tuple[RecordDict, list[int]]]]
 
 
 @dataclass(slots=True)
@@ -73,15 +83,10 @@ class _Kept(QueueHandler):
 
 
 class Shard:
-    """A worker's nodes and their handlers, alone in a process, on one thread.
+    """A worker's nodes and their handlers, alone in a process, on one thread."""
 
-    ``key`` >= 0 seeds the global generators of Python, NumPy and torch, which would otherwise be equal in all
-    forked workers.
-    """
-
-    def __init__(self, handlers: Handlers, key: int) -> None:
+    def __init__(self, handlers: Handlers) -> None:
         _one_thread()
-        _seed(key)
         self._handlers = handlers
         self._nodes: dict[int, SimulatedNode] = {}
         self._kept = _Kept()
@@ -106,20 +111,23 @@ class Shard:
         for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
             self._nodes[partition_id] = SimulatedNode(node_id, partition_id, config, state)
         if isinstance(request.asked, tuple):
-            kind, groups = request.asked
+            kind, key, groups = request.asked
             deliveries = [
                 Delivery(content, [self._handlers.seen(self._nodes[i], request.run_id) for i in members])
                 for content, members in groups
             ]
-            found = self._handlers.columns(kind, deliveries)
+            found = self._handlers.columns(kind, deliveries, key)
             found = InColumns(found.on_host, found.metrics)
             return out.add(ShardReply([], found, out.add({}), self._logged()))
         before: dict[int, RecordDict] = {}
         answers: list[Answer] = []
-        for message_type, asked in request.asked:
-            jobs = [NodeJob(message, self._nodes[i], 0.0, inf, runs=True) for i, message in asked]
+        for message_type, key, asked in request.asked:
+            jobs = [
+                NodeJob(message, self._nodes[i], 0.0, inf, runs=True, key=own) for i, message, own in asked
+            ]
             before |= {node_of(job).partition_id: node_of(job).state for job in jobs}
-            answers += [answer for _, answer in self._handlers.answers(message_type, jobs, request.run_id)]
+            done = self._handlers.answers(message_type, jobs, request.run_id, key)
+            answers += [answer for _, answer in done]
         states = {
             partition_id: _owned(self._nodes[partition_id].state, parcel)
             for partition_id, state in before.items()
@@ -191,11 +199,3 @@ def _one_thread() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     threadpool_limits(1)
-
-
-def _seed(key: int) -> None:
-    """Seed the global generators."""
-    random.seed(key)
-    np.random.seed(key % 2**32)  # noqa: NPY002  # apps may draw from NumPy's global generator
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(key)

@@ -14,9 +14,9 @@ state after its last reply.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import os
-import random
 import select
 import selectors
 import signal
@@ -210,9 +210,7 @@ class Workers:
     def __init__(
         self, handlers: Handlers, count: int, cluster: Cluster | None = None, *, most: int = MOST_WORKERS
     ) -> None:
-        # Seeded like this process's generator, which is not advanced.
-        self._keys = random.Random()
-        self._keys.setstate(random.getstate())
+        self._numbers = itertools.count()
         self._cluster = cluster
         end: Callable[[], object]
         if cluster is None:
@@ -232,10 +230,13 @@ class Workers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def answers(self, groups: Mapping[str, Sequence[NodeJob]], run_id: int) -> list[tuple[NodeJob, Answer]]:
+    def answers(
+        self, groups: Mapping[str, Sequence[NodeJob]], run_id: int, keys: Mapping[str, int]
+    ) -> list[tuple[NodeJob, Answer]]:
         """Return each job, by message type and in the given order, with its node's answer; keep new states.
 
-        A call holds at most one job per node. If a worker dies, the answers of its nodes are errors.
+        A call holds at most one job per node; ``keys`` are those of batched calls, by message type. If a
+        worker dies, the answers of its nodes are errors.
 
         Raises
         ------
@@ -251,7 +252,7 @@ class Workers:
         for worker, mine in self._deal(groups):
             jobs = [job for group in mine.values() for job in group]
             asked: Asked = [
-                (kind, [(node_of(job).partition_id, job.message) for job in group])
+                (kind, keys[kind], [(node_of(job).partition_id, job.message, job.key) for job in group])
                 for kind, group in mine.items()
             ]
             shares.append(
@@ -274,7 +275,11 @@ class Workers:
         return [(job, answers[id(job)]) for jobs in groups.values() for job in jobs]
 
     def columns(
-        self, message_type: str, asked: Sequence[tuple[RecordDict, Sequence[SimulatedNode]]], run_id: int
+        self,
+        message_type: str,
+        asked: Sequence[tuple[RecordDict, Sequence[SimulatedNode]]],
+        run_id: int,
+        key: int,
     ) -> InColumns:
         """Answer an exchange without messages, as ``InProcessGrid.columns`` does; no state changes.
 
@@ -291,7 +296,7 @@ class Workers:
             members = [[nodes[at][1].partition_id for at in ats] for ats in by_group.values()]
             places.append([at for ats in by_group.values() for at in ats])
             told = list(zip(own, members, strict=True))
-            shares.append(_Share(worker, [nodes[at][1] for at in places[-1]], own, (message_type, told)))
+            shares.append(_Share(worker, [nodes[at][1] for at in places[-1]], own, (message_type, key, told)))
         found = []
         for reply in self._exchange(shares, run_id):
             if reply is None:
@@ -306,9 +311,9 @@ class Workers:
             if part.on_host.dtype != rows.dtype or part.metrics.keys() != metrics.keys():
                 raise ValueError("nodes reply in different types, or with different metrics")
             rows[lot] = part.on_host
-            for key, values in part.metrics.items():
-                metrics[key] = metrics[key].astype(np.result_type(metrics[key], values), copy=False)
-                metrics[key][lot] = values
+            for name, values in part.metrics.items():
+                metrics[name] = metrics[name].astype(np.result_type(metrics[name], values), copy=False)
+                metrics[name][lot] = values
         return InColumns(rows, metrics)
 
     def _revive(self) -> None:
@@ -334,7 +339,7 @@ class Workers:
     def _start(self, workers: Sequence[_Worker]) -> str:
         """Start workers; return the reason if some did not start."""
         reason = ""
-        waiting = {KEY.pack(self._keys.getrandbits(63)): worker for worker in workers}
+        waiting = {KEY.pack(next(self._numbers)): worker for worker in workers}
         try:
             for key in waiting:
                 self._starter.send(key, socket.MSG_NOSIGNAL)
@@ -555,16 +560,16 @@ def _fork_workers(link: socket.socket, handlers: Handlers) -> None:
         if os.fork() == 0:
             link.close()
             ours.close()
-            _run_and_exit(_serve, theirs, handlers, *KEY.unpack(key), forker)
+            _run_and_exit(_serve, theirs, handlers, forker)
         theirs.close()
         socket.send_fds(link, [key], [ours.fileno()])
         ours.close()
 
 
-def _serve(link: socket.socket, handlers: Handlers, key: int, forker: int) -> None:
+def _serve(link: socket.socket, handlers: Handlers, forker: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with(forker)
-    shard = Shard(handlers, key)
+    shard = Shard(handlers)
     while (received := receive(link)) is not None:
         _, at, parcel = received
         kind, address, out = shard.reply(at, parcel)

@@ -33,6 +33,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = [
+    "LENGTHS",
     "BoundSettings",
     "ImageSettings",
     "IterationSettings",
@@ -48,6 +49,8 @@ __all__ = [
     "role_of",
 ]
 
+# Names of a run's length; the last is that of Flower's own apps.
+LENGTHS = ("iterations", "num-rounds", "num-server-rounds")
 # Longer than any useful timeout, and within the range of every clock.
 _MAX_SECONDS = 1e8
 _SECONDS = number(f"a number of seconds > 0, up to {_MAX_SECONDS:g}", 0, _MAX_SECONDS, open_below=True)
@@ -133,6 +136,11 @@ class RunSettings(AppSettings):
         "", "run folder to resume from", role=Role.IRRELEVANT
     )
     quiet: bool = setting(False, "hide progress output", role=Role.IRRELEVANT)
+
+    @property
+    def needs_length(self) -> str:
+        """Why earlier rounds depend on the run's length, which a resume may then not change; empty if not."""
+        return ""
 
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""
@@ -409,7 +417,7 @@ _ROLES: Mapping[str, Role] = {
     key: one.role
     for part in (TrainingSettings, IterationSettings, MonitorSettings, PeerSettings)
     for key, one in part.table().items()
-} | {"num-server-rounds": Role.RESUME}  # The name in Flower's own apps.
+} | dict.fromkeys(LENGTHS, Role.RESUME)
 
 
 def role_of(key: str) -> Role:

@@ -1,8 +1,8 @@
 """Run any Flower app in this process and write the same run folder as the suite's apps do.
 
 The app needs no change: it is observed from outside (``watch``). A checkpoint of such a run holds the global
-model, the nodes' state and the rounds done. It cannot hold the app's own state, such as a strategy's momentum
-or random generators, which start afresh (``RESUMES``).
+model, the nodes' state, the global generators, the rounds done, and the attributes of Flower's or the app's
+strategy that have changed (``carried.py``). It cannot hold other state of the app (``RESUMES``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hedgerow.sim.runs.folder import lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
+from hedgerow.sim.runs.repeats import LEGACY, WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch
@@ -56,8 +57,9 @@ REAL_TIME = (
 # Written before the strategy is known, so it must be true for every strategy.
 RESUMES = (
     "from checkpoint/, which is written only if the strategy can be resumed. Restored: the rounds done, the "
-    "global model, the nodes' state, and the strategy's own state if it has state_dict. Not restored: other "
-    "state of the app, such as the momentum of Flower's strategies or random generators"
+    "global model, the nodes' state, the global generators of Python, NumPy and torch, and the strategy's "
+    "state, from its state_dict or else its attributes. Not restored: what the log names, and other state of "
+    "the app, such as variables of its modules or of its main function"
 )
 
 
@@ -174,7 +176,9 @@ def earlier_run(folder: str | Path, keys: Collection[str], name: str = "") -> Ea
     if not isinstance(config.get("nodes"), int):
         raise ValueError(f"--resume: {folder} does not record the number of nodes")
     run_config = recorded_settings(folder)
+    # Earlier versions recorded the user's seed only, as a setting.
     seed = None if "seed" in keys else run_config.pop("seed", None)
+    seed = config.get("seed", seed)
     return Earlier(run_config, config["nodes"], seed, config.get("time") == "real")
 
 
@@ -185,6 +189,7 @@ def watched_run(
     run_config: Mapping[str, Any],
     records: Records,
     *,
+    seed: int = 0,
     own: bool = False,
 ) -> Watched:
     """Call a ServerApp's main with a grid and record the run.
@@ -201,6 +206,8 @@ def watched_run(
         Everything that determines the run besides its code, JSON values.
     records : Records
         Where and how to record it.
+    seed : int (default: 0)
+        The run's seed, for the record.
     own : bool (default: False)
         Whether it is one of the suite's apps, which record themselves: only their rounds are collected.
 
@@ -218,6 +225,7 @@ def watched_run(
         "version": about.version,
         "realism": REAL_TIME if grid.real_time else REALISM,
         "time": "real" if grid.real_time else "virtual",
+        "seed": seed,
         "run": dict(run_config),
         "nodes": len(grid.get_node_ids()),
         "resumes": RESUMES,
@@ -245,6 +253,9 @@ def _run(
 ) -> Watched:
     """Run an app that records itself (``config`` is None) or is recorded here, and report the result."""
     live = LiveProgress(1, records.quiet)
+    unrepeated = None if config is None else Unrepeated(config["seed"], config["run"], foreign=True)
+    if unrepeated is not None and grid.real_time:
+        unrepeated.add(WHICH_ARE_LATE)
     rounds: list[dict[str, Any]] = []
 
     def started(num_rounds: int | None) -> None:
@@ -253,6 +264,8 @@ def _run(
             return
         if watch.can_resume:
             recorder.keep_state(watch=watch, engine=grid)
+            if lost := watch.left_behind:
+                log(WARNING, "A checkpoint cannot hold these attributes of the strategy: %s", ", ".join(lost))
         else:
             # No run could resume from a checkpoint.
             recorder.keep_state()
@@ -288,9 +301,12 @@ def _run(
             main(watch.grid)
         if config is not None:
             _check_heard(rounds if recorder is None else recorder.rounds)
-        if recorder is None:
+        if recorder is None or unrepeated is None:
             return Watched(watch.result, rounds)
-        recorder.finish(run_summary(recorder.rounds), _model(watch.arrays))
+        if watch.is_legacy:
+            unrepeated.add(LEGACY)
+        summary = {**run_summary(recorder.rounds), **unrepeated.summary()}
+        recorder.finish(summary, _model(watch.arrays))
         return Watched(watch.result, recorder.rounds, recorder.folder)
 
 

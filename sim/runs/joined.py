@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hedgerow.sim.runs.common_settings import role_of
+from hedgerow.sim.runs.common_settings import LENGTHS, role_of
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.recorder import read_config, read_rounds
 
@@ -134,7 +134,7 @@ def _identity(part: OrchestratorFolder, more: Sequence[str]) -> str:
 
 def _is_own(key: str) -> bool:
     """Return whether a setting may differ between servers of one run; ``iterations`` may not."""
-    return key in _OWN or (role_of(key).may_change and key != "iterations")
+    return key in _OWN or (role_of(key).may_change and key not in LENGTHS)
 
 
 def _twice(parts: Sequence[OrchestratorFolder]) -> tuple[OrchestratorFolder, OrchestratorFolder] | None:

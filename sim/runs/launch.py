@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import torch
 from flwr.app import Context, UserConfig
 
+from hedgerow.sim.engine.generators import draw_seed, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, app_packages
 from hedgerow.sim.engine.workers import check_workers
@@ -23,7 +21,7 @@ from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.trackers import track_with
 
 # Everything that a program needs to run an app.
-__all__ = ["ClusterError", "Records", "load_app", "plan_run", "run_app", "seed_generators"]
+__all__ = ["ClusterError", "Records", "load_app", "plan_run", "run_app", "run_seed", "seed_generators"]
 
 
 def run_app(
@@ -44,7 +42,8 @@ def run_app(
     app : LoadedApp
         The app.
     plan : Plan or None (default: None)
-        From ``plan_run``; the app's defaults if None. Its seed determines node ids and faults.
+        From ``plan_run``; the app's defaults if None. Its seed, or one drawn here, determines node ids,
+        faults and the global generators.
     node_configs, strict, max_in_flight, real_time
         As in ``InProcessGrid``.
     records : Records or None (default: None)
@@ -61,6 +60,8 @@ def run_app(
     """
     plan = plan or plan_run(app.spec)
     workers, cluster = _workers(app, plan, real_time=real_time)
+    seed = run_seed(plan)
+    seed_generators(seed)
     with (
         track_with(track),
         InProcessGrid(
@@ -70,7 +71,7 @@ def run_app(
             node_configs=node_configs,
             faults=plan.faults,
             strict=strict,
-            seed=_seed(plan.run_config) if plan.seed is None else plan.seed,
+            seed=seed,
             max_in_flight=max_in_flight,
             real_time=real_time,
             workers=workers,
@@ -82,23 +83,21 @@ def run_app(
             app.server_app(grid, context)
         else:
             about = about_app(app.spec)
-            config = plan.run_config if plan.seed is None else {"seed": plan.seed, **plan.run_config}
+            config = {"seed": seed, **plan.run_config}
             records = replace(records, defaults=app.config)
-            done = watched_run(lambda watched: app.server_app(watched, context), grid, about, config, records)
+            done = watched_run(
+                lambda watched: app.server_app(watched, context), grid, about, config, records, seed=seed
+            )
             _show(done, about.name)
     return context
 
 
-def seed_generators(seed: int | None) -> None:
-    """Seed the global generators of Python, NumPy and torch, for an app without a key ``seed``.
-
-    ``seed`` is in [0, 2^63), of which NumPy uses the lowest 32 bits; None leaves the generators as they are.
-    """
-    if seed is None:
-        return
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # The generator that such apps use.
-    torch.manual_seed(seed)
+def run_seed(plan: Plan) -> int:
+    """Return a run's seed: the user's, the app's key ``seed`` if it is an integer >= 0, or one drawn now."""
+    if plan.seed is not None:
+        return plan.seed
+    seed = plan.run_config.get("seed")
+    return seed if type(seed) is int and seed >= 0 else draw_seed()
 
 
 def _show(done: Watched, title: str) -> None:
@@ -123,9 +122,3 @@ def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Clust
     except ValueError as error:
         raise SettingsError(str(error)) from error
     return workers, Cluster(ray, tuple(app_packages(app.spec.folder))) if ray else None
-
-
-def _seed(run_config: UserConfig) -> int:
-    """Return the seed of node ids and faults; the app itself refuses a bad one with its other settings."""
-    seed = run_config.get("seed", 0)
-    return seed if isinstance(seed, int) and seed >= 0 else 0

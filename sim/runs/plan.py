@@ -295,6 +295,8 @@ def _value(key: str, text: str, defaults: UserConfig) -> UserConfigValue:
         if not isinstance(defaults.get(key, ""), str):
             raise ValueError(_wrong_type(key, defaults[key], shown(text))) from None
         return text
+    if isinstance(defaults.get(key), str) and isinstance(value, bool | int | float):
+        return text  # A text without its quotes, such as classes=2.
     if not isinstance(value, bool | int | float | str):
         raise ValueError(f"{shown(key)} must be true, false, a number or a text, got {shown(text)}")
     return value

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from hedgerow.sim.runs.compare import difference_curve, is_share, t_interval
-from hedgerow.sim.runs.results import SOURCES, RecordedRun, Results, cost_named, numbers
+from hedgerow.sim.runs.measured import measured
+from hedgerow.sim.runs.results import RecordedRun, Results, cost_named
 
 __all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
 
@@ -33,13 +34,6 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
 _MARKERS_A_LINE = 8
-# Metrics that this suite's apps compute on test data, besides those whose names begin with "test-".
-_OF_TEST_DATA = frozenset(("accuracy", "auc", "auprc", "f1", "precision", "recall", "utility"))
-# In an app with several problems losses are the problem's objective.
-_OBJECTIVES = {
-    "loss": "mean of the nodes' objectives at the mean of their models",
-    "local-loss": "mean of the nodes' objectives, each at its own model",
-}
 # File formats, and their metadata about time and program, which are left out for reproducible files.
 _METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
@@ -258,7 +252,7 @@ def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, diff
         bands.append("95 % t interval of the mean")
     parts = [
         *_task(results),
-        *_measured(results, ys),
+        *measured(results, ys),
         f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band."),
         *([f"{failed} of {failed + len(results.runs)} runs failed, and are left out."] if failed else []),
     ]
@@ -284,27 +278,3 @@ def _task(results: Results) -> list[str]:
     if "num-clients" in shared:
         words.append(f"{shared['num-clients']} nodes")
     return [f"{', '.join(words)}."] if words else []
-
-
-def _measured(results: Results, ys: Sequence[str]) -> list[str]:
-    """Return sentences on where each metric was measured, if known."""
-    of: dict[str, list[str]] = {}
-    for y in ys:
-        where = _where(results.runs[0], y)
-        if where:
-            of.setdefault(where, []).append(y)
-    return [f"{', '.join(names)}: {where}." for where, names in of.items()]
-
-
-def _where(run: RecordedRun, y: str) -> str:
-    source = next((s for s in SOURCES if any(name == y for r in run.rounds for name, _ in numbers(r, s))), "")
-    if source == "evaluate":
-        return "measured by the nodes, mean"
-    samples = run.settings.get("train-loss-samples")
-    if source != "central" or samples is None:
-        return ""
-    if "problem" in run.settings and y in _OBJECTIVES:
-        return _OBJECTIVES[y]
-    if y == "loss":
-        return f"of the averaged model on {f'{samples:,}' if samples else 'all'} training samples"
-    return "of the averaged model on test data" if y.startswith("test-") or y in _OF_TEST_DATA else ""

@@ -44,6 +44,7 @@ from hedgerow.sim.runs.diagram import (
 )
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
+from hedgerow.sim.runs.measured import groups
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
 from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 
@@ -152,8 +153,9 @@ def report_html(
     asked, results = bool(xs or ys), _readable(results)
     xs, ys = list(xs or results.xs), list(ys or _metrics(results))
     shared, differing = _settings(results)
+    parts = groups(results, ys)
     with mpl.rc_context(cast(Any, _STYLE)):
-        pictures = {**_curves(results, xs, ys, asked), **_links(results, network)}
+        pictures = {**_curves(parts, xs, ys, asked), **_links(results, network)}
     return _page(
         results.title,
         live,
@@ -161,8 +163,13 @@ def report_html(
         warnings=results.warnings,
         machines=_machines(results),
         ends=_ends(results, ys),
-        caption=caption(results, xs, ys, differences=results.differences),
-        comparisons=_comparisons(results, xs, ys, targets or {}, asked),
+        captions=[
+            (len(parts) > 1) * f"{part.title}. " + caption(part, xs, ys, differences=part.differences)
+            for part in parts
+        ],
+        comparisons=[
+            one for part in parts for one in _comparisons(part, xs, ys, targets or {}, asked, parts)
+        ],
         note=NOTE,
         lost=_lost(results),
         shared=shared,
@@ -274,11 +281,14 @@ def _cost(runs: Sequence[RecordedRun], name: str) -> str:
     return f"{value:,.1f} {unit}" if unit else f"{value:,.0f}"
 
 
-def _curves(results: Results, xs: Sequence[str], ys: Sequence[str], asked: bool) -> dict[str, Any]:
+def _curves(parts: Sequence[Results], xs: Sequence[str], ys: Sequence[str], asked: bool) -> dict[str, Any]:
     drawn, unknown = [], []
-    for number, (y, x) in enumerate([(y, x) for y in ys for x in xs], start=1):
+    pictures = [(part, y, x) for part in parts for y in ys for x in xs]
+    for number, (part, y, x) in enumerate(pictures, start=1):
+        of = f", {part.title}" if len(parts) > 1 else ""
         try:
-            drawn.append((_curve_svg(results, x, y, f"curve-{number}"), f"{y} over {cost_named(x).label}"))
+            title = f"{y} over {cost_named(x).label}{of}"
+            drawn.append((_curve_svg(part, x, y, f"curve-{number}"), title))
         except ValueError as error:
             if asked:
                 raise
@@ -348,7 +358,12 @@ def _own(key: str, value: str, name: str) -> str:
 
 
 def _comparisons(
-    results: Results, xs: Sequence[str], ys: Sequence[str], targets: Mapping[str, float], asked: bool
+    results: Results,
+    xs: Sequence[str],
+    ys: Sequence[str],
+    targets: Mapping[str, float],
+    asked: bool,
+    parts: Sequence[Results],
 ) -> list[ComparisonTable]:
     made = []
     for y in ys:
@@ -358,7 +373,9 @@ def _comparisons(
             except ValueError:
                 if asked:
                     raise
-    return made + [target_comparison(results, x, y, value) for y, value in targets.items() for x in xs]
+    made += [target_comparison(results, x, y, value) for y, value in targets.items() for x in xs]
+    of = f"{results.title}: " if len(parts) > 1 else ""
+    return [replace(one, title=f"{of}{one.title}") for one in made]
 
 
 def _links(results: Results, network: Network) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Common structure of the suite's ServerApps: settings, engine, run folder, checkpoints, progress, table."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,17 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.sim.engine._compat import is_simulation
+from hedgerow.sim.engine.generators import Generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.sim.runs.common_settings import RunSettings
+from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
-from hedgerow.sim.runs.folder import lost_replies
+from hedgerow.sim.runs.folder import RunFolderError, lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
+from hedgerow.sim.runs.repeats import WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
+from hedgerow.wire.checks import plain_name
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.records import to_state_dict
 
@@ -170,7 +174,7 @@ def server_app(
     Parameters
     ----------
     name : str
-        The app's name, for the run folder.
+        The app's name, for the run folder; an app that is a copy is called by its pyproject.toml's.
     read : Callable[[run config], values]
         Checks the run config and returns the app's ``RunSettings``.
     client_app : ClientApp
@@ -191,6 +195,9 @@ def server_app(
 
     def complete(grid: Grid, context: Context) -> None:
         values = read(context.run_config)
+        _check_length(values)
+        # For draws of the user's own model, data and aggregators; the suite's code has its own generators.
+        seed_generators(values.seed)
         made = experiment(values)
         if values.engine == "inprocess":
             grid = InProcessGrid.inside(
@@ -203,9 +210,11 @@ def server_app(
             )
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values.resume) if values.resume else {})
-        begun = environment(engine=_engine(grid), app=code_folder(experiment))
+        code = code_folder(experiment)
+        begun = environment(engine=_engine(grid), app=code)
+        called = _name_of(code, name)
         config = {
-            "app": name,
+            "app": called,
             "realism": made.realism,
             "run": {**context.run_config, **values.run_config},
             "environment": begun,
@@ -214,7 +223,7 @@ def server_app(
         if getattr(grid, "real_time", False):
             config["time"] = "real"
         recorder = RunRecorder(
-            Path(values.resume) if values.resume else new_run_folder(values.output_dir, name),
+            Path(values.resume) if values.resume else new_run_folder(values.output_dir, called),
             config,
             checkpoint_every=values.checkpoint_every,
             defaults=values.defaults(),
@@ -223,6 +232,27 @@ def server_app(
             _run(made, grid, values, recorder, config)
 
     return app
+
+
+def _name_of(code: Path | None, name: str) -> str:
+    """Return an app's name: ``name``, unless the pyproject.toml beside its code has another one."""
+    for folder in () if code is None else (code, *code.parents[:1]):
+        if (folder / "pyproject.toml").is_file():
+            own = str(
+                tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("project", {}).get("name")
+            )
+            return name if plain_name(own) == plain_name(name) else own
+    return name
+
+
+def _check_length(values: RunSettings) -> None:
+    """Raise RunFolderError if a resumed run has another length on which its earlier rounds depend."""
+    if not values.resume or not (why := values.needs_length):
+        return
+    before, now = recorded_settings(values.resume), values.run_config
+    for key in LENGTHS:
+        if key in now and before.get(key, now[key]) != now[key]:
+            raise RunFolderError(f"{key} must be {before[key]}, as before, got {now[key]}: {why}")
 
 
 def records_itself(app: ServerApp) -> bool:
@@ -250,7 +280,11 @@ def _run(
 
     strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
     strategy.budget = Budget.parse(values.stop_after)
-    recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
+    unrepeated = Unrepeated(values.seed, config["run"])
+    if getattr(grid, "real_time", False):
+        unrepeated.add(WHICH_ARE_LATE)
+    parts = {"strategy": strategy, "generators": Generators(), **_keepers_of_node_state(grid, values)}
+    recorder.keep_state(**parts)
     before = 0
     if values.resume:
         recorder.resume()
@@ -273,7 +307,8 @@ def _run(
                 ),
             )
         recorder.finish(
-            run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
+            {**run_summary(recorder.rounds), **unrepeated.summary()},
+            {key: array.numpy() for key, array in result.arrays.items()},
         )
     print(round_table(recorder.rounds, experiment.title))
     if not len(result.arrays):

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID, main_function
 from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.runs.environment import code_folder
@@ -90,7 +91,8 @@ def simulate(
     checkpoint_every : int (default: 10)
         Rounds between two checkpoints, >= 1.
     seed : int (default: 0)
-        Seed of node ids and faults, >= 0.
+        Seed of node ids, faults and the global generators of Python, NumPy and torch, >= 0. The generators
+        are put back afterwards.
     quiet : bool (default: False)
         Show no progress.
     track : sequence of str (default: none)
@@ -129,6 +131,7 @@ def simulate(
     if own and quiet:
         config["quiet"] = True
     with (
+        kept_generators(),
         track_with([track] if isinstance(track, str) else track, "track:"),
         InProcessGrid(
             client_app,
@@ -144,13 +147,14 @@ def simulate(
             ray=ray,
         ) as grid,
     ):
+        seed_generators(seed)
         context = server_context(grid, config)
         main, about = _main(server_app, context, start)
         if own:
             done = watched_run(main, grid, about, config, Records(quiet=True), own=True)
         else:
             said = {"seed": seed, **config, **({} if faults is None else {"faults": repr(faults)})}
-            done = watched_run(main, grid, about, said, records)
+            done = watched_run(main, grid, about, said, records, seed=seed)
     return Simulation(done.result, done.rounds, done.folder, context)
 
 

@@ -24,7 +24,9 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from hedgerow.sim.engine.generators import Generators
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.runs.carried import Carried
 from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.sim.runs.metered_grid import Meter, MeteredGrid
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
@@ -64,7 +66,7 @@ class RoundSeen:
     rejected : dict[str, int]
         Replies lost in this round, by reason: ``error <code>`` or ``no reply``.
     resumed : bool
-        Whether the run resumed from a checkpoint before this round without the strategy's own state.
+        Whether the run resumed from a checkpoint before this round without all of the strategy's state.
     """
 
     round: int
@@ -148,6 +150,7 @@ class Watch:
         count: bool = True,
     ) -> None:
         self._meter = Meter()
+        self._engine = grid
         self.grid: Grid = MeteredGrid(grid, self._meter, self._exchange_begins) if count else grid
         self.result: Result | None = None
         self.arrays: ArrayRecord | None = None
@@ -159,13 +162,17 @@ class Watch:
         self._strategy: Any = None
         self._round: RoundMetrics | None = None
         # Whether a strategy of the legacy API, or the app's own loop, marks the rounds.
-        self._own_rounds = False
+        self._own_rounds = self.is_legacy = False
         self._exchanging = self._resumed = False
         self._restored: dict[str, Any] | None = None
+        # The changing attributes of a strategy that does not resume itself.
+        self._carried: Carried | None = None
+        self._generators: Mapping[str, Any] | None = None
         self._since = time.monotonic()
 
     def __enter__(self) -> Watch:
         _hook()
+        self._name_round(0)
         _watching[self.grid] = self
         # A simulation may run inside another's.
         _in_thread.setdefault(threading.get_ident(), []).append(self)
@@ -187,8 +194,13 @@ class Watch:
         first = self._strategy is not None and self._starts == 1
         return first and (own or type(self._strategy).start is Strategy.start)
 
+    @property
+    def left_behind(self) -> list[str]:
+        """What a checkpoint cannot hold of the current strategy."""
+        return [] if self._carried is None else self._carried.cannot()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the rounds done, the global model and the traffic so far."""
+        """Return the rounds done, the global model, the strategy's state and the traffic so far."""
         own = _resumes_itself(self._strategy)
         model = None if own or self.arrays is None else pack_records(RecordDict({"arrays": self.arrays}))
         return {
@@ -197,6 +209,8 @@ class Watch:
             "before": self._base,
             "model": model,
             "strategy": self._strategy.state_dict() if own else None,
+            "attributes": {} if self._carried is None else self._carried.state_dict(),
+            "generators": Generators().state_dict(),
             "traffic": self._meter.state_dict(),
         }
 
@@ -244,6 +258,7 @@ class Watch:
                 f"number must be above {self._last}, the last recorded round, got {metrics.number}"
             )
         self._rounds_begin()
+        self._name_round(metrics.number)
         yield
         if metrics.arrays is not None:
             self.arrays = metrics.arrays
@@ -255,6 +270,7 @@ class Watch:
         self, name: str, method: _Method, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """Call a method of a legacy strategy and record its result; its first argument is the round."""
+        self.is_legacy = True
         if name == "initialize_parameters":
             self._end_round()
             self._rounds_begin()
@@ -287,6 +303,7 @@ class Watch:
         self._starts += 1
         self._strategy = strategy
         self.started = bound.arguments
+        self._carried = None if _resumes_itself(strategy) else Carried(strategy)
         done = self._resume(strategy, bound.arguments)
         rounds = bound.arguments.get("num_rounds")
         self._on_start(None if rounds is None else self._base + done + rounds)
@@ -294,6 +311,10 @@ class Watch:
         if evaluate_fn is not None:
             bound.arguments["evaluate_fn"] = self._evaluate_fn(evaluate_fn, done)
         self.arrays = bound.arguments.get("initial_arrays")
+        if self._generators is not None:
+            # Only now, because the app draws before it starts its strategy.
+            generators, self._generators = self._generators, None
+            Generators().load_state_dict(generators)
         try:
             with self._listening(strategy) if _reports_rounds(strategy) else self._following(strategy, done):
                 result = start(*bound.args, **bound.kwargs)
@@ -313,6 +334,7 @@ class Watch:
             self._base = max(0, self._last)
             return 0
         state, self._restored = self._restored, None
+        self._generators = state.get("generators")
         self._base = int(state["before"])
         if _resumes_itself(strategy):
             strategy.load_state_dict(state["strategy"])
@@ -320,16 +342,24 @@ class Watch:
         name = type(strategy).__name__
         if state["model"] is None or type(strategy).start is not Strategy.start:
             raise CheckpointError(f"{name} cannot be resumed: it has its own loop and no state_dict")
-        self._resumed = True
+        assert self._carried is not None
+        try:
+            self._carried.load_state_dict(state.get("attributes", {}))
+        except KeyError as error:
+            raise CheckpointError(f"{name} cannot be resumed: it has no attribute {error} now") from error
+        lost = self._carried.cannot()
+        self._resumed = bool(lost) or "attributes" not in state
         done = int(state["round"]) - self._base
         arguments["initial_arrays"] = unpack_records(state["model"])["arrays"]
         arguments["num_rounds"] = max(0, arguments["num_rounds"] - done)
         log(
             WARNING,
-            "Resuming after round %d, which Flower's log counts as 0. The global model and the nodes' state "
-            "are restored; the state of %s itself (momentum, node sampling) starts afresh.",
+            "Resuming after round %d, which Flower's log counts as 0. Restored: the global model, the nodes' "
+            "state, the global generators, and of %s: %s.%s",
             done,
             name,
+            ", ".join(state.get("attributes", {})) or "nothing, which had not changed",
+            f" Not restored: {', '.join(lost)}." if lost else "",
         )
         return done
 
@@ -381,6 +411,12 @@ class Watch:
         if self._round is None or self._round.number != number:
             self._end_round()
             self._round = RoundMetrics(number)
+            self._name_round(self._base + number)
+
+    def _name_round(self, number: int) -> None:
+        """Tell the engine the round of messages that name none."""
+        if hasattr(self._engine, "round"):
+            self._engine.round = number
 
     def _trained(self, number: int, out: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
         self._begin_round(number)

@@ -65,12 +65,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> MakePlain:
     @cache
     def made(name: str) -> Plain:
         method = next(one for one in (*METHODS, *VARIANTS) if str(one) == name)
-        before = _generators()
         with passing() as passed:
             run = play(method, tmp_path_factory.mktemp("plain"), **{"checkpoint-every": 1})
-        return Plain(run, passed, (before, _generators()))
+        after = _generators()
+        _seed(read_config(run.folder)["run"]["seed"])
+        return Plain(run, passed, (_generators(), after))
 
     return lambda method: made(str(method))
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 def _generators() -> tuple[Any, ...]:
@@ -169,7 +176,23 @@ def test_a_model_that_draws_repeats_in_any_company_and_after_a_kill(
 
 
 @every_method
-def test_no_global_random_generator_is_touched(method: Method, plain: MakePlain) -> None:
+def test_a_run_with_faults_is_resumed_with_the_same_faults(method: Method, tmp_path: Path) -> None:
+    faults = {
+        "fault-dropout": 0.2, "fault-delay": "exponential:1", "round-timeout": 4.0, "min-replies": 1,
+        "checkpoint-every": 1,
+    }  # fmt: skip
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = play(method, tmp_path / "whole", **faults)
+    assert any(record["rejected"] for record in whole.rounds)
+    with interrupted(after=1), pytest.raises(Interrupted):
+        play(method, tmp_path / "parts", **faults)
+    (folder,) = (tmp_path / "parts").iterdir()
+    assert play(method, tmp_path / "parts", resume=folder, **faults).learnt == whole.learnt
+
+
+@every_method
+def test_the_global_random_generators_are_seeded_and_not_drawn_from(method: Method, plain: MakePlain) -> None:
     before, after = plain(method).generators
     assert before == after
 

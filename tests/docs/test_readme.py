@@ -23,7 +23,7 @@ def test_the_example_runs_and_ends_at_the_accuracy_beside_it(capsys: pytest.Capt
     (code,) = re.findall(r"```python[^\n]*\n(.*?)```", README, re.DOTALL)
     shown = float(code.rsplit("# ", 1)[1])
     exec(compile(code, "readme_example.py", "exec"), {})
-    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(shown, abs=0.01)
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(shown, abs=0.005)
 
 
 def test_claims_are_as_many_as_the_readme_says() -> None:

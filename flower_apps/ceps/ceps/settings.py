@@ -1,9 +1,13 @@
 """The app's settings, and the strategy for them."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from flwr.app import UserConfigValue
 
 from hedgerow.clients import TASK_TEXTS
+from hedgerow.clients.gossip.place import drawn_interval
 from hedgerow.sim.runs.common_settings import (
     IterationSettings,
     MonitorSettings,
@@ -222,6 +226,31 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     train_loss_samples: int = setting(0, "not used by this app")
     min_replies: int = setting(1, "minimum number of valid replies per event")
     checkpoint_every: int = setting(10, "events between checkpoints")
+
+    @classmethod
+    def of_rounds(cls, rounds: object, run_config: Mapping[str, UserConfigValue]) -> int:
+        """Return the iterations after which so many of them were ones at which a node communicates."""
+        count = super().of_rounds(rounds, run_config)
+        values = cls.checked_alone(run_config)[0]
+        try:
+            method = (
+                None if values is None else build_strategy(values.for_all_nodes(), dim=values.features).method
+            )
+        except ValueError:
+            method = None
+        if values is None or method is None:  # An invalid value is the error to report.
+            return count
+        asks = map(method.instructions, range(values.num_clients))
+        kappas = {
+            drawn_interval(values.seed, i, cast(int, one["kappa-low"]), cast(int, one["kappa-high"]))
+            for i, one in enumerate(asks)
+        }
+        multiples = (k for k in itertools.count(1) if any(k % kappa == 0 for kappa in kappas))
+        return next(itertools.islice(multiples, count - 1, None)) + 1
+
+    def for_all_nodes(self) -> Self:
+        """Return the settings of one hub for the nodes of all sites."""
+        return self.model_copy(update={"peers": "", "registry": "", "min_available_nodes": 0})
 
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""

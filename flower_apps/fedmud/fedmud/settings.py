@@ -8,7 +8,7 @@ from torch import nn
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import TrainingSettings
 from hedgerow.sim.runs.kinds import Nodes, NotNegative, Rounds, Samples, Steps, choice, in_range, whole
-from hedgerow.sim.runs.settings import Rules, Setting, setting
+from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.fedmud import CompressedLayers
@@ -47,7 +47,7 @@ class Settings(TrainingSettings):
     method: Annotated[str, choice(*METHODS)] = setting(
         "fedmud+bkd+aad", "a method from the table at the top of README.md", first=True
     )
-    num_rounds: Rounds = setting(20, "number of rounds R", first=True)
+    num_rounds: Rounds = setting(20, "number of rounds R", first=True, role=Role.RESUME)
     num_clients: Nodes = setting(10, "number of clients N")
     clients_per_round: Nodes = setting(4, "number of clients K sampled uniformly for each round", first=True)
     learning_rate: NotNegative = setting(

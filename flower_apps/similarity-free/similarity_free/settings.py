@@ -18,7 +18,7 @@ from hedgerow.sim.runs.kinds import (
     in_range,
     text,
 )
-from hedgerow.sim.runs.settings import Rules, Setting, setting
+from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.registry import REGISTRY_TEXTS
@@ -48,7 +48,7 @@ class Settings(TrainingSettings):
     algorithm: Annotated[str, choice(*_ALGORITHMS)] = setting(
         "ef-fedavg", "an algorithm from the table at the top of README.md", first=True
     )
-    num_rounds: Rounds = setting(50, "number of communication rounds K", first=True)
+    num_rounds: Rounds = setting(50, "number of communication rounds K", first=True, role=Role.RESUME)
     num_clients: Nodes = setting(10, "number of workers n")
     local_iters: Steps = setting(10, "local iterations T of the gradient operator", "training", first=True)
     batch_size: Samples = setting(32, "mini-batch size", "training")
@@ -117,6 +117,11 @@ class Settings(TrainingSettings):
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""
         return self.num_clients, self.num_clients
+
+    @property
+    def needs_length(self) -> str:
+        """Why earlier rounds depend on K: the fixed schedule's step does."""
+        return "the step of schedule = 'fixed' is c / sqrt(num-rounds)" if self.schedule == "fixed" else ""
 
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""

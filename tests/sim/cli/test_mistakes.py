@@ -1,7 +1,9 @@
 """Every mistake is one error of a line or two, and only a bug shows where it happened."""
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
@@ -48,17 +50,67 @@ def test_help_shows_no_escapes(command: str) -> None:
     assert "\\[" not in shown.output
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_h_is_help(command: str) -> None:
+    assert hedgerow(*command.split(), "-h").output == hedgerow(*command.split(), "--help").output
+
+
+@pytest.mark.parametrize("command", ["run sd-feel", "sweep sd-feel", "deploy local sd-feel"])
+def test_a_setting_as_an_option_is_told_how_it_is_given(command: str) -> None:
+    shown = hedgerow(*command.split(), "--iterations", "10")
+    assert shown.exit_code == 2
+    assert "No such option '--iterations'" in shown.stderr
+    assert 'A setting of the app is given as -c "iterations=VALUE".' in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [("topology=rings", "ring"), ("topology=Torus", "torus"), ("method=fedavgg", "fedavg")],
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(setting: str, meant: str) -> None:
+    shown = hedgerow("run", "sd-feel", "-c", setting)
+    assert shown.exit_code == 2
+    assert f"did you mean '{meant}'?" in shown.stderr
+
+
+def test_a_suites_app_is_swept_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = hedgerow("sweep", "sd-feel", "--seeds", "0,1", "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert "sd-feel, seed 1  ->" in shown.output
+    missing = hedgerow("sweep", "not-there.toml", "--dry-run")
+    assert "sweep file" in missing.stderr
+
+
+def test_changed_settings_of_all_runs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, app, changes in (("a", "sd_feel", {"tau1": 7}), ("b", "fedmud", {}), ("c", "sd_feel", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"format": 2, "app": app, "run": changes}))
+    (tmp_path / "report.html").touch()
+    shown = hedgerow("settings", "sd-feel", "--changed", "a", "b", "c", "report.html")
+    assert shown.exit_code == 0, shown.output
+    first, second, third = shown.output.split("\n\n")
+    assert first.startswith("a\ntau1 = 7\n")
+    assert second == "b\na run of fedmud"
+    assert third.rstrip() == "c\nall settings are the defaults"
+
+
 def test_the_version_is_told() -> None:
     assert hedgerow("--version").output.startswith("hedgerow ")
+
+
+def raised_in(file: str, error: str) -> Any:
+    """Return a function of a file that raises an error."""
+    made: dict[str, Any] = {}
+    exec(compile(f"def broken(*_, **__):\n    raise {error}", file, "exec"), made)
+    return made["broken"]
 
 
 def test_a_bug_says_where_it_happened_and_to_report_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(launch, "run_app", broken)
+    monkeypatch.setattr(launch, "run_app", raised_in(launch.__file__, "KeyError('a bug')"))
     shown = hedgerow("run", SD_FEEL, "-c", f"output-dir='{tmp_path}'")
     assert shown.exit_code == 1
     assert "Traceback" in shown.stderr

@@ -15,7 +15,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 
 from hedgerow.clients.device import shared_model
 from hedgerow.clients.local_task import _local_task
-from hedgerow.sim import find_app, read_rounds
+from hedgerow.sim import find_app, read_config, read_rounds
 
 ROOT = APPS.parent
 METHODS = ("ceps", "fedmud", "hsgd", "sd-feel", "similarity-free")
@@ -94,6 +94,8 @@ def test_a_new_app_learns_as_it_is_generated(
     shown = hedgerow("run", "x")
     assert shown.exit_code == 0, shown.output
     (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("x-")
+    assert read_config(folder)["app"] == "x"
     # Ten digits; benign or malignant, of whom 63 in 100 are benign.
     assert read_rounds(folder)[-1]["central"]["accuracy"] > (0.85 if method == "hsgd" else 0.6)
 

@@ -6,22 +6,29 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hedgerow.sim import Delay, FaultModel
 from hedgerow.sim.engine.faults import CORRUPTIONS, corrupted
+from hedgerow.sim.engine.generators import message_key
 
 MODEL = FaultModel(dropout=0.3, delay=Delay("uniform", (1.0, 5.0)), corrupt="nan", corrupt_rate=0.2)
 
 
-def test_fates_differ_between_nodes_messages_and_seeds() -> None:
+def test_fates_differ_between_seeds_rounds_nodes_and_messages() -> None:
     delays = {
-        MODEL.draw(seed, partition_id, number).delay
-        for seed in range(3)
-        for partition_id in range(3)
-        for number in range(1, 4)
+        MODEL.draw(message_key(seed, round, partition_id, kind, count), partition_id, 1).delay
+        for seed in range(2)
+        for round in range(2)
+        for partition_id in range(2)
+        for kind in ("train", "evaluate")
+        for count in range(2)
     }
-    assert len(delays) == 27
+    assert len(delays) == 32
 
 
 def test_the_rates_are_met() -> None:
-    fates = [MODEL.draw(0, partition_id, number) for partition_id in range(50) for number in range(1, 41)]
+    fates = [
+        MODEL.draw(message_key(0, round, partition_id, "train"), partition_id, 1)
+        for partition_id in range(50)
+        for round in range(40)
+    ]
     # Two thousand draws: five standard deviations are 0.051 and 0.045.
     assert np.mean([fate.dropped for fate in fates]) == pytest.approx(0.3, abs=0.051)
     assert np.mean([fate.corrupt == "nan" for fate in fates]) == pytest.approx(0.2, abs=0.045)
@@ -31,7 +38,7 @@ def test_the_rates_are_met() -> None:
 def test_one_rate_does_not_move_another_faults_luck() -> None:
     other = FaultModel(dropout=0.9, delay=MODEL.delay, corrupt="nan", corrupt_rate=0.2)
     for number in range(1, 30):
-        fate, moved = MODEL.draw(0, 3, number), other.draw(0, 3, number)
+        fate, moved = MODEL.draw(number, 3, 1), other.draw(number, 3, 1)
         assert (fate.delay, fate.corrupt) == (moved.delay, moved.corrupt)
 
 

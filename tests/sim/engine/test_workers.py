@@ -155,7 +155,7 @@ def draw(message: Message, context: Context) -> Message:
     return answer_with(context, message, drawn=list(drawn))  # type: ignore[arg-type]
 
 
-def test_workers_draw_other_numbers_each_and_the_same_when_seeded() -> None:
+def test_nodes_draw_other_numbers_each_and_the_same_in_every_run() -> None:
     seen = []
     state = random.getstate()
     try:

@@ -1,11 +1,13 @@
 """What a user asks of a run is checked whole before anything starts, and reaches Flower unchanged."""
 
+import json
 from pathlib import Path
 
 import pytest
+from tests.flower_apps.cases import CASES, AppCase
 from tests.sim.tiny_app import MakeApp
 
-from hedgerow.sim import AppSpec, find_app, plan_run
+from hedgerow.sim import AppSpec, find_app, plan_run, read_rounds, run_app
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.runs.plan import toml_text
 
@@ -112,12 +114,24 @@ def test_what_flower_reads_is_what_was_planned(tiny: AppSpec, tmp_path: Path) ->
     [
         ("sd-feel", "num-rounds=6 tau1=7 tau2=3", 42),
         ("sd-feel", "num-rounds=6 method=fedavg tau1=7 tau2=3", 126),
-        ("ceps", "num-rounds=6", 6),
+        # Nodes with intervals of 2 and 3 communicate at 2, 3, 4, 6, 8 and 9.
+        ("ceps", "num-rounds=6 interval-low=2 interval-high=3", 10),
+        ("ceps", "num-rounds=6 method=d-psgd local-steps=5", 31),
         ("hsgd", "num-rounds=6 local-interval=2 global-interval=4", 24),
     ],
 )
 def test_every_app_takes_communication_rounds(app: str, overrides: str, iterations: int) -> None:
     assert plan_run(find_app(app), [overrides]).run_config["iterations"] == iterations
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_so_many_rounds_are_made_and_recorded(case: AppCase, tmp_path: Path) -> None:
+    small = {key: value for key, value in case.small.items() if key not in ("iterations", "num-rounds")}
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in small.items())
+    plan = plan_run(case.spec, [f"{settings} num-rounds=4 quiet=true output-dir={json.dumps(str(tmp_path))}"])
+    run_app(case.loaded, plan)
+    (folder,) = tmp_path.iterdir()
+    assert [record["round"] for record in read_rounds(folder)] == [0, 1, 2, 3, 4]
 
 
 def test_rounds_are_at_least_one() -> None:
@@ -128,3 +142,8 @@ def test_rounds_are_at_least_one() -> None:
 def test_rounds_that_do_not_fit_the_periods_are_refused() -> None:
     with pytest.raises(ValueError, match=r"iterations must be a multiple of 21 \(tau1 tau2\), got 28"):
         plan_run(find_app("sd-feel"), ["num-rounds=4 tau1=7 tau2=3"])
+
+
+@pytest.mark.parametrize("text", ["2", "true", "1.50", "two", '"2"'])
+def test_a_text_needs_no_quotes(tiny: AppSpec, text: str) -> None:
+    assert plan_run(tiny, [f"label={text}"]).run_config["label"] == text.strip('"')

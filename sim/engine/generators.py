@@ -1,0 +1,91 @@
+"""The global generators of Python, NumPy and torch, from which other projects' apps draw.
+
+Hedgerow's own code never draws from them (``wire/seeds.py``). A run seeds them once for its server; each
+handler finds them seeded for its message, so that its draws depend neither on other nodes, nor on their
+order, nor on the process in which it runs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Generators", "draw_seed", "kept_generators", "message_key", "seed_generators"]
+
+# NumPy's global generator takes seeds of 32 bits.
+_WORD = 2**32
+
+
+def draw_seed() -> int:
+    """Return a seed from the operating system, short enough to be typed."""
+    return random.SystemRandom().randrange(_WORD // 2)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators; ``seed`` is in [0, 2^63), of which NumPy uses the lowest 32 bits."""
+    random.seed(seed)
+    np.random.seed(seed % _WORD)  # noqa: NPY002  # The generator that such apps use.
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # Thirty times faster: without a device, torch.manual_seed notes a traceback for later.
+        torch.default_generator.manual_seed(seed)
+
+
+def message_key(seed: int, round: int, partition_id: int, kind: str, count: int = 0) -> int:
+    """Return the key in [0, 2^63) of a message's draws: those of its fate, and those of its handler.
+
+    ``count`` numbers the messages of one kind to one node in one round.
+    """
+    text = f"{seed} {round} {partition_id} {count} {kind}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class Generators:
+    """The global generators as a part of a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state: JSON values and ndarrays."""
+        version, words, gauss = random.getstate()
+        state: dict[str, Any] = {
+            "python": [version, np.array(words, np.uint32), gauss],
+            "numpy": list(np.random.get_state()),  # noqa: NPY002
+            "torch": torch.get_rng_state().numpy(),
+        }
+        if _has_devices():
+            state["cuda"] = [one.numpy() for one in torch.cuda.get_rng_state_all()]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them; those of GPUs only if there are as many."""
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        devices = state.get("cuda", [])
+        if devices and torch.cuda.device_count() == len(devices):
+            torch.cuda.set_rng_state_all([torch.from_numpy(one.copy()) for one in devices])
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the global generators back afterwards."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    devices = torch.cuda.get_rng_state_all() if _has_devices() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _has_devices() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,95 @@
+"""An error is blamed on whoever called for it, and on Hedgerow only where nobody else did."""
+
+import errno
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sim.cli.command_line import APPS, hedgerow
+from tests.sim.tiny_app import CLIENT_APP, write_package
+
+from hedgerow.sim.cli.mistakes import BUG
+from hedgerow.sim.runs import durable
+
+# What a server's main does, and the words by which the error's place is named.
+MISTAKES = {
+    "raise RuntimeError('own')": "(in server_app.py, line 10)",
+    "import json; json.loads('{')": "(in the library decoder, called from server_app.py, line 10)",
+    "import pandas; pandas.DataFrame({'a': [1]})['b']": "(in the library pandas, called from server_app.py,",
+    "import torch; torch.load('/nonexistent.pt')": "(in the library torch, called from server_app.py,",
+    "open('/nonexistent')": "(in server_app.py, line 10)",
+    "import not_there": "(in server_app.py, line 10)",
+    "grid.push_messages(iter([]))": "(in Hedgerow's grid.py,",
+    "SDFeel(num_servers=0)": "(in Hedgerow's ",
+    "FedAvg(fraction_train=1.0).start(grid=grid, initial_arrays=None)": "(in Flower's ",
+    "assert grid is None": "(in server_app.py, line 10)",
+}
+SERVER = """
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from hedgerow.strategies import SDFeel
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    {mistake}
+"""
+
+
+def blamed(home: Path, mistake: str) -> Any:
+    config = "num-server-rounds = 1\n"
+    server = SERVER.format(mistake=textwrap.dedent(mistake))
+    return hedgerow(
+        "run", write_package(home, f"blamed{abs(hash(mistake))}", config, CLIENT_APP, server, "blamed")
+    )
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_apps_mistake_is_the_apps_wherever_it_surfaces(mistake: str, tmp_path: Path) -> None:
+    shown = blamed(tmp_path / "app", mistake)
+    assert shown.exit_code == 1, shown.output
+    assert "Traceback" in shown.stderr
+    assert BUG not in shown.stderr
+    last = shown.stderr.splitlines()[-1]
+    assert last.startswith("Run failed: the app blamed raised this, not Hedgerow, which ran it (in ")
+    assert MISTAKES[mistake] in last
+
+
+def test_a_failed_assertion_of_ours_is_our_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    exec(compile("def get_node_ids(self):\n    assert False", durable.__file__, "exec"), made)
+    monkeypatch.setattr("hedgerow.sim.InProcessGrid.get_node_ids", made["get_node_ids"])
+    shown = blamed(tmp_path / "app", "grid.get_node_ids()")
+    assert shown.exit_code == 1
+    assert shown.stderr.splitlines()[-1] == BUG
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_full_disk_has_its_own_exit_and_promises_a_resume_only_after_a_checkpoint(
+    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = "num-clients=2 num-servers=1 iterations=5 tau1=1 tau2=1 topology=complete model=logistic"
+    done, append = 0, durable.Lines.append
+
+    def full(self: durable.Lines, line: bytes) -> None:
+        nonlocal done
+        done += 1
+        if done > rounds:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "rounds.jsonl")
+        append(self, line)
+
+    monkeypatch.setattr(durable.Lines, "append", full)
+    shown = hedgerow(
+        "run", APPS / "sd-feel", "-q", "-c", f"{small} checkpoint-every=1", "--output-dir", tmp_path
+    )
+    assert shown.exit_code == 3, shown.output
+    last = shown.stderr.splitlines()[-1]
+    assert last.startswith("Run failed: rounds.jsonl: No space left on device. ")
+    assert ("--resume" in last) == (rounds > 0)
+    if rounds:
+        monkeypatch.setattr(durable.Lines, "append", append)
+        again = hedgerow(*last.split("hedgerow ")[1].split(), "-q")
+        assert again.exit_code == 0, again.output
