@@ -38,31 +38,31 @@ def machine_lacks(error: BaseException) -> str:
 class Command(TyperCommand):
     """A command whose help is shown as written."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; a path of another system is refused before it names an odd folder."""
-        rest = super().parse_args(ctx, args)
-        for param in self.params:
-            given = ctx.params.get(param.name or "")
-            for one in given if isinstance(given, list | tuple) else [given]:
-                if isinstance(param.type, click.Path) and one and (wrong := foreign_path(str(one))):
-                    raise click.BadParameter(f"got {quoted(str(one))}: {wrong}", ctx, param)
-        return rest
-
     def get_help(self, ctx: click.Context) -> str:
         """Return the help without Typer's escapes of brackets, for a markup that is disabled here."""
         self._describe_arguments()
         return super().get_help(ctx).replace("\\[", "[")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; for an unknown option, say how a setting of an app is given."""
+        """Read the arguments.
+
+        For an unknown option the error says how a setting of an app is given. A path of another system is
+        refused before it names an odd folder.
+        """
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if not any(param.name == "run_config" for param in self.params):
                 raise
             key = error.option_name.lstrip("-")
             words = f'{error.message} A setting of the app is given as -c "{key}=VALUE".'
             raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from error
+        for param in self.params:
+            given = ctx.params.get(param.name or "")
+            for one in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(param.type, click.Path) and one and (wrong := foreign_path(str(one))):
+                    raise click.BadParameter(f"got {quoted(str(one))}: {wrong}", ctx, param)
+        return rest
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write nothing, because Typer lists the arguments and click from 8.5 on would repeat them."""
