@@ -569,7 +569,8 @@ DESIGNS = (
             "faults": _FAULTS,
             "weights": {"examples": _PLAIN, "uniform": _setting(weighting="uniform")},
             "data": {
-                "dealt": _PLAIN, "own": {"data": "tables", "settings": {**_TABLES, "skip-back": 0, "ratio": 1.0}},
+                "dealt": _PLAIN,
+                "own": {"data": "tables", "settings": {**_TABLES, "skip-back": 0, "ratio": 1.0}},
             },
             "engine": _ENGINE,
             "end": _END,
