@@ -127,8 +127,10 @@ def at_home_of(call: Call, task: LocalTask) -> dict[str, Tensor]:
 
 def home_arrays(call: Call, task: LocalTask, keys: Sequence[str]) -> dict[str, Tensor]:
     """Return the arrays of the model that a message does not have, as ``clients/frozen.py`` finds them."""
+    if not keys:
+        return {}
     config = only_config(call)
-    return at_home(config, call.context, task, keys) if keys and FROZEN_CHECKSUM in config else {}
+    return at_home(config, call.context, task, keys) if FROZEN_CHECKSUM in config else {}
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:

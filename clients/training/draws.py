@@ -46,24 +46,20 @@ class NodeDraws:
     @classmethod
     @contextmanager
     def of(cls, model: nn.Module, stream: Stream | None = None) -> Iterator["NodeDraws"]:
-        """Begin a node's work on the model, as ``begin`` does; restore what was seeded afterwards."""
+        """Begin a node's work on the model, if its stream is given; restore what was seeded afterwards."""
         draws = cls(model)
         try:
-            draws.begin(model, stream)
+            if stream is not None:
+                draws.begin(model, stream)
             yield draws
         finally:
             draws.reset(model)
             if draws._seeded:
                 draws.before.restore()
 
-    def begin(self, model: nn.Module, stream: Stream | None) -> None:
-        """Begin a node's work on the model or a copy: all draws follow from the stream.
-
-        Without one they continue from the generators' states.
-        """
+    def begin(self, model: nn.Module, stream: Stream) -> None:
+        """Begin a node's work on the model or a copy: all draws follow from the stream."""
         self.reset(model)
-        if stream is None:
-            return
         self._seeded = True
         seed = seed_words(*stream, Purpose.TRAINING)
         seed_global_draws(seed)

@@ -34,9 +34,8 @@ def train_loop(
     """Train node by node; on a CPU one node per torch thread at a time, each on a copy of the model.
 
     Each node computes on one thread, because the number of threads can change its last bits. ``spread`` gives
-    a single node all threads. What the forward pass draws depends only on (seed, round, node) of ``asked``:
-    from the global generators, which are restored, and from generators that modules keep as attributes.
-    Without ``asked`` it continues from the generators' states, in the order of the works.
+    a single node all threads. What the forward pass draws depends only on the work's stream: from the global
+    generators, which are restored, and from generators that modules keep as attributes.
     """
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())

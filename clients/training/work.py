@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,8 @@ class LocalWork:
     lr : float
         Step size, > 0 and finite in float32.
     asked : Asked or None (default: None)
-        The request behind the batches. With it, draws of the forward pass depend on (seed, round, node).
+        The request behind the batches. With it, draws of the forward pass depend on (seed, round, node);
+        without it, on the work.
 
     Raises
     ------
@@ -69,9 +71,15 @@ class LocalWork:
     asked: Asked | None = None
 
     @property
-    def stream(self) -> tuple[int, int, int] | None:
-        """What the draws of forward passes follow from, if the request is known."""
-        return None if self.asked is None else self.asked.stream
+    def stream(self) -> tuple[int, int, int]:
+        """What the draws of forward passes follow from: the request, or without one the work itself."""
+        if self.asked is not None:
+            return self.asked.stream
+        sums = [float(value.double().sum()) for value in self.start.values()]
+        digest = blake2b(repr([self.lr, *sums]).encode(), digest_size=4)
+        for batch in self.batches:
+            digest.update(batch.tobytes())
+        return int.from_bytes(digest.digest()), 0, 0
 
     def __post_init__(self) -> None:
         valid = is_real(self.lr) and 0 < self.lr <= _LARGEST

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hedgerow.sim.cli.mistakes import machine_lacks
 from hedgerow.sim.cli.options import (
     AppPath,
     NodeConfig,
@@ -201,6 +202,9 @@ def _run_here(
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:
+        if lacks := machine_lacks(error):
+            typer.echo(f"Error: {lacks}", err=True)
+            raise typer.Exit(1) from error
         if isinstance(error, RunFolderError) and storage_failed(error):
             again = how()
             then = f"Make room, then go on with: {again}" if again else "There is no checkpoint to resume."

@@ -232,7 +232,7 @@ def test_ids_reach_the_model_as_they_are(
     if case is SD_FEEL:
         changes |= {"num-servers": 2}
     if case is FEDMUD:
-        changes |= {"skip-back": 0, "ratio": 0.5}
+        changes |= {"skip-back": 0, "ratio": 1.0}
     rounds = read_rounds(run(case, tmp_path / "runs", configs, **changes))
     assert np.isfinite(rounds[-1]["central"]["loss"])
 

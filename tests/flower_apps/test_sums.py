@@ -13,8 +13,8 @@ NOISE = {"secure-sum": True, "upload-clip": 1.0, "upload-noise-multiplier": 2.0}
 @pytest.mark.parametrize(
     ("case", "values"),
     [
-        (SIMILARITY_FREE, {"compressor": "randk(0.5)"}),
-        (FEDMUD, {"clients-per-round": 4, "num-clients": 4}),
+        (SIMILARITY_FREE, {"algorithm": "fedpaq", "compressor": "randk(0.5)"}),
+        (FEDMUD, {"clients-per-round": 4, "num-clients": 4, "sync": "dense"}),
         (SD_FEEL, {"num-servers": 2}),
         (SD_FEEL, {"method": "feel"}),
     ],

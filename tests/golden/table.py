@@ -553,7 +553,10 @@ DESIGNS = (
             "engine": _ENGINE,
             "end": _END,
         },
-        (_NO_ROBUST_SUM, ("sums", "*", "probes", "*"), ("sums", "*", "codec", "*")),
+        (
+            _NO_ROBUST_SUM, ("sums", "*", "probes", "*"), ("sums", "*", "codec", "*"),
+            ("sums", "*", "memory", "error feedback"),
+        ),
     ),
     Design(
         "fedmud",
@@ -573,7 +576,7 @@ DESIGNS = (
             "engine": _ENGINE,
             "end": _END,
         },
-        (_NO_ROBUST_SUM,),
+        (_NO_ROBUST_SUM, ("sums", "*", "sync", "catchup"), ("sums", "*", "sync", "broadcast")),
     ),
     Design(
         "ceps",

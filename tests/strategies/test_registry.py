@@ -23,11 +23,11 @@ class AuthenticatedGrid(ChangingGrid):
 
     def __init__(self, app: Any, keys: list[bytes], **options: Any) -> None:
         super().__init__(app, len(keys), **options)
-        self._keys = keys
+        self._public = keys
 
     def get_nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node_id=i, name=info.name, public_key=self._keys[self.partitions[i]])
+            NodeInfo(node_id=i, name=info.name, public_key=self._public[self.partitions[i]])
             for info in super().get_nodes()
             for i in (info.node_id,)
         ]

@@ -34,6 +34,8 @@ _MAX_LAYERS = 2**16
 # Methods that factor the weight itself.
 _OF_WEIGHTS = ("fedlmt", "fedpara", "fedhm")
 METHODS = (*_VARIANTS, *_OF_WEIGHTS, "ef21-p", "fedbat")
+# Methods whose nodes hold a base between rounds.
+_WITH_BASE = tuple(method for method in METHODS if method.startswith("fedmud"))
 # Methods whose server must see each reply, with the reason.
 _NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no_sums}
 
@@ -131,6 +133,11 @@ class Settings(TrainingSettings):
         if self.secure_sum:
             reason = _NO_SUMS.get(self.method)
             yield not reason, "secure-sum", f"False with method = {self.method!r} ({reason})"
+            yield (
+                self.sync == "dense" or self.method not in _WITH_BASE, "sync",
+                "'dense' with secure-sum (members of a sum must get the same instruction, and otherwise each "
+                "is sent the updates that it lacks)",
+            )  # fmt: skip
             yield not self.measure_bias, "measure-bias", "False with secure-sum (it reads every update)"
         if self.method not in _OF_WEIGHTS:
             yield from self.usual(f"but for method = {', '.join(_OF_WEIGHTS)}", "view")

@@ -23,7 +23,7 @@ METHODS = ("ceps", "fedmud", "hsgd", "sd-feel", "similarity-free")
 SHORT = {
     "sd-feel": "num-servers=2 tau1=1 tau2=1 iterations=1 topology=complete num-clients=4",
     "similarity-free": "num-rounds=1 num-clients=4 partition=iid",
-    "fedmud": "num-rounds=1 num-clients=4",
+    "fedmud": "num-rounds=1 num-clients=4 ratio=0.5",
     "ceps": "iterations=6 num-clients=4",
     "hsgd": "iterations=4",
 }

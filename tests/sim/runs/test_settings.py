@@ -146,7 +146,9 @@ def test_the_engines_faults_may_stand_beside_an_apps_settings() -> None:
 
 
 def test_a_setting_has_one_role_in_all_apps() -> None:
-    for key, role in (("seed", Role.REPETITION), ("iterations", Role.RESUME), ("device", Role.REPETITION)):
+    roles = {"seed": Role.REPETITION, "device": Role.REPETITION}
+    roles |= dict.fromkeys(("iterations", "num-rounds"), Role.RESUME)
+    for key, role in roles.items():
         assert role_of(key) is role
     assert role_of("peers") is role_of("registry") is Role.IRRELEVANT
-    assert role_of("num-rounds") is role_of("anything") is Role.RESULTS
+    assert role_of("anything") is Role.RESULTS
