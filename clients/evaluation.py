@@ -76,18 +76,16 @@ def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
     """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy``, ``auc`` and ``held-out``.
 
     They are measured on the node's evaluation samples; ``auc`` only for two classes. ``held-out`` is 1 if the
-    node does not train on these samples, and 0 if it does; a run on own data records that itself.
+    node does not train on these samples, and 0 if it does.
     """
     x, y, apart = task.measured()
     check_enough(call.context, len(y))
     task.model.load_state_dict(sent_state(call, task))
-    metrics = metrics_of(evaluate(task.model, x, y))
-    if not has_own(call.context):
-        metrics["held-out"] = int(apart)
-    return RecordDict({"metrics": metrics})
+    return RecordDict({"metrics": metrics_of(evaluate(task.model, x, y), apart)})
 
 
-def metrics_of(found: Evaluation) -> MetricRecord:
-    """Return an evaluation as a reply's metrics."""
+def metrics_of(found: Evaluation, apart: bool) -> MetricRecord:
+    """Return an evaluation as a reply's metrics; ``apart`` if the node does not train on its samples."""
     metrics = {"num-examples": found.num_examples, "loss": found.loss, "accuracy": found.accuracy}
+    metrics["held-out"] = int(apart)
     return MetricRecord({**metrics, **({} if found.auc is None else {"auc": found.auc})})

@@ -138,6 +138,11 @@ class OwnNodes:
             **(self._standardisation or {}),
         }
 
+    @property
+    def samples(self) -> dict[str, str]:
+        """On what ``evaluate`` measures, for a run's record; ``held-out`` is the share of nodes' samples."""
+        return {"*": "by the nodes, mean weighted by samples"}
+
     # Standardisation.
 
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
@@ -208,8 +213,9 @@ class OwnNodes:
     def evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
         """Return a model's metrics on the held-out samples of the nodes that answer; empty if none does.
 
-        Means weighted by samples: ``loss``, ``accuracy`` and, for two classes, ``auc``. Of the worst node:
-        ``worst-loss``, ``worst-accuracy``. Of each node, in the order of partition ids: ``node-ids``,
+        Means weighted by samples: ``loss``, ``accuracy``, for two classes ``auc``, and ``held-out``, the
+        share of the samples on which no node trains. Of the worst node: ``worst-loss``,
+        ``worst-accuracy``. Of each node, in the order of partition ids: ``node-ids``,
         ``node-examples``, ``node-loss``, ``node-accuracy``.
         """
         content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
@@ -225,8 +231,7 @@ class OwnNodes:
             return float(np.average(values, weights=of))
 
         metrics: dict[str, Any] = {"loss": mean("loss"), "accuracy": mean("accuracy")}
-        if any("auc" in one for one in found):
-            metrics["auc"] = mean("auc")
+        metrics |= {key: mean(key) for key in ("auc", "held-out") if any(key in one for one in found)}
         return {
             **metrics,
             "worst-loss": max(one["loss"] for one in found),
@@ -332,11 +337,12 @@ def _numbers(metrics: MetricRecord, key: str, features: int) -> Floats:
 def _measured(_: Node, content: RecordDict) -> dict[str, float]:
     metrics = checked_metrics(content, "num-examples")
     found: dict[str, float] = {}
-    for key, most in (("num-examples", MAX_EXAMPLES), ("loss", _LARGEST), ("accuracy", 1.0), ("auc", 1.0)):
+    shares = dict.fromkeys(("accuracy", "auc", "held-out"), 1.0)
+    for key, most in {"num-examples": MAX_EXAMPLES, "loss": _LARGEST, **shares}.items():
         value = metrics.get(key)
-        if value is None and key == "auc":
+        if value is None and key in ("auc", "held-out"):
             continue
-        least = 0.0 if most == 1.0 else -_LARGEST
+        least = 0.0 if key in shares else -_LARGEST
         if not isinstance(value, int | float) or not least <= value <= most:
             raise PayloadError("bad metrics", f"{key} is out of range")
         found[key] = float(value)

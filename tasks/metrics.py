@@ -145,6 +145,14 @@ class CentralMetrics:
             index = torch.as_tensor(np.sort(chosen), device=self.y.device)
             self.x, self.y = self.x[index], self.y[index]
 
+    @property
+    def samples(self) -> dict[str, str]:
+        """On what each metric is measured, for a run's record; "*" stands for all others."""
+        name, n, of = self.data.dataset.name, len(self.y), len(self.data.y)
+        train = f"{n:,} of the {of:,}" if n < of else f"all {of:,}"
+        test = f"on the {len(self.data.y_test):,} test samples of {name}"
+        return {"loss": f"on {train} training samples of {name}", "*": test}
+
     def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return ``loss``, ``test-loss`` and ``accuracy`` of a state dict."""
         self.model.load_state_dict(dict(state))

@@ -55,6 +55,7 @@ def collect(results: Results) -> dict[str, Any]:
                 "settings": {key: value for key, value in own.items() if key not in shared},
                 "environment": environments.index(environment),
                 "finished": run.finished,
+                **({"measured": run.config["measured"]} if "measured" in run.config else {}),
                 "by_link": run.rounds[-1].get("by_link", {}),
                 "lost-replies": lost_replies(run.rounds),
                 "columns": _columns(run, [*results.xs, *results.ys, *results.columns]),
@@ -126,6 +127,7 @@ def _run(file: Path, content: Mapping[str, Any], run: Mapping[str, Any], prefix:
         "realism": content["realism"],
         "run": {**content["settings"], **run["settings"]},
         "environment": content["environments"][run["environment"]],
+        **({"measured": run["measured"]} if "measured" in run else {}),
     }
     columns = run["columns"]
     rounds = [_record(columns, at) for at in range(len(columns["round"]))]

@@ -224,6 +224,8 @@ def watched_run(
         "app": about.name,
         "version": about.version,
         "realism": REAL_TIME if grid.real_time else REALISM,
+        # A stranger's server says of no metric on what it was measured.
+        "measured": {},
         "time": "real" if grid.real_time else "virtual",
         "seed": seed,
         "run": dict(run_config),

@@ -10,7 +10,7 @@ from hedgerow.sim.runs.results import SOURCES, RecordedRun, Results, numbers
 
 __all__ = ["groups", "measured", "where"]
 
-# Metrics that this suite's apps compute on test data, besides those whose names begin with "test-".
+# Of runs recorded before config.json had ``measured``: metrics on test data, besides names with "test-".
 _OF_TEST_DATA = frozenset(("accuracy", "auc", "auprc", "f1", "precision", "recall", "utility"))
 # In an app with several problems losses are the problem's objective.
 _OBJECTIVES = {
@@ -24,18 +24,39 @@ _DATA = (
 )
 
 
-def where(run: RecordedRun, y: str) -> str:  # noqa: PLR0911  # One return for each source.
-    """Return on what a run's metric was measured; empty if that is unknown."""
+def where(run: RecordedRun, y: str) -> str:
+    """Return on what a run's metric was measured, as its record says; empty if there is no such metric.
+
+    ``measured`` in the config is ``Experiment.samples``; ``held-out`` beside the nodes' metrics is the share
+    of their samples on which no node trains.
+    """
     source = next((s for s in SOURCES if any(name == y for r in run.rounds for name, _ in numbers(r, s))), "")
     if source == "evaluate":
-        share = {record["evaluate"]["held-out"] for record in run.rounds if "held-out" in record["evaluate"]}
-        samples = {1: " on held-out samples", 0: " on their training samples"}
-        told = samples.get(min(share), " partly on their training samples") if share else ""
-        return f"measured by the nodes{told}, mean"
-    if source == "train":
-        return "measured by the nodes while they train, mean"
+        return f"by the nodes, mean ({_held_out(run, source) or 'on samples that they do not name'})"
+    if source != "central":
+        return "by the nodes while they train, mean" if source else ""
+    told, name = run.config.get("measured"), y.partition("[")[0]
+    if told is None:
+        return _inferred(run, y)
+    if name in told:
+        return str(told[name])
+    if "*" not in told:
+        return "by the server, which does not say on which samples"
+    held_out = _held_out(run, source)
+    return f"{told['*']} ({held_out})" if held_out else str(told["*"])
+
+
+def _held_out(run: RecordedRun, source: str) -> str:
+    """Return whether nodes train on the samples on which they measured; empty if they do not say it."""
+    shares = [record[source]["held-out"] for record in run.rounds if "held-out" in record[source]]
+    texts = {1: "on held-out samples", 0: "on their training samples"}
+    return texts.get(min(shares), "partly on their training samples") if shares else ""
+
+
+def _inferred(run: RecordedRun, y: str) -> str:
+    """Return on what a suite's run measured whose record does not say it."""
     training = run.settings.get("train-loss-samples")
-    if source != "central" or training is None:
+    if training is None:
         return ""
     if "problem" in run.settings and y in _OBJECTIVES:
         return _OBJECTIVES[y]

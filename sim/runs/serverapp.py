@@ -78,6 +78,10 @@ class _OwnNodes(Protocol):
     def about(self) -> Mapping[str, Any]:
         """Return a description of their data for the run's record."""
 
+    @property
+    def samples(self) -> Mapping[str, str]:
+        """On what they measure, as in ``Experiment``."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -108,6 +112,9 @@ class Experiment:
         The architecture whose state dict the model files hold.
     predict : Callable[[Mapping[str, NDArray]], Mapping[str, Any]] or None (default: None)
         Maps a model's arrays to its metrics without a run, where ``measure`` does not.
+    samples : Mapping[str, str] or None (default: None)
+        On what each metric of ``measure`` is measured, such as "on the test samples of mnist-5k"; "*" stands
+        for all others. None takes ``measure.samples``, if there is one.
     about : Mapping[str, Any] (default: nothing)
         Additional entries of the run's ``config.json``.
     """
@@ -124,6 +131,7 @@ class Experiment:
     node_models: Callable[[], Mapping[str, Mapping[str, NDArray[Any]]]] | None = None
     module: nn.Module | None = None
     predict: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Any]] | None = None
+    samples: Mapping[str, str] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -166,7 +174,12 @@ class LearntExperiment:
             earlier=earlier.get(_OWN_DATA),
         )
         made = self.make(nodes)
-        return replace(made, strategy=nodes.strategy(made.strategy), about={_OWN_DATA: nodes.about()})
+        return replace(
+            made,
+            strategy=nodes.strategy(made.strategy),
+            samples={**nodes.samples, **(made.samples or {})},
+            about={_OWN_DATA: nodes.about()},
+        )
 
 
 def server_app(
@@ -227,6 +240,7 @@ def server_app(
             "realism": made.realism,
             "run": {**context.run_config, **values.run_config},
             "environment": begun,
+            "measured": dict(getattr(made.measure, "samples", {}) if made.samples is None else made.samples),
             **made.about,
         }
         if getattr(grid, "real_time", False):

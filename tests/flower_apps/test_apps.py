@@ -9,7 +9,8 @@ import pytest
 from tests.flower_apps.cases import CASES, SIMILARITY_FREE, AppCase, Run, losses
 from tests.flower_apps.test_settings import problems
 
-from hedgerow.sim import Setting, plan_run, plan_sweep, read_config, read_sweep
+from hedgerow.sim import Setting, load, plan_run, plan_sweep, read_config, read_sweep
+from hedgerow.sim.runs.measured import where
 from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
@@ -94,6 +95,8 @@ def test_a_run_prints_a_table_and_tells_its_folder_its_engine_and_the_traffic_of
     # The run config says what an app under ``flwr run`` does; the environment says what was.
     assert (config["run"]["engine"], config["environment"]["engine"]) == ("flower", "inprocess")
     assert config["environment"]["app-git"] == config["environment"]["git"]
+    (one,) = load([folder]).runs
+    assert all(where(one, y) and "not say" not in where(one, y) for y in one.metrics)
     links = json.loads((folder / "summary.json").read_text())["by_link"]
     assert links == rounds[-1]["by_link"]
     modelled = [traffic for link, traffic in links.items() if link not in (HUB_TO_NODE, NODE_TO_HUB)]

@@ -198,7 +198,7 @@ def evaluate_own(call: Call) -> RecordDict:
     else:
         logits = np.stack([np.zeros(len(part)), _records(share, part)[0] @ w], axis=1)
         found = evaluate(torch.nn.Identity(), torch.from_numpy(logits), y)
-    return RecordDict({"metrics": metrics_of(found)})
+    return RecordDict({"metrics": metrics_of(found, bool(len(share.held_out)))})
 
 
 def own_dimension(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> int:

@@ -91,7 +91,14 @@ def _experiment(
         _, models = monitor.after_event
         return {f"partition-{i}": named_model(values.run_config, w) for i, w in enumerate(models)}
 
-    data = "own data, " if values.partition == OWN else ""
+    own = values.partition == OWN
+    data = "own data, " if own else ""
+    samples = {
+        "loss": "mean of the nodes' objectives on their training samples, at the mean of their models",
+        "local-loss": "mean of the nodes' objectives on their training samples, each at its own model",
+        "consensus": "distances of the nodes' models, on no samples",
+        **({} if own else {"accuracy": f"on the test samples of {values.dataset}"}),
+    }
     return Experiment(
         title=f"{values.method} on {values.problem}, {data}{values.num_clients} nodes",
         realism=AMONG_SITES if values.peers else REALISM,
@@ -100,6 +107,7 @@ def _experiment(
         node_models=node_models,
         num_rounds=values.iterations,
         measure=measure,
+        samples=samples,
     )
 
 

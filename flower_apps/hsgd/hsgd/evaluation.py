@@ -27,12 +27,19 @@ class SplitMetrics:
 
     def __init__(self, parties: AllParties, train_samples: int = 0) -> None:
         data, rows = parties.data, parties.people
+        people = len(rows)
         if 0 < train_samples < len(rows):
             rows = np.random.default_rng(_SAMPLE_SEED).choice(rows, train_samples, replace=False)
         self._model = deepcopy(parties.model)
         self._loss, self._payoffs = weighted_loss(parties.class_weights), data.payoffs_test
         self._train = _tensors(data.hospital_train[rows], data.device_train[rows], data.y_train[rows])
         self._test = _tensors(data.hospital_test, data.device_test, data.y_test)
+        train = f"{len(rows):,} of the {people:,}" if len(rows) < people else f"all {people:,}"
+        # On what each metric is measured, see ``Experiment``.
+        self.samples = {
+            "loss": f"on {train} people of the hospitals",
+            "*": f"on the {len(data.y_test):,} people of the test set",
+        }
 
     def __call__(self, state: State) -> dict[str, float]:
         """Return ``loss`` on training data, and on the test set ``test-loss``, ``accuracy``, ``auc``, …

@@ -51,6 +51,7 @@ def experiment(values: settings.Settings) -> Experiment:
         initial_arrays=to_record({key: value.clone() for key, value in parties.model.state_dict().items()}),
         num_rounds=settings.num_rounds(values),
         measure=measure,
+        samples=metrics.samples,
         module=parties.model,
         predict=lambda arrays: metrics({key: torch.from_numpy(value) for key, value in arrays.items()}),
     )
@@ -67,6 +68,7 @@ def _on_own_data(values: settings.Settings) -> Experiment:
         initial_arrays=ArrayRecord(),
         num_rounds=settings.num_rounds(values),
         measure=lambda state: {},
+        samples={"*": "on the people whom the hospitals hold out"},
     )
 
 

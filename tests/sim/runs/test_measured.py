@@ -70,9 +70,34 @@ def test_apps_of_strangers_with_the_same_settings_are_not_compared(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("held", "told"), [(1.0, "held-out"), (0.0, "training samples"), (0.5, "partly on their training")]
+    ("held", "told"), [(1.0, "on held-out"), (0.0, "on their training"), (0.5, "partly on their training")]
 )
 def test_a_nodes_metric_says_on_what_it_was_measured(held: float, told: str, tmp_path: Path) -> None:
     (run,) = load([write(tmp_path, "a", held=held)]).runs
     assert told in where(run, "accuracy")
     assert told in hedgerow("table", run.folder, "--y", "accuracy").output
+
+
+def test_a_servers_metric_is_shown_with_what_the_record_says(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a", held=None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "measured": {"loss": "on X", "*": "on Y"}}))
+    out, drawn = tmp_path / "r.html", tmp_path / "p.svg"
+    assert hedgerow("report", folder, "--out", out).exit_code == 0
+    assert hedgerow("plot", folder, "--y", "loss", "--y", "accuracy", "--out", drawn).exit_code == 0
+    collected = tmp_path / "r.json"
+    assert hedgerow("export", folder, "--json", collected).exit_code == 0
+    shown = [
+        hedgerow("table", place, "--y", "loss", "--y", "accuracy").output for place in (folder, collected)
+    ]
+    for text in (*shown, html.unescape(out.read_text()), drawn.read_text()):
+        assert "loss: on X." in text
+        assert "accuracy: on Y." in text
+
+
+def test_a_metric_of_a_server_that_does_not_say_on_what_is_shown_so(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "measured": {}}))
+    (run,) = load([folder]).runs
+    assert "does not say" in where(run, "loss")
