@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, WARNING
 from time import perf_counter
+from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.common import log
@@ -70,6 +71,7 @@ class Handlers:
         self._run_config = dict(run_config)
         self._strict = strict
         self._seconds = 0.0
+        self._name = uuid4().hex  # of the simulation; runs have the same id in all
         self._contexts: dict[int, Context] = {}
 
     @property
@@ -83,7 +85,7 @@ class Handlers:
         """Yield each job, all with messages of one type, with its node's answer."""
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
-        batch = None if handler is None else _batch(handler, message_type, jobs, contexts)
+        batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self._name)
         if batch is None:
             for job in jobs:
                 yield job, self._one(job, self._context(job, run_id))
@@ -102,7 +104,7 @@ class Handlers:
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
-        with simulated(), one_blas_thread():
+        with simulated(self._name), one_blas_thread():
             return handler(deliveries)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
@@ -134,7 +136,7 @@ class Handlers:
         message = delivered(job.message, copy_records(job.message.content))
         began = perf_counter()
         try:
-            with simulated():
+            with simulated(self._name):
                 reply = self._app(message, context)
         except Exception as error:
             return _exception(job, error)
@@ -167,14 +169,14 @@ class Handlers:
 
 
 def _batch(
-    handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context]
+    handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context], name: str
 ) -> list[object] | None:
     """Return a batch handler's answers, one per job; None if the call itself fails."""
     calls = [
         Call(job.message.content, context, message_type) for job, context in zip(jobs, contexts, strict=True)
     ]
     try:
-        with simulated():
+        with simulated(name):
             answers: list[object] = list(handler(calls))
         if len(answers) != len(calls):
             raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
