@@ -26,7 +26,6 @@ except ImportError:  # not on Windows, where a SuperNode handles one message at 
 
 _HELLO, _RESTORE, _RELEASE, _SUM = "hello", "restore", "release", "sum"
 _LOCK, _POOLED, _OPEN, _BACK = "lock", "pooled", "open", "back"
-_SIMULATION = "simulation"
 _KINDS = (_HELLO, _RESTORE, _RELEASE, _SUM, _LOCK, _POOLED, _OPEN, _BACK)
 
 
@@ -46,7 +45,7 @@ class Releases:
     """The ledger of a node's releases.
 
     ``path`` is its file, created with its folder if missing, readable only by its owner. ``simulation`` names
-    the simulation of a simulated node, which sees only its own lines; devices see those without a name. Every
+    a simulated node and its simulation, whose runs have the ids, and the seeded noise, of others' runs. Every
     method raises ReleasesError if the file is damaged or cannot be written.
     """
 
@@ -137,7 +136,7 @@ class Releases:
         ``delta`` and ``max_epsilon`` are the budget of all releases; an infinite one is not accounted. Spent
         if the budget is exceeded, TooOften if the noise was used before.
         """
-        noise = sha256(f"{root}/{index}".encode()).hexdigest()[:32]
+        noise = sha256(f"{root}/{index}{self.simulation}".encode()).hexdigest()[:32]
         with self._opened() as (file, lines):
             made = [line for line in lines if line["what"] == _RELEASE]
             if any(line["noise"] == noise for line in made):
@@ -164,8 +163,15 @@ class Releases:
         share a ledger are counted together, because a node that reconnects may have a new id.
         """
         with self._opened() as (_, lines):
-            links = [(line["run"], line["of"]) for line in lines if line["what"] == _RESTORE and "of" in line]
+            restored = [line for line in lines if line["what"] == _RESTORE and "of" in line]
             made = [line["run"] for line in lines if line["what"] == _RELEASE]
+        # A restored state has the id of its run, of whichever simulation.
+        named = {run, *made, *(line["run"] for line in restored)}
+        links = [
+            (line["run"], one)
+            for line in restored
+            for one in [one for one in named if one.partition("@")[0] == line["of"]] or [line["of"]]
+        ]
         steps, last = 0, {run}
         earlier = {run}
         while last := {of for one, of in links if one in last} - earlier:
@@ -185,7 +191,7 @@ class Releases:
         except OSError as error:
             raise ReleasesError(f"ledger {self.path} cannot be opened: {error.strerror}") from error
         with file:
-            yield file, [line for line in self._lines(file) if line.get(_SIMULATION, "") == self.simulation]
+            yield file, self._lines(file)
 
     def _locked(self) -> IO[bytes]:
         """Open and lock the file; the lock is released when it is closed."""
@@ -200,13 +206,9 @@ class Releases:
             file.close()  # It was replaced while this process waited for the lock.
 
     def _append(self, file: IO[bytes], entry: dict[str, Any]) -> None:
-        file.write(self._line(entry))
+        file.write(_line(entry))
         file.flush()
         os.fsync(file.fileno())
-
-    def _line(self, entry: dict[str, Any]) -> bytes:
-        own = {_SIMULATION: self.simulation} if self.simulation else {}
-        return json.dumps({"time": round(time(), 3), **entry, **own}).encode() + b"\n"
 
     def _replaced(self, file: IO[bytes], old: dict[str, Any], new: dict[str, Any] | None) -> bool:
         """Replace the file by one without its last line ``old``, and with a line ``new``.
@@ -222,7 +224,7 @@ class Releases:
                 aside.unlink()
             handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as copy:
-                copy.write(b"".join(lines) + (b"" if new is None else self._line(new)))
+                copy.write(b"".join(lines) + (b"" if new is None else _line(new)))
                 copy.flush()
                 os.fsync(copy.fileno())
             os.replace(aside, self.path)
@@ -242,6 +244,10 @@ class Releases:
             raise ReleasesError(
                 f"ledger {self.path} is damaged ({error!r}): every line must be a ledger entry"
             ) from error
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps({"time": round(time(), 3), **entry}).encode() + b"\n"
 
 
 def epsilon_of(multipliers: list[float], delta: float) -> float:

@@ -13,10 +13,12 @@ compromised anyway, see docs/privacy.md.
 """
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["is_simulated", "simulated", "simulation"]
+__all__ = ["is_simulated", "simulated", "simulation", "simulation_folder"]
 
 # Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0
@@ -42,6 +44,11 @@ def simulated(name: str = "") -> Iterator[None]:
 def simulation() -> str:
     """Return the name of the simulation; empty for a device, or if it has no name."""
     return _name if _open > 0 else ""
+
+
+def simulation_folder(name: str) -> Path:
+    """Return the folder of a simulation's own files, which its engine removes at the end."""
+    return Path(tempfile.gettempdir()) / f"hedgerow-{name}"
 
 
 def is_simulated() -> bool:

@@ -38,7 +38,7 @@ from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED, MASKED_SUM
 from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE
 from hedgerow.wire.records import payload_bytes
-from hedgerow.wire.simulated import is_simulated, simulation
+from hedgerow.wire.simulated import is_simulated, simulation, simulation_folder
 
 __all__ = [
     "Declared",
@@ -165,18 +165,21 @@ class _Watch:
         return self.policy.max_unprotected is not None and not self.reserved
 
     def ledger(self) -> Releases:
-        """Return the node's ledger; simulated nodes have one each in a file, for each simulation."""
-        name = simulation()
-        return Releases(self.policy.ledger_file, name and f"{name}/{self.call.partition_id}")
+        """Return the node's ledger: a simulated one's is its simulation's, unless its policy names one."""
+        if not (name := simulation()):
+            return Releases(self.policy.ledger_file)
+        own = simulation_folder(name) / f"{self.call.partition_id}.jsonl"
+        return Releases(self.policy.ledger or own, f"{name}/{self.call.partition_id}")
 
     def noted(self, note: Callable[..., Noted], *about: object, over: Refusal | None = None) -> Noted:
         """Write a ledger entry for this node's run; Refusal if that is not allowed or fails.
 
         ``over`` is the refusal of what was done as often as it may, by default ``TOO_OFTEN``.
         """
-        context = self.call.context
+        context, name = self.call.context, simulation()
+        run = f"{context.run_id}@{name}" if name else str(context.run_id)
         try:
-            return note(self.ledger(), str(context.run_id), context.node_id, *about)
+            return note(self.ledger(), run, context.node_id, *about)
         except ReleasesError as error:
             raise Refusal(NO_LEDGER) from error
         except Spent as error:

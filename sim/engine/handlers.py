@@ -71,7 +71,7 @@ class Handlers:
         self._run_config = dict(run_config)
         self._strict = strict
         self._seconds = 0.0
-        self._name = uuid4().hex  # of the simulation; runs have the same id in all
+        self.name = uuid4().hex  # of the simulation; runs have the same id in all
         self._contexts: dict[int, Context] = {}
 
     @property
@@ -85,7 +85,7 @@ class Handlers:
         """Yield each job, all with messages of one type, with its node's answer."""
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
-        batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self._name)
+        batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self.name)
         if batch is None:
             for job in jobs:
                 yield job, self._one(job, self._context(job, run_id))
@@ -104,7 +104,7 @@ class Handlers:
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
-        with simulated(self._name), one_blas_thread():
+        with simulated(self.name), one_blas_thread():
             return handler(deliveries)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
@@ -136,7 +136,7 @@ class Handlers:
         message = delivered(job.message, copy_records(job.message.content))
         began = perf_counter()
         try:
-            with simulated(self._name):
+            with simulated(self.name):
                 reply = self._app(message, context)
         except Exception as error:
             return _exception(job, error)

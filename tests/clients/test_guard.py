@@ -720,15 +720,20 @@ def test_units_are_counted_right_by_processes_that_replace_the_ledger_at_once(tm
     assert Releases(path).lock("1", 7) == 81
 
 
-def test_simulations_do_not_count_for_each_other_or_for_a_device(tmp_path: Path) -> None:
+def test_runs_of_one_id_are_apart_in_simulations_and_a_resumed_one_is_linked(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    for name in ("first", "second", ""):
-        ledger = Releases(path, name)
-        release(ledger, 0, max_epsilon=1.0)
-        ledger.summed("1", 7, 1)
-        ledger.open("1", 7, "train", 1)
-        with pytest.raises(Spent):
-            release(ledger, 1, max_epsilon=1.0)
+    for name in ("first/0", "second/0", ""):
+        ledger, run = Releases(path, name), f"1@{name}" if name else "1"
+        release(ledger, 0)
+        with pytest.raises(TooOften):
+            release(ledger, 0)
+        ledger.summed(run, 7, 1)
+        with pytest.raises(TooOften):
+            ledger.summed(run, 7, 1)
+    ledger = Releases(path, "third/0")
+    assert ledger.made("2@third/0") == (0, 0)
+    ledger.restore("2@third/0", 7, 1, "1", 0)
+    assert ledger.made("2@third/0") == (3, 1)
 
 
 def test_a_ledger_that_cannot_be_written_releases_nothing(device: Path) -> None:

@@ -38,9 +38,9 @@ def device() -> Iterator[Path]:
         yield Path(folder)
 
 
-def policy(folder: Path, text: str) -> str:
+def policy(folder: Path, text: str, ledger: str = "ledger.jsonl") -> str:
     file = folder / "policy.toml"
-    file.write_text(f'{text}\nledger = "ledger.jsonl"\n')
+    file.write_text(f"{text}\n" + (f'ledger = "{ledger}"\n' if ledger else ""))
     return str(file)
 
 
@@ -148,9 +148,11 @@ OPEN = [Method(case, case.methods[0]) for case in CASES]
 PARTLY = [Method(HSGD, "hsgd", {**INTERVALS, **dict(list(NOISE.items())[:2]), "sealed": False})]
 
 
-def told(method: Method, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[Passed]:
+def told(
+    method: Method, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, ledger: str = "ledger.jsonl"
+) -> list[Passed]:
     """Return what passed in a run of a method, until it ended; the monitor is refused."""
-    monkeypatch.setenv(POLICY_VARIABLE, policy(folder, text))
+    monkeypatch.setenv(POLICY_VARIABLE, policy(folder, text, ledger))
     (folder / "runs").mkdir(exist_ok=True)
     with passing() as passed, suppress(RunFailedError):
         play(method, folder / "runs")
@@ -180,15 +182,17 @@ def test_a_run_without_protection_gets_no_more_answers_than_units(
 def test_a_protected_run_costs_no_unit_and_runs_again(
     method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice: simulations are named apart, though their runs have the same id and ledger."""
+    """Twice: simulations are apart, though their runs have one id, also in a ledger that the policy names."""
     kept = 'noise-source = "seed"'
     (tmp_path / "free").mkdir()
     free = told(method, tmp_path / "free", kept, monkeypatch)
-    for _ in range(2):
-        passed = told(method, tmp_path, f"max-unprotected = 0\n{kept}", monkeypatch)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    for ledger in ("ledger.jsonl", "ledger.jsonl", "", ""):
+        passed = told(method, tmp_path, f"max-unprotected = 0\n{kept}", monkeypatch, ledger)
         assert len(passed) == len(free)
         assert not [one.reply.error.reason for one in passed if one.reply.has_error()]
     assert charged(tmp_path) == 0
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("method", PARTLY, ids=str)
