@@ -273,6 +273,7 @@ def _report(
     central: MetricRecord | None = None,
 ) -> None:
     report = strategy.report
+    strategy.lost_replies |= bool(report.rejected or lost)
     end = RoundEnd(
         round=current,
         train=dict(train or {}),

@@ -20,6 +20,7 @@ from hedgerow.strategies.aggregate.secure_sums import SecureSums
 from hedgerow.strategies.aggregate.sum_noise import SumPrivacyReport
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport
+from hedgerow.strategies.parts.privacy import PrivacyReport
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.wrappers import Handed, is_flowers, outer_strategies
 from hedgerow.wire.blas import one_blas_thread
@@ -109,6 +110,8 @@ class FederatedStrategy(Strategy):
     sums: SecureSums | None = None
     # The run's budget; set before ``start``.
     budget: Budget | None = None
+    # Whether the run has lost replies, or failed: nodes may have sent less than they were asked for.
+    lost_replies: bool = False
     # The arrays that the next round's are compared with; None before a run's first round.
     _handed: Handed | None = None
 
@@ -248,6 +251,23 @@ class FederatedStrategy(Strategy):
         """Return the privacy guarantee of noisy sums for the most exposed node; None without such sums."""
         return None if self.sums is None else self.sums.privacy_report()
 
+    def disclosed(self) -> PrivacyReport | None:
+        """Return the report of what nodes may have sent so far; None without noise."""
+        return self.sum_privacy()
+
+    @property
+    def privacy_record(self) -> dict[str, Any] | None:
+        """The last run's report for its record, None without noise.
+
+        ``at-most`` is whether the run failed or lost replies: what nodes have not sent is counted then too.
+        """
+        if (report := self.disclosed()) is None:
+            return None
+        return {**report.metrics(), "at-most": self.lost_replies, "report": self._told(report)}
+
+    def _told(self, report: PrivacyReport) -> str:
+        return f"at most {report}" if self.lost_replies else str(report)
+
     # Flower's interface.
 
     def start(
@@ -277,14 +297,19 @@ class FederatedStrategy(Strategy):
         self._handed = None
         if not self.federation.begin(timeout):
             self._forget()
-        with one_blas_thread():
-            arrays = self._set_up(initial_arrays, grid)
-            result = run_rounds(
-                self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-            )
-        if (report := self.sum_privacy()) is not None:
-            log(INFO, "Privacy: %s", report)
-        return result
+            self.lost_replies = False
+        try:
+            with one_blas_thread():
+                arrays = self._set_up(initial_arrays, grid)
+                return run_rounds(
+                    self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+                )
+        except BaseException:
+            self.lost_replies = True
+            raise
+        finally:
+            if (report := self.disclosed()) is not None:
+                log(INFO, "Privacy: %s", self._told(report))
 
     def _begin_round(self, server_round: int) -> None:
         """Forget an earlier run if the caller restarts at round 1."""

@@ -13,24 +13,42 @@ compromised anyway, see docs/privacy.md.
 """
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["is_simulated", "simulated"]
+__all__ = ["is_simulated", "simulated", "simulation", "simulation_folder"]
 
 # Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0
+_name = ""
 
 
 @contextmanager
-def simulated() -> Iterator[None]:
-    """Mark the nodes whose handlers this process calls as simulated, for a ``with`` block."""
-    global _open  # noqa: PLW0603
+def simulated(name: str = "") -> Iterator[None]:
+    """Mark the nodes whose handlers this process calls as simulated, for a ``with`` block.
+
+    ``name`` distinguishes their simulation from all others, whose runs may have the same id.
+    """
+    global _open, _name  # noqa: PLW0603
+    before, _name = _name, name or _name
     _open += 1
     try:
         yield
     finally:
         _open -= 1
+        _name = before
+
+
+def simulation() -> str:
+    """Return the name of the simulation; empty for a device, or if it has no name."""
+    return _name if _open > 0 else ""
+
+
+def simulation_folder(name: str) -> Path:
+    """Return the folder of a simulation's own files, which its engine removes at the end."""
+    return Path(tempfile.gettempdir()) / f"hedgerow-{name}"
 
 
 def is_simulated() -> bool:

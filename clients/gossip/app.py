@@ -14,7 +14,7 @@ from hedgerow.clients.gossip.place import Vector, mixing_in
 from hedgerow.clients.gossip.stored_node import StoredNode, check_iteration, knows_settings
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import flag, only_config, whole
-from hedgerow.clients.mods.guard import Refusal, Reveals, check_monitor, is_monitored, reveals
+from hedgerow.clients.mods.guard import Refusal, Reveals, check_monitor, check_privacy, is_monitored, reveals
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI
@@ -155,6 +155,7 @@ class _Event:
         memory, metrics = method.update(node, self.known.memory, received, self.mixing)
         after = replace(self.known, memory=memory)
         if self.monitor and node.privacy.mode != "sound" and is_monitored(node.privacy.mode):
+            check_privacy("none")  # The objective has no noise.
             metrics["objective"] = node.problem.value(method.look(node, memory, memory.iteration)[1])
         counts: Metrics = {
             "num-examples": node.problem.num_examples,

@@ -35,10 +35,10 @@ from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, 
 from hedgerow.tasks.permissions import Permissions, permitted
 from hedgerow.tasks.sources import DATA_DIR_VARIABLE
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.masked_sums import MASKED_SUM
+from hedgerow.wire.masked_sums import MASKED, MASKED_SUM
 from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE
 from hedgerow.wire.records import payload_bytes
-from hedgerow.wire.simulated import is_simulated
+from hedgerow.wire.simulated import is_simulated, simulation, simulation_folder
 
 __all__ = [
     "Declared",
@@ -153,17 +153,33 @@ class _Watch:
 
     policy: Policy
     call: Call
-    # The protection that the handler has applied.
+    # The protection that the handler has applied, and whether some of the answer has none.
     done: Reveals = Reveals.RECORDS
+    bare: bool = False
+    # Whether a unit of ``max-unprotected`` is reserved; None if none is left, or the policy sets no limit.
+    reserved: bool | None = None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no unprotected answer may be given any more."""
+        return self.policy.max_unprotected is not None and not self.reserved
+
+    def ledger(self) -> Releases:
+        """Return the node's ledger: a simulated one's is its simulation's, unless its policy names one."""
+        if not (name := simulation()):
+            return Releases(self.policy.ledger_file)
+        own = simulation_folder(name) / f"{self.call.partition_id}.jsonl"
+        return Releases(self.policy.ledger or own, f"{name}/{self.call.partition_id}")
 
     def noted(self, note: Callable[..., Noted], *about: object, over: Refusal | None = None) -> Noted:
         """Write a ledger entry for this node's run; Refusal if that is not allowed or fails.
 
         ``over`` is the refusal of what was done as often as it may, by default ``TOO_OFTEN``.
         """
-        context = self.call.context
+        context, name = self.call.context, simulation()
+        run = f"{context.run_id}@{name}" if name else str(context.run_id)
         try:
-            return note(Releases(self.policy.ledger_file), str(context.run_id), context.node_id, *about)
+            return note(self.ledger(), run, context.node_id, *about)
         except ReleasesError as error:
             raise Refusal(NO_LEDGER) from error
         except Spent as error:
@@ -212,6 +228,7 @@ def _answer(
         return Refusal(NO_POLICY)
     watch, before = _Watch(policy, call), call.context.state.copy()
     answer: Answer
+    what, late = Reveals.RECORDS, False
     _watch = watch
     try:
         what = declared(call.content)
@@ -219,18 +236,23 @@ def _answer(
         with permitted(_permissions(watch)), _limited(policy.max_seconds), _bounded(policy):
             (answer,) = handler([call])
         if isinstance(answer, RecordDict):
-            _check_answer(watch, what)
+            _check_answer(watch, what, answer)
     except Exception as error:
         answer = error
     except _OutOfTime:
-        answer = Refusal(TOO_LONG)
+        answer, late = Refusal(TOO_LONG), True
     finally:
         _watch = None
     if not isinstance(answer, Exception):
         return answer
     call.context.state = before
-    if policy.max_memory is not None and is_out_of_memory(answer):
+    refusal = None
+    if what is not Reveals.NOTHING and watch.is_spent and (late or not isinstance(answer, Refusal)):
+        # How the handler failed may depend on the records, and no unit is left to tell.
+        refusal = Refusal(TOO_OFTEN)
+    elif policy.max_memory is not None and is_out_of_memory(answer):
         refusal = Refusal(TOO_MUCH)
+    if refusal is not None:
         refusal.__cause__ = answer
         answer = refusal
     if isinstance(answer, Refusal):
@@ -289,29 +311,50 @@ def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
         raise Refusal(TOO_LARGE)
     if what is Reveals.NOTHING:
         return
-    is_summed = _is_summed(call, what)
+    is_summed = _asks_for_sum(call, what)
     if policy.secure_sums == "required" and not is_summed:
         raise Refusal(UNPROTECTED, "secure-sums")
     if policy.privacy != "none" and not (is_summed or Reveals.NOISED in what):
         raise Refusal(UNPROTECTED, "privacy")
-    # Recorded before the handler runs, because an empty, refused or failed answer counts as well.
-    if policy.max_unprotected is not None and not is_summed and Reveals.NOISED not in what:
+    if policy.max_unprotected is None:
+        return
+    # Reserved before the handler runs, whatever it declares, because a failed answer counts as well.
+    try:
         watch.noted(Releases.open, message_type, policy.max_unprotected)
+        watch.reserved = True
+    except Refusal as refused:
+        # Without a unit, only a protected answer may leave.
+        if not (is_summed or Reveals.NOISED in what) or not isinstance(refused.__cause__, TooOften):
+            raise
 
 
-def _check_answer(watch: _Watch, what: Reveals) -> None:
-    """Raise Refusal if a handler did not apply the protection that it declared and the policy requires."""
+def _check_answer(watch: _Watch, what: Reveals, answer: RecordDict) -> None:
+    """Raise Refusal for an answer without the required protection, and charge for what was done."""
     policy = watch.policy
     if what is Reveals.NOTHING:
         return
-    if policy.secure_sums == "required" and not _is_summed(watch.call, what):
+    noised = Reveals.NOISED in watch.done and not watch.bare
+    if policy.secure_sums == "required" and not _asks_for_sum(watch.call, what):
         raise Refusal(UNPROTECTED, "secure-sums")
-    if policy.privacy != "none" and not (Reveals.NOISED | Reveals.NOTHING) & watch.done:
+    if policy.privacy != "none" and not (noised or Reveals.NOTHING in watch.done):
         raise Refusal(UNPROTECTED, "privacy")
+    if policy.max_unprotected is None:
+        return
+    summed = Reveals.SUMMED in what and _is_summed(answer)
+    if noised or summed or Reveals.NOTHING in watch.done or not any(answer.values()):
+        if watch.reserved:
+            watch.noted(Releases.give_back)
+    elif not watch.reserved:
+        raise Refusal(TOO_OFTEN)
 
 
-def _is_summed(call: Call, what: Reveals) -> bool:
+def _asks_for_sum(call: Call, what: Reveals) -> bool:
     return Reveals.SUMMED in what and MASKED_SUM in call.content
+
+
+def _is_summed(answer: RecordDict) -> bool:
+    """Return whether an answer's only arrays are a masked update."""
+    return set(answer.array_records) == {MASKED}
 
 
 def _permissions(watch: _Watch) -> Permissions:
@@ -387,10 +430,11 @@ def check_sum(number: int) -> None:
 
 
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
-    """Check a run's privacy against the policy; the answer then counts as noised.
+    """Check a run's privacy against the policy; unless the mode is ``none``, the answer counts as noised.
 
-    In mode ``sound`` ``multiplier`` is the noise deviation in sensitivities and ``clip`` the clipping norm of
-    records.
+    Mode ``none`` says that something in the answer is not noised; whatever else is, the answer is then
+    unprotected. In mode ``sound`` ``multiplier`` is the noise deviation in sensitivities and ``clip`` the
+    clipping norm of records.
     """
     if _watch is None:
         return
@@ -405,7 +449,12 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
         most = policy.max_epsilon_per_release
         if most < inf and epsilon_of([multiplier], policy.delta) > most:
             raise Refusal(WEAK, "epsilon")
-    _watch.done |= Reveals.NOISED
+    if mode != "none":
+        _watch.done |= Reveals.NOISED
+        return
+    _watch.bare = True
+    if _watch.is_spent:
+        raise Refusal(TOO_OFTEN)
 
 
 def reveals_nothing() -> None:
@@ -437,7 +486,9 @@ def check_monitor(mode: str) -> None:
 
 def is_monitored(mode: str) -> bool:
     """Return whether the server may read a node's objective."""
-    return _watch is None or (_watch.policy.monitor and mode != "sound")
+    if _watch is None:
+        return True
+    return _watch.policy.monitor and _watch.policy.privacy == "none" and mode != "sound"
 
 
 def needs_entropy() -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import heapq
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
 from math import inf, prod
+from shutil import rmtree
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +50,7 @@ from hedgerow.wire.calls import AnswersColumns, Delivery, InColumns, KnownNodes,
 from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
+from hedgerow.wire.simulated import simulation_folder
 
 __all__ = ["InProcessGrid"]
 
@@ -171,6 +174,7 @@ class InProcessGrid(Grid):
             at_least(1, max_in_flight=max_in_flight)
         self._run = empty_run(run_id=1 + seed)
         self._handlers = Handlers(client_app, run_config or {}, strict=strict, seed=seed)
+        weakref.finalize(self, rmtree, simulation_folder(self._handlers.name), ignore_errors=True)
         self._faults = faults
         self._app = client_app
         self._run_config = dict(run_config or {})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, WARNING
 from time import perf_counter
+from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.common import log
@@ -77,6 +78,7 @@ class Handlers:
         self._run_config = dict(run_config)
         self._strict = strict
         self._seconds = 0.0
+        self.name = uuid4().hex  # of the simulation; runs have the same id in all
         self._contexts: dict[int, Context] = {}
 
     @property
@@ -100,7 +102,7 @@ class Handlers:
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
         seed_generators(key)
-        batch = None if handler is None else _batch(handler, message_type, jobs, contexts)
+        batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self.name)
         if batch is None:
             for job in jobs:
                 yield job, self._one(job, self._context(job, run_id))
@@ -119,7 +121,7 @@ class Handlers:
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
-        with simulated(), one_blas_thread(), kept_generators():
+        with simulated(self.name), one_blas_thread(), kept_generators():
             seed_generators(key)
             return handler(deliveries)
 
@@ -154,7 +156,7 @@ class Handlers:
         seed_generators(job.key)
         began = perf_counter()
         try:
-            with simulated():
+            with simulated(self.name):
                 reply = self._app(message, context)
         except Exception as error:
             kind = job.message.metadata.message_type
@@ -189,14 +191,14 @@ class Handlers:
 
 
 def _batch(
-    handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context]
+    handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context], name: str
 ) -> list[object] | None:
     """Return a batch handler's answers, one per job; None if the call itself fails."""
     calls = [
         Call(job.message.content, context, message_type) for job, context in zip(jobs, contexts, strict=True)
     ]
     try:
-        with simulated():
+        with simulated(name):
             answers: list[object] = list(handler(calls))
         if len(answers) != len(calls):
             raise ValueError(f"{len(answers)} answers for {len(calls)} calls")

@@ -37,6 +37,7 @@ __all__ = [
 # Format of a run's folder. A config.json without a format has format 1, which is read like this one.
 FORMAT = 2
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", ".lock"
+PRIVACY = "privacy.json"
 # Placeholder for an infinity in JSON text, in a private-use character so that no real text equals it.
 _INFINITY = "\ue000infinity\ue000"
 # Flower's logger by its name: reading a folder must not import Flower.

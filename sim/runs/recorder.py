@@ -25,6 +25,7 @@ from hedgerow.sim.runs.folder import (
     CONFIG,
     FORMAT,
     LOCK,
+    PRIVACY,
     ROUNDS,
     SUMMARY,
     Lock,
@@ -202,6 +203,16 @@ class RunRecorder:
             raise
         finally:
             self._close_lines()
+
+    @contextmanager
+    def privacy(self, strategy: Any) -> Iterator[None]:
+        """Write ``privacy.json`` when the block ends, however it does."""
+        try:
+            yield
+        finally:
+            if (told := strategy.privacy_record) is not None:
+                with refused(self.folder):
+                    write_json(self.folder / PRIVACY, dict(told))
 
     def finish(self, summary: Mapping[str, Any], model: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write the final model, then ``summary.json``, which marks the run as completed."""

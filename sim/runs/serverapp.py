@@ -61,6 +61,10 @@ class _Strategy(Stateful, Protocol):
     budget: Budget | None
 
     @property
+    def privacy_record(self) -> Mapping[str, Any] | None:
+        """What nodes may have disclosed, for the run's record."""
+
+    @property
     def out_of_budget(self) -> bool:
         """Whether the run has reached ``budget``."""
 
@@ -314,7 +318,7 @@ def _run(
         before = len(recorder.rounds)
     tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
     with tracking:
-        with recorder.guard(), live:
+        with recorder.guard(), live, recorder.privacy(strategy):
             result = strategy.start(
                 grid=grid,
                 initial_arrays=experiment.initial_arrays,

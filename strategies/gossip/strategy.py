@@ -214,15 +214,16 @@ class Gossip(Algorithm):
         return self.carrier.over(self.next_own(self.state))
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """Run the strategy, see ``FederatedStrategy``, and log the privacy report.
+        """Run the strategy, see ``FederatedStrategy``.
 
         A site listens for the others during the run; OSError if its address cannot be bound.
         """
         with self._open:
-            result = super().start(*args, **options)
-        if self._noise is not None:
-            log(INFO, "Privacy: %s", self.privacy_report())
-        return result
+            return super().start(*args, **options)
+
+    def disclosed(self) -> PrivacyReport | None:
+        """Return the report of what nodes may have sent so far; None without noise."""
+        return None if self._noise is None else self.privacy_report()
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Account for the node with the most releases so far, at a total delta (None: that of one release).

@@ -247,6 +247,10 @@ class HSGD(Algorithm):
         """Return the account of the most exposed person; None without noise."""
         return self.exposure.report()
 
+    def disclosed(self) -> Report | None:
+        """Return the same: every request counts."""
+        return self.privacy_report()
+
     def _record(self, theta: Theta) -> ArrayRecord:
         return self._arrays(Blocks(self.federation.known_layout()).join(theta))
 

@@ -669,6 +669,73 @@ def test_a_release_that_is_refused_is_not_written_down(tmp_path: Path) -> None:
     assert ledger.path.read_bytes() == before
 
 
+def test_queries_of_a_state_do_not_grow_the_ledger(device: Path) -> None:
+    context = node(policy=policy(device, "ledger = 'ledger.jsonl'"))
+    numbers = [answered(told(APP, STATE, {}, context))[SEALED_RECORD]["number"] for _ in range(30)]
+    assert numbers == list(range(1, 31))
+    assert len((device / "ledger.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("only_appends", [False, True])
+def test_a_unit_that_is_given_back_counts_no_more(
+    only_appends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the owner lets the app's user only append; then its line stays."""
+
+    def refuse(*paths: object) -> None:
+        raise PermissionError("no file may be replaced")
+
+    if only_appends:
+        monkeypatch.setattr("hedgerow.clients.releases.os.replace", refuse)
+    ledger = Releases(tmp_path / "ledger.jsonl")
+    release(ledger, 0)
+    ledger.open("1", 7, "train", 1)
+    with pytest.raises(TooOften):
+        ledger.open("1", 7, "train", 1)
+    release(ledger, 1)
+    ledger.give_back("1", 7)
+    ledger.open("1", 7, "train", 1)
+    assert [ledger.lock("1", 7) for _ in range(3)] == [1, 2, 3]
+    kinds = [json.loads(line)["what"] for line in ledger.path.read_text().splitlines()]
+    assert kinds == (
+        ["release", "open", "release", "back", "open", "lock", "lock", "lock"]
+        if only_appends
+        else ["release", "release", "open", "lock"]
+    )
+
+
+def test_units_are_counted_right_by_processes_that_replace_the_ledger_at_once(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from hedgerow.clients.releases import Releases\n"
+        "ledger = Releases(Path(sys.argv[1]))\n"
+        "for _ in range(40):\n"
+        "    ledger.open('1', 7, 'train', 99); ledger.lock('1', 7); ledger.give_back('1', 7)\n"
+        "ledger.open('1', 7, 'train', 99)\n"
+    )
+    path = tmp_path / "ledger.jsonl"
+    both = [subprocess.Popen([sys.executable, "-c", program, str(path)]) for _ in range(2)]
+    assert [one.wait(60) for one in both] == [0, 0]
+    kinds = [json.loads(line)["what"] for line in path.read_text().splitlines()]
+    assert sorted(kinds) == ["lock", "open", "open"]
+    assert Releases(path).lock("1", 7) == 81
+
+
+def test_runs_of_one_id_are_apart_in_simulations_and_a_resumed_one_is_linked(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    for name in ("first/0", "second/0", ""):
+        ledger, run = Releases(path, name), f"1@{name}" if name else "1"
+        release(ledger, 0)
+        with pytest.raises(TooOften):
+            release(ledger, 0)
+        ledger.summed(run, 7, 1)
+        with pytest.raises(TooOften):
+            ledger.summed(run, 7, 1)
+    ledger = Releases(path, "third/0")
+    assert ledger.made("2@third/0") == (0, 0)
+    ledger.restore("2@third/0", 7, 1, "1", 0)
+    assert ledger.made("2@third/0") == (3, 1)
+
+
 def test_a_ledger_that_cannot_be_written_releases_nothing(device: Path) -> None:
     (device / "file").touch()
     answer = hello(node(policy=policy(device, SOUND + "ledger = 'file/ledger.jsonl'")))

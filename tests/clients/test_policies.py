@@ -156,7 +156,7 @@ def test_unprotected_answers_are_counted_whatever_becomes_of_them(device: Path) 
     def work(call: Call) -> RecordDict:
         if "fails" in call.content:
             raise ValueError("no")
-        return RecordDict()
+        return RecordDict({"metrics": MetricRecord({"loss": 1.0})})
 
     told = {"evaluate": each(work), "query.safe": reveals(Reveals.NOTHING, each(work))}
     app, context = BatchClientApp(told), node(device, "max-unprotected = 3")
