@@ -232,7 +232,7 @@ def _written(
     days: int,
 ) -> Credentials:
     """Write the files of one SuperLink and its nodes."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(folder)
     server_key = generate_private_key(SECP384R1())
     ways = [ExtendedKeyUsageOID.SERVER_AUTH]
     server = _signed("Hedgerow SuperLink", server_key.public_key(), ca, ca_key, hosts, days, ways)
@@ -254,6 +254,15 @@ def _written(
     bound = (_registered(node.public, i) for i, node in zip(partitions, made.nodes, strict=True))
     _write(made.registry, "\n".join(bound).encode(), 0o644)
     return made
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder for keys, of which git takes nothing."""
+    if folder.is_dir() and not (folder / "ca.crt").exists() and any(folder.iterdir()):
+        raise ValueError(f"the folder of the keys must be new or empty, got {quoted(str(folder))} with files")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (folder / "ca.crt").exists():
+        _write(folder / ".gitignore", b"*\n", 0o644)
 
 
 def _certificate_authority(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
