@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.simulate import Simulation, simulate
     from hedgerow.sim.runs.sweep_file import read_sweep
     from hedgerow.sim.runs.sweep_plan import plan_sweep
+    from hedgerow.sim.runs.trained import load_model
     from hedgerow.sim.runs.watch import RoundMetrics, record_round
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "load",
     "load_app",
     "load_checkpoint",
+    "load_model",
     "load_newest",
     "make_credentials",
     "make_edge_credentials",
@@ -113,6 +115,7 @@ _MODULES = {
     "runs.simulate": ("Simulation", "simulate"),
     "runs.sweep_file": ("read_sweep",),
     "runs.sweep_plan": ("plan_sweep",),
+    "runs.trained": ("load_model",),
     "runs.watch": ("RoundMetrics", "record_round"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

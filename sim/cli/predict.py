@@ -1,10 +1,10 @@
-"""``hedgerow predict``: evaluates a trained model on the nodes' own data, by messages."""
+"""``hedgerow predict``: evaluates a trained model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,11 @@ from hedgerow.sim.cli.options import (
     interruptible,
     read_node_configs,
 )
+
+if TYPE_CHECKING:
+    from flwr.app import UserConfig
+
+    from hedgerow.sim.runs.app import AppSpec
 
 __all__ = ["predict"]
 
@@ -29,27 +34,44 @@ def predict(
     ] = None,
     run_config: RunConfig = None,
 ) -> None:
-    """Evaluate a trained model by messages alone, with nodes in this process: apps with the key 'predict'.
+    """Evaluate the trained model of a run of one of the suite's apps, or of a copy made by 'new'.
 
-    Prints the metrics over all nodes. A node with labels writes its predictions to the file ``predictions``
-    of its node config, if any. On devices, use the app's key ``predict`` with ``flwr run``.
+    Prints its metrics as JSON: on the test data of the run's data set, or over the nodes with their own data
+    of --node-config. Where nodes have models of their own, those of each. In apps with the key 'predict', a
+    node with labels writes its predictions to the file ``predictions`` of its node config, if any; on
+    devices, use that key with ``flwr run``.
     """
-    from hedgerow.sim.runs.app import find_app, load_app
+    from hedgerow.sim.runs.app import find_app, own_settings
+    from hedgerow.sim.runs.plan import plan_run, resumed_config
+    from hedgerow.sim.runs.trained import evaluate_model
+
+    with bad_options():
+        spec = find_app(app_path)
+        if own_settings(spec) is None:
+            raise ValueError(f"APP must be one of the suite's or a copy of one, got {spec.name!r}")
+        more = [*(run_config or []), *([f"num-clients={nodes}"] if nodes else [])]
+        plan = plan_run(spec, [*resumed_config(spec, str(run)), *more, "resume=''"])
+        is_own = plan.run_config.get("partition") == "own"
+        configs = read_node_configs(spec, node_config, plan.num_nodes) if node_config else None
+    if is_own and "predict" in spec.config:
+        _by_messages(spec, run, plan.run_config, configs)
+        return
+    with bad_options():
+        typer.echo(json.dumps(evaluate_model(run.expanduser(), app_path, more, configs), indent=2))
+
+
+def _by_messages(spec: AppSpec, run: Path, run_config: UserConfig, configs: list[UserConfig] | None) -> None:
+    from hedgerow.sim.runs.app import load_app
     from hedgerow.sim.runs.launch import run_app
-    from hedgerow.sim.runs.plan import plan_run, resumed_config, toml_value
+    from hedgerow.sim.runs.plan import plan_run, toml_value
     from hedgerow.sim.runs.recorder import RunFolderError, read_rounds
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.strategies import RosterError
 
     with bad_options():
-        spec = find_app(app_path)
-        if "predict" not in spec.config:
-            raise ValueError(f"APP must have the run-config key 'predict', got {spec.name!r} without it")
-        before = resumed_config(spec, str(run))
         folder = toml_value(str(run.expanduser().resolve()))
-        asked = [*(run_config or []), *([f"num-clients={nodes}"] if nodes else [])]
-        plan = plan_run(spec, [*before, *asked, "resume=''", f"predict={folder}"])
-        configs = read_node_configs(spec, node_config, plan.num_nodes)
+        before = [f"{key}={toml_value(value)}" for key, value in run_config.items()]
+        plan = plan_run(spec, [*before, f"predict={folder}"])
     output = Path(str(plan.run_config["output-dir"])).expanduser()
     there = set(output.glob("*/config.json"))
     try:

@@ -23,6 +23,7 @@ from hedgerow.sim.runs.folder import RunFolderError, refused
 
 __all__ = [
     "MODELS",
+    "NODES",
     "NPZ",
     "SAFETENSORS",
     "keep_model",
@@ -30,11 +31,14 @@ __all__ = [
     "read_model",
     "save_arrays",
     "save_model",
+    "save_node_models",
 ]
 
 NPZ, SAFETENSORS = "model.npz", "model.safetensors"
 # Folder of the models of single rounds.
 MODELS = "models"
+# Folder of the nodes' own models.
+NODES = "nodes"
 # Reserved by the header of a safetensors file.
 _RESERVED = "__metadata__"
 
@@ -93,6 +97,14 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         remove(folder / SAFETENSORS)
         return
     write_file(folder / SAFETENSORS, lambda file: file.write(packed))
+
+
+def save_node_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.generic]]]) -> None:
+    """Write each node's model to the files of ``nodes/NAME`` in a run's folder."""
+    with refused(folder):
+        for name, arrays in models.items():
+            (folder / NODES / name).mkdir(parents=True, exist_ok=True)
+            save_model(folder / NODES / name, arrays)
 
 
 def read_model(path: str | Path) -> dict[str, NDArray[Any]]:

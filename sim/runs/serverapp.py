@@ -15,7 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.generators import Generators, seed_generators
@@ -25,7 +25,7 @@ from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import RunFolderError, lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
-from hedgerow.sim.runs.model_files import keep_model
+from hedgerow.sim.runs.model_files import keep_model, save_node_models
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.repeats import WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.round_table import round_table, run_end
@@ -102,6 +102,12 @@ class Experiment:
     together : Callable[[NDArray, Sequence[float]], (NDArray, Mapping)] or None (default: None)
         For runs of several edge servers without a cloud: maps their models (D, M) and cluster sizes to the
         global model (M,) and its metrics. The run then keeps the models that it evaluates (``together.py``).
+    node_models : Callable[[], Mapping[str, Mapping[str, NDArray]]] or None (default: None)
+        Returns the nodes' own models at the end, by name, where the server sees them.
+    module : nn.Module or None (default: None)
+        The architecture whose state dict the model files hold.
+    predict : Callable[[Mapping[str, NDArray]], Mapping[str, Any]] or None (default: None)
+        Maps a model's arrays to its metrics without a run, where ``measure`` does not.
     about : Mapping[str, Any] (default: nothing)
         Additional entries of the run's ``config.json``.
     """
@@ -115,6 +121,9 @@ class Experiment:
     train_config: Mapping[str, Any] = field(default_factory=dict)
     num_nodes: int | None = None
     together: Callable[[NDArray[Any], Sequence[float]], tuple[NDArray[Any], Mapping[str, Any]]] | None = None
+    node_models: Callable[[], Mapping[str, Mapping[str, NDArray[Any]]]] | None = None
+    module: nn.Module | None = None
+    predict: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Any]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -306,13 +315,16 @@ def _run(
                     folder=recorder.folder if experiment.together else None,
                 ),
             )
+        of_nodes = experiment.node_models() if experiment.node_models else {}
+        save_node_models(recorder.folder, of_nodes)
         recorder.finish(
             {**run_summary(recorder.rounds), **unrepeated.summary()},
             {key: array.numpy() for key, array in result.arrays.items()},
         )
     print(round_table(recorder.rounds, experiment.title))
     if not len(result.arrays):
-        print("No model.npz: the server has no model; each node keeps its own.")
+        where = "each node's is in the folder 'nodes'" if of_nodes else "each node keeps its own"
+        print(f"No model.npz: the server has no model; {where}.")
     if before and len(recorder.rounds) == before:
         print("The run was already finished: nothing was left to do.")
     print(run_end(recorder.rounds, recorder.folder), flush=True)

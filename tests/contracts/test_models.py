@@ -274,3 +274,20 @@ def test_payload_and_nominal_bits_agree_beside_a_frozen_part(name: str, options:
     bits = total.nominal_bits
     arrays = 40 * total.messages  # At most, with a key each.
     assert 0.98 * bits <= 8 * total.payload_bytes <= 1.02 * bits + 8 * arrays * (HEADER + 20)
+
+
+@pytest.mark.parametrize("name", ["SD-FEEL", "FedAvg", "fedavg", "fedprox"])
+def test_an_engine_that_answers_in_columns_ends_with_the_same_bits(name: str) -> None:
+    columns, _ = ended(name, Frozen())
+    _, _, (messages, _) = played(name, Frozen)
+    assert all(np.array_equal(columns[key], messages[key]) for key in messages)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "fedavg", "FedMUD", "FedMUD's FedAvg"])
+def test_secure_sums_leave_frozen_arrays_at_home(name: str) -> None:
+    _, grid, (arrays, ends) = played(name, Frozen, secure_sum=True)
+    assert [end.accepted for end in ends[1:]] == [end.sent for end in ends[1:]]
+    assert not grid.keys & HOME
+    plain = played(name, Frozen)[2][0]
+    # A sum clips each number, also the large counter.
+    assert all(np.allclose(arrays[key], plain[key], atol=1e-4) for key in plain if key != "passes")

@@ -30,7 +30,7 @@ CONFIGS = {
     "sd-feel": f"num-servers=3 topology=path tau1=2 tau2=1 iterations=4 batch-size=5 {OWN} "
     "standardise=federated",
     "similarity-free": f"algorithm=ef-fedavg num-rounds=2 local-iters=2 batch-size=5 fixed-c=0.3 {OWN}",
-    "fedmud": f"num-rounds=2 clients-per-round=2 batch-size=16 {OWN} model=mlp skip-front=0 ratio=0.25 "
+    "fedmud": f"num-rounds=2 clients-per-round=2 batch-size=16 {OWN} model=mlp skip-front=0 ratio=0.5 "
     "training-mode=loop",
     # Sealed, as ever. One-bit codes of devices have sensing matrices that no simulation knows.
     "ceps": "codec=sparse32 problem=logistic topology=complete iterations=5 interval-low=1 interval-high=2 "

@@ -105,7 +105,9 @@ def test_a_run_prints_a_table_and_tells_its_folder_its_engine_and_the_traffic_of
     assert f"Run folder: {folder}" in printed
     # Of CEPS and its baselines models stay on the nodes.
     on_nodes = case.name == "ceps"
-    assert ("No model.npz: the server has no model; each node keeps its own." in printed) == on_nodes
+    assert (
+        "No model.npz: the server has no model; each node's is in the folder 'nodes'." in printed
+    ) == on_nodes
 
 
 @every_averaging_app

@@ -49,7 +49,7 @@ for folder, split, settings in runs:
 """
 RUNS = {
     "sd-feel": "num-servers=2 topology=path tau1=1 tau2=1 iterations=2 model=mlp",
-    "fedmud": "num-rounds=1 clients-per-round=2 model=mlp skip-front=0 ratio=0.25",
+    "fedmud": "num-rounds=1 clients-per-round=2 model=mlp skip-front=0 ratio=0.5",
     "hsgd": "iterations=4 participation=0.5 evaluate-every=1",
 }
 

@@ -112,10 +112,17 @@ def checkout_of(commit: str) -> Iterator[Path]:
 def linked(checkout: Path, folder: Path) -> None:
     """Lay out a checkout's packages as if installed, by links."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
-    for package, place in project["tool"]["setuptools"]["package-dir"].items():
+    places = project["tool"]["setuptools"]["package-dir"]
+    for package, place in places.items():
         link = folder.joinpath(*package.split("."))
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(checkout.resolve() / place)
+        if any(other.startswith(f"{package}.") for other in places):
+            # A folder of its own, into which the links of the packages below go.
+            link.mkdir(exist_ok=True)
+            for file in (checkout.resolve() / place).glob("*.py"):
+                (link / file.name).symlink_to(file)
+        else:
+            link.symlink_to(checkout.resolve() / place)
 
 
 @dataclass

@@ -31,7 +31,10 @@ __all__ = [
     "dimension",
     "evaluate_own",
     "key_of",
+    "model_metrics",
+    "named_model",
     "network_accuracy",
+    "network_of",
     "node_problem",
     "own_dimension",
     "problem",
@@ -260,13 +263,42 @@ def _flat(model: torch.nn.Module) -> NDArray[np.float64]:
     return torch.cat(trained).double().numpy()
 
 
+def named_model(values: Mapping[str, Any], w: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    """Return a node's model by name: ``w``, or the network's arrays; on own data ``change``, its change."""
+    if values["problem"] != "network":
+        return {"w": w}
+    if values["partition"] == "own":
+        return {"change": w}
+    model = _changed(values, w)
+    return {name: tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
+
+
 def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float | None:
     """Return the test accuracy of the network changed by ``w``; None for other problems."""
     if values["problem"] != "network":
         return None
     data = _images(values)
+    return evaluate(_changed(values, w), data.x_test, data.y_test).accuracy
+
+
+def network_of(values: Mapping[str, Any]) -> torch.nn.Module | None:
+    """Return the network of dealt data, a copy; None for other problems."""
+    return deepcopy(_network(key_of(values))) if values["problem"] == "network" else None
+
+
+def model_metrics(values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """Return a model's objective, the mean over all nodes' problems; of a network its test accuracy."""
+    if values["problem"] != "network":
+        key, nodes = key_of(values), int(values["num-clients"])
+        return {"loss": float(np.mean([problem(key, i).value(arrays["w"]) for i in range(nodes)]))}
+    data, model = _images(values), deepcopy(_network(key_of(values)))
+    model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+    return {"accuracy": evaluate(model, data.x_test, data.y_test).accuracy}
+
+
+def _changed(values: Mapping[str, Any], w: NDArray[np.float64]) -> torch.nn.Module:
     key = key_of(values)
     model = deepcopy(_network(key))
     parameters = torch.from_numpy(_initial(key) + w).float()
     torch.nn.utils.vector_to_parameters(parameters, model.parameters())
-    return evaluate(model, data.x_test, data.y_test).accuracy
+    return model

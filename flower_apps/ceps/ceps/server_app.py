@@ -1,6 +1,7 @@
 """The app's server: the relay, and the monitor of all models of a simulation."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ceps import settings
 from ceps.client_app import app as client_app
-from ceps.problems import dimension, network_accuracy, own_dimension
+from ceps.problems import dimension, model_metrics, named_model, network_accuracy, network_of, own_dimension
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import OwnNodes
@@ -48,7 +49,8 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
         accuracy = network_accuracy(values.run_config, w)
         return {} if accuracy is None else {"accuracy": accuracy}
 
-    return _experiment(values, dim, measure)
+    module, predict = network_of(values.run_config), partial(model_metrics, values.run_config)
+    return replace(_experiment(values, dim, measure), module=module, predict=predict)
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
@@ -82,12 +84,20 @@ def _experiment(
         metrics = {"loss": look.loss, "local-loss": look.local_loss, "consensus": look.consensus}
         return {**metrics, **measure_mean(models.mean(axis=0))}
 
+    def node_models() -> dict[str, dict[str, NDArray[Any]]]:
+        """Return the models right after the last event, which only a monitor sees."""
+        if monitor is None or monitor.after_event is None:
+            return {}
+        _, models = monitor.after_event
+        return {f"partition-{i}": named_model(values.run_config, w) for i, w in enumerate(models)}
+
     data = "own data, " if values.partition == OWN else ""
     return Experiment(
         title=f"{values.method} on {values.problem}, {data}{values.num_clients} nodes",
         realism=AMONG_SITES if values.peers else REALISM,
         strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor, roster=roster),
         initial_arrays=ArrayRecord(),
+        node_models=node_models,
         num_rounds=values.iterations,
         measure=measure,
     )

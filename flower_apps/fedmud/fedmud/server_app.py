@@ -69,6 +69,7 @@ def _experiment(
         realism=REALISM,
         strategy=strategy,
         initial_arrays=to_record({key: value.clone() for key, value in model.state_dict().items()}),
+        module=model,
         num_rounds=values.num_rounds,
         measure=measure,
     )

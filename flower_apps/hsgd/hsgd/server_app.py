@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
@@ -50,6 +51,8 @@ def experiment(values: settings.Settings) -> Experiment:
         initial_arrays=to_record({key: value.clone() for key, value in parties.model.state_dict().items()}),
         num_rounds=settings.num_rounds(values),
         measure=measure,
+        module=parties.model,
+        predict=lambda arrays: metrics({key: torch.from_numpy(value) for key, value in arrays.items()}),
     )
 
 

@@ -104,6 +104,7 @@ def _experiment(
         realism=REALISM[values.edge_servers],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
+        module=model,
         num_rounds=values.iterations // steps,
         train_config={key: values.of(key) for key in ("learning-rate", "batch-size", "seed")},
         measure=measure,

@@ -68,6 +68,7 @@ def _experiment(
         realism=REALISM,
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
+        module=model,
         num_rounds=values.num_rounds,
         measure=measure,
     )
