@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 from flwr.common import log
 
-from hedgerow.wire.certified import certified_name
+from hedgerow.wire.certified import certified_name, ending
 from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.proxies import is_loopback, proxy_of
 
@@ -239,6 +239,9 @@ class PeerChannel:
                 server.add_insecure_port(self._listen)
             else:
                 ca, certificate, key = self.credentials.read()
+                with suppress(ValueError):  # gRPC says what is wrong with them.
+                    for warning in ending([self.credentials.ca, self.credentials.certificate]):
+                        log(WARNING, "%s", warning)
                 proof = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
                 server.add_secure_port(self._listen, proof)
         except RuntimeError as error:

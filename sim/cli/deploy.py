@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -20,6 +20,9 @@ from hedgerow.sim.cli.options import (
     read_own_data,
     with_holdout,
 )
+
+if TYPE_CHECKING:
+    from hedgerow.sim.deploy.certificates import KeptCA
 
 __all__ = ["Level", "deploy_keys", "deploy_local", "deploy_split"]
 
@@ -199,11 +202,23 @@ def _deploy_edges(
 
 
 def deploy_keys(
-    folder: Annotated[Path, typer.Argument(help="Output folder.")],
-    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes, up to 10000.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the keys.")],
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Make a new folder, for this many SuperNodes, up to 10000.")
+    ] = None,
+    add: Annotated[int | None, typer.Option(min=1, help="Add keys for this many SuperNodes.")] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Renew the folder's certificates, with --ca; keys stay.")
+    ] = False,
+    revoke: Annotated[
+        int | None, typer.Option(min=0, help="Revoke the key of the SuperNode of this partition.")
+    ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="IP address or DNS name of the SuperLink. Repeatable. Default: loopback only."),
+        typer.Option(
+            help="IP address or DNS name of the SuperLink. Repeatable. Default: loopback only; with --renew, "
+            "as before."
+        ),
     ] = None,
     days: Annotated[int, typer.Option(help="Days for which the certificates are valid, up to 3650.")] = 365,
     edges: Annotated[
@@ -213,22 +228,128 @@ def deploy_keys(
             "order. --host must then be given once for each, in order.",
         ),
     ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The CA's private key, encrypted: kept there with --nodes, used with --renew. Its "
+            "passphrase is the variable HEDGEROW_CA_PASSPHRASE, or asked for. Default: not kept.",
+        ),
+    ] = None,
 ) -> None:
-    """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for your own machines."""
+    """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for your own machines.
+
+    With --add, --renew or --revoke: change a folder of keys. With none of them: show when its certificates
+    end, and exit with 1 if one does within 30 days.
+    """
+    asked = {"--nodes": nodes, "--add": add, "--renew": renew or None, "--revoke": revoke}
+    given = [option for option, value in asked.items() if value is not None]
+    with bad_options():
+        if len(given) > 1:
+            raise ValueError(f"at most one of {', '.join(asked)} must be given, got {' and '.join(given)}")
+        if edges is not None and nodes is None:
+            raise ValueError("--edges must be used with --nodes")
+        for option, value in {"--ca": ca, "--host": host}.items():
+            if value and nodes is None and not renew:
+                raise ValueError(f"{option} must be used with --nodes or --renew")
+    if nodes is not None:
+        _new_keys(folder, nodes, edges, host or [], days, ca)
+    elif renew:
+        _renewed_keys(folder, host, days, ca)
+    elif add is not None or revoke is not None:
+        _changed_nodes(folder, add, revoke)
+    else:
+        _shown_keys(folder)
+
+
+def _kept_ca(file: Path | None, *, new: bool) -> KeptCA | None:
+    """Return where the CA's key is, with its passphrase; None if it is not kept."""
+    import os
+
+    from hedgerow.sim.deploy.certificates import KeptCA
+
+    if file is None:
+        return None
+    said = os.environ.get("HEDGEROW_CA_PASSPHRASE")
+    if said is None:
+        said = typer.prompt("The CA's passphrase", hide_input=True, confirmation_prompt=new)
+    return KeptCA(file.expanduser(), said)
+
+
+def _new_keys(
+    folder: Path, nodes: int, edges: int | None, hosts: list[str], days: int, ca: Path | None
+) -> None:
     from hedgerow.sim.deploy.certificates import LOOPBACK, make_credentials
 
-    if edges is not None:
-        _edge_keys(folder, nodes, edges, host or [], days)
-        return
     with bad_options():
-        made = make_credentials(folder, nodes, hosts=[*LOOPBACK, *(host or [])], days=days)
+        if (folder / "ca.crt").exists() or (folder / "edge0").exists():
+            raise ValueError(
+                f"the folder of --nodes must be new or empty, got {folder}, which has keys: change them with "
+                "--add N, --renew or --revoke I"
+            )
+        keep = _kept_ca(ca, new=True)
+        if edges is not None:
+            return _edge_keys(folder, nodes, edges, hosts, days, keep)
+        made = make_credentials(folder, nodes, hosts=[*LOOPBACK, *hosts], days=days, keep_ca=keep)
     typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
     for key in made.nodes:
         typer.echo(f"SuperNode: {made.ca} {key.private}; register {key.public}")
     typer.echo(f"Keys and partitions, for the run's setting 'registry': {made.registry}")
 
 
-def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
+def _renewed_keys(folder: Path, hosts: list[str] | None, days: int, ca: Path | None) -> None:
+    from hedgerow.sim.deploy.certificates import LOOPBACK
+    from hedgerow.sim.deploy.renewal import certificates_of, renew_certificates
+    from hedgerow.wire.certified import ends
+
+    with bad_options():
+        certificates_of(folder)
+        keep = _kept_ca(ca, new=False)
+        if keep is None:
+            raise ValueError(
+                "--renew must be used with --ca FILE, the CA's key; if it was not kept, make a new folder "
+                "with --nodes and --ca"
+            )
+        named = [*LOOPBACK, *hosts] if hosts else None
+        changed = renew_certificates(folder, keep, days=days, hosts=named)
+        for file in changed:
+            typer.echo(f"{file}: valid until {ends(file):%Y-%m-%d}")
+    if any(file.name == "ca.crt" for file in changed):
+        typer.echo("Copy ca.crt to every node and to flwr's configuration before the old one ends")
+    typer.echo("Restart the program that uses them")
+
+
+def _changed_nodes(folder: Path, add: int | None, revoke: int | None) -> None:
+    from hedgerow.sim.deploy.renewal import add_nodes, revoke_node
+
+    with bad_options():
+        for key in add_nodes(folder, add) if add is not None else ():
+            typer.echo(f"SuperNode: {folder / 'ca.crt'} {key.private}; register {key.public}")
+        if revoke is not None:
+            kept = revoke_node(folder, revoke)
+            typer.echo(f"Revoked in {folder / 'nodes.toml'}; its public key: {kept}")
+            typer.echo("Now unregister it: flwr supernode list, then flwr supernode unregister NODE-ID")
+
+
+def _shown_keys(folder: Path) -> None:
+    from hedgerow.sim.deploy.renewal import certificates_of
+    from hedgerow.wire.certified import ending, ends
+
+    with bad_options():
+        if not folder.is_dir():
+            raise ValueError(f"--nodes must be given for a new folder, got none for {folder}")
+        files = certificates_of(folder)
+        for file in files:
+            typer.echo(f"{file}: valid until {ends(file):%Y-%m-%d}")
+        warnings = list(ending(files))
+    for warning in warnings:
+        typer.echo(f"Warning: {warning}", err=True)
+    raise typer.Exit(1 if warnings else 0)
+
+
+def _edge_keys(
+    folder: Path, nodes: int, edges: int, hosts: list[str], days: int, keep: KeptCA | None
+) -> None:
     from hedgerow.sim.deploy.certificates import LOOPBACK, check_sizes, make_edge_credentials
     from hedgerow.strategies.edges import contiguous_clusters
 
@@ -242,7 +363,7 @@ def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int
         servers = contiguous_clusters(nodes, edges) if nodes else ()
         own = [[i for i, server in enumerate(servers) if server == d] for d in range(edges)]
         called = [[*LOOPBACK, host] for host in hosts] or None
-        made = make_edge_credentials(folder, own, hosts=called, days=days)
+        made = make_edge_credentials(folder, own, hosts=called, days=days, keep_ca=keep)
     for d, one in enumerate(made):
         superlink = one.superlink
         typer.echo(f"Edge server {d}: {superlink.ca} {one.peer_certificate} {one.peer_key}")

@@ -30,6 +30,7 @@ def node(
     from hedgerow.sim.deploy.node_arguments import check_node_arguments, misspelt_keys, option_values
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
+    from hedgerow.wire.certified import ending
     from hedgerow.wire.proxies import host_of, proxy_of, without_proxy_here
 
     if not arguments:
@@ -40,7 +41,9 @@ def node(
             )
     with bad_options():
         check_node_arguments(arguments)
-    for warning in misspelt_keys(arguments, known_node_keys()):
+        trusted = [Path(name).expanduser() for name in option_values(arguments, "--root-certificates")]
+        warnings = [*ending(trusted), *misspelt_keys(arguments, known_node_keys())]
+    for warning in warnings:
         typer.echo(f"Warning: {warning}", err=True)
     home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser().absolute()
     supernode = program("flower-supernode")

@@ -3,8 +3,8 @@
 Edge servers that are independent orchestrators each have all of these, from one CA, and a certificate for the
 links between them.
 
-They are meant for your own machines and one experiment: the CA's private key is not kept, so that nobody can
-issue further certificates.
+By default the CA's private key is not kept, so that nobody can issue further certificates. A kept one is
+encrypted, and renews them (``renewal.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from errno import EEXIST
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -25,7 +26,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePublicKey,
     generate_private_key,
 )
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hedgerow.wire.certified import certified_name
@@ -33,17 +40,28 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.proxies import host_of
 
 __all__ = [
+    "KEPT_CA_DAYS",
     "Credentials",
     "EdgeCredentials",
+    "KeptCA",
     "NodeKey",
+    "certificate_authority",
+    "check_hosts",
     "check_sizes",
     "make_credentials",
     "make_edge_credentials",
+    "make_node_key",
+    "registered",
+    "signed_anew",
+    "write",
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
+# A CA that is kept outlives the certificates that it renews.
+KEPT_CA_DAYS = 3_650
+_SHORTEST_PASSPHRASE = 8
 
 
 _LONGEST_HOST = 253
@@ -84,6 +102,31 @@ class Credentials:
 
 
 @dataclass(frozen=True)
+class KeptCA:
+    """Where the CA's private key is kept, encrypted.
+
+    Parameters
+    ----------
+    key : Path
+        The file, PEM.
+    passphrase : str
+        At least 8 characters; ValueError otherwise.
+    """
+
+    key: Path
+    passphrase: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.passphrase) < _SHORTEST_PASSPHRASE:
+            raise ValueError(f"the CA's passphrase must have at least {_SHORTEST_PASSPHRASE} characters")
+
+    def write(self, key: EllipticCurvePrivateKey) -> None:
+        """Write a new CA's key; FileExistsError if there is one."""
+        encryption = BestAvailableEncryption(self.passphrase.encode())
+        write(self.key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), 0o600)
+
+
+@dataclass(frozen=True)
 class EdgeCredentials:
     """The files of one edge server with its own SuperLink.
 
@@ -101,7 +144,12 @@ class EdgeCredentials:
 
 
 def make_credentials(
-    folder: Path, num_nodes: int, *, hosts: Sequence[str] = LOOPBACK, days: int = 30
+    folder: Path,
+    num_nodes: int,
+    *,
+    hosts: Sequence[str] = LOOPBACK,
+    days: int = 90,
+    keep_ca: KeptCA | None = None,
 ) -> Credentials:
     """Write new keys and certificates: EC P-384, private keys readable only by their owner.
 
@@ -113,8 +161,10 @@ def make_credentials(
         SuperNodes, 0 to 10,000.
     hosts : Sequence[str] (default: 127.0.0.1 and localhost)
         Addresses and names of the SuperLink, at least one.
-    days : int (default: 30)
-        Validity of the certificates in days, 1 to 3,650.
+    days : int (default: 90)
+        Validity of the certificates in days, 1 to 3,650; of a kept CA's own 3,650.
+    keep_ca : KeptCA or None (default: None)
+        Where to keep the CA's private key; None: nowhere.
 
     Raises
     ------
@@ -124,9 +174,8 @@ def make_credentials(
         If a key exists already, since a device may use it.
     """
     check_sizes(nodes=num_nodes, days=days)
-    _check_hosts(hosts)
-    ca_key = generate_private_key(SECP384R1())
-    ca = _certificate_authority(ca_key, days)
+    check_hosts(hosts)
+    ca, ca_key = _new_ca(folder, days, keep_ca)
     return _written(folder, range(num_nodes), ca, ca_key, hosts, days)
 
 
@@ -135,7 +184,8 @@ def make_edge_credentials(
     partitions: Sequence[Sequence[int]],
     *,
     hosts: Sequence[Sequence[str]] | None = None,
-    days: int = 30,
+    days: int = 90,
+    keep_ca: KeptCA | None = None,
 ) -> list[EdgeCredentials]:
     """Write the files of ``make_credentials`` for each edge server to ``edge<d>``, all from one CA.
 
@@ -145,9 +195,8 @@ def make_edge_credentials(
     called = hosts or [LOOPBACK] * len(partitions)
     check_sizes(nodes=sum(map(len, partitions)), edges=len(partitions), days=days)
     for names in called:
-        _check_hosts(names)
-    ca_key = generate_private_key(SECP384R1())
-    ca = _certificate_authority(ca_key, days)
+        check_hosts(names)
+    ca, ca_key = _new_ca(folder, days, keep_ca)
     made = []
     for d, (own, names) in enumerate(zip(partitions, called, strict=True)):
         home = folder / f"edge{d}"
@@ -156,7 +205,29 @@ def make_edge_credentials(
     return made
 
 
-def _registered(public: Path, partition: int) -> str:
+def _new_ca(folder: Path, days: int, keep: KeptCA | None) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
+    """Make the folder and a CA, whose key is written only if it is to be kept."""
+    if (folder / "ca.crt").exists() or (folder / "edge0").exists():
+        raise FileExistsError(EEXIST, "File exists", str(folder))
+    if keep is not None and keep.key.exists():
+        raise FileExistsError(EEXIST, "File exists", str(keep.key))
+    _make_folder(folder)
+    key = generate_private_key(SECP384R1())
+    if keep is not None:
+        keep.write(key)
+    return certificate_authority(key, days if keep is None else KEPT_CA_DAYS), key
+
+
+def make_node_key(folder: Path, partition: int) -> NodeKey:
+    """Write a new key pair of a SuperNode; FileExistsError if there is one."""
+    node = NodeKey(folder / f"node{partition}", folder / f"node{partition}.pub")
+    key = generate_private_key(SECP384R1())
+    write(node.private, _pem(key, PrivateFormat.OpenSSH), 0o600)
+    write(node.public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH), 0o644)
+    return node
+
+
+def registered(public: Path, partition: int) -> str:
     """Return the registry entry that binds a key to its partition."""
     return f'[[node]]\nkey = "{public.name}"\npartition = {partition}\n'
 
@@ -169,8 +240,8 @@ def _peer_files(
     ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     signed = _signed("Hedgerow edge server", key.public_key(), ca, ca_key, [certified_name(peer)], days, ways)
     files = home / "peer.pem", home / "peer.key"
-    _write(files[0], signed.public_bytes(Encoding.PEM), 0o644)
-    _write(files[1], _pem(key, PrivateFormat.PKCS8), 0o600)
+    write(files[0], signed.public_bytes(Encoding.PEM), 0o644)
+    write(files[1], _pem(key, PrivateFormat.PKCS8), 0o600)
     return files
 
 
@@ -187,7 +258,7 @@ def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
             raise ValueError(f"{key} must be an integer from {least} to {most}, got {value!r}")
 
 
-def _check_hosts(hosts: Sequence[str]) -> None:
+def check_hosts(hosts: Sequence[str]) -> None:
     """Raise ValueError unless these are names or addresses that a certificate check can match."""
     if not hosts:
         raise ValueError("hosts must be one or more addresses or names of the SuperLink, got none")
@@ -232,31 +303,31 @@ def _written(
     days: int,
 ) -> Credentials:
     """Write the files of one SuperLink and its nodes."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     server_key = generate_private_key(SECP384R1())
     ways = [ExtendedKeyUsageOID.SERVER_AUTH]
     server = _signed("Hedgerow SuperLink", server_key.public_key(), ca, ca_key, hosts, days, ways)
-    made = Credentials(
-        folder / "ca.crt",
-        folder / "server.pem",
-        folder / "server.key",
-        [NodeKey(folder / f"node{i}", folder / f"node{i}.pub") for i in partitions],
-        folder / "nodes.toml",
-    )
-    _write(made.ca, ca.public_bytes(Encoding.PEM), 0o644)
-    _write(made.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
-    _write(made.server_key, _pem(server_key, PrivateFormat.PKCS8), 0o600)
-    for node in made.nodes:
-        node_key = generate_private_key(SECP384R1())
-        public = node_key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(node.private, _pem(node_key, PrivateFormat.OpenSSH), 0o600)
-        _write(node.public, public, 0o644)
-    bound = (_registered(node.public, i) for i, node in zip(partitions, made.nodes, strict=True))
-    _write(made.registry, "\n".join(bound).encode(), 0o644)
+    files = folder / "ca.crt", folder / "server.pem", folder / "server.key"
+    write(files[0], ca.public_bytes(Encoding.PEM), 0o644)
+    write(files[1], server.public_bytes(Encoding.PEM), 0o644)
+    write(files[2], _pem(server_key, PrivateFormat.PKCS8), 0o600)
+    nodes = [make_node_key(folder, i) for i in partitions]
+    made = Credentials(*files, nodes, folder / "nodes.toml")
+    bound = (registered(node.public, i) for i, node in zip(partitions, nodes, strict=True))
+    write(made.registry, "\n".join(bound).encode(), 0o644)
     return made
 
 
-def _certificate_authority(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+def _make_folder(folder: Path) -> None:
+    """Create a folder for keys, of which git takes nothing."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"the folder of the keys must be new or empty, got {quoted(str(folder))} with files")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(folder / ".gitignore", b"*\n", 0o644)
+
+
+def certificate_authority(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    """Return a CA's certificate, signed by itself."""
     name = _name("Hedgerow deployment CA")
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -299,6 +370,27 @@ def _signed(
     )
 
 
+def signed_anew(
+    old: x509.Certificate,
+    ca: x509.Certificate,
+    ca_key: EllipticCurvePrivateKey,
+    days: int,
+    hosts: Sequence[str] | None = None,
+) -> x509.Certificate:
+    """Return a certificate for the key, subject and uses of another, with a new validity.
+
+    ``hosts`` replace its names and addresses; None keeps them.
+    """
+    key = old.public_key()
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    ways = old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    (common,) = old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ValueError(f"a certificate to renew must have an EC key, got {type(key).__name__}")
+    called = [str(name.value) for name in names] if hosts is None else hosts
+    return _signed(str(common.value), key, ca, ca_key, called, days, list(ways))
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
@@ -330,7 +422,8 @@ def _pem(key: EllipticCurvePrivateKey, layout: PrivateFormat) -> bytes:
     return key.private_bytes(Encoding.PEM, layout, NoEncryption())
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def write(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file; FileExistsError if there is one."""
     # Created with its mode, so that a key is never readable by others.
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

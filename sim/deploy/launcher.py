@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from logging import WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import tomli_w
 from flwr.app import UserConfig, UserConfigValue
+from flwr.common import log
 
 from hedgerow.sim.deploy.certificates import Credentials, make_credentials
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
@@ -31,6 +33,7 @@ from hedgerow.sim.deploy.warm import warm_path
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
+from hedgerow.wire.certified import ending
 from hedgerow.wire.proxies import without_proxy_here
 
 __all__ = ["FAST", "LOGS_GONE", "THREADS", "Deployment", "SuperNode"]
@@ -135,6 +138,8 @@ class Deployment:
         self.num_nodes = num_nodes
         self.tls = bool(tls)
         self._credentials = tls if isinstance(tls, Credentials) else None
+        for warning in ending([tls.ca, tls.server_certificate]) if isinstance(tls, Credentials) else ():
+            log(WARNING, "%s", warning)
         self._warm = warm
         self.patience = patience
         self.nodes: list[SuperNode] = []

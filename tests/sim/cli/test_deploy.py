@@ -55,7 +55,7 @@ def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
     assert f"register {tmp_path / 'keys' / 'node1.pub'}" in shown.output
     again = hedgerow(*arguments)
     assert again.exit_code == 2
-    assert "File exists" in again.output
+    assert "which has keys: change them with --add N, --renew or --revoke I" in again.output
 
 
 def test_keys_of_edge_servers_are_a_folder_each(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_private_keys_are_for_their_owner_alone(made: Credentials) -> None:
 
 
 def test_the_ca_key_is_not_kept(made: Credentials) -> None:
-    kept = {made.ca, made.server_certificate, made.server_key, made.registry}
+    kept = {made.ca, made.server_certificate, made.server_key, made.registry, made.ca.with_name(".gitignore")}
     kept |= {path for node in made.nodes for path in (node.private, node.public)}
     assert set(made.ca.parent.iterdir()) == kept
 
