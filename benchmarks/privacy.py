@@ -140,7 +140,9 @@ def strategy_of(method: str, model: nn.Module, nodes: int, local_steps: int, opt
             schedule=Fixed(c=0.05, num_rounds=1), local_iters=local_steps, batch_size=10, **options
         )
     # An epoch, whatever the steps: ten of them.
-    return FedMUD.for_model(model, local_epochs=1, batch_size=10, learning_rate=0.05, **options)
+    return FedMUD.for_model(
+        model, local_epochs=1, batch_size=10, learning_rate=0.05, ratio=0.0625, sync="dense", **options
+    )
 
 
 def summed_run(

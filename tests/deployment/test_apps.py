@@ -101,7 +101,10 @@ def test_a_deployment_ends_with_the_bits_of_the_engine_and_leaves_nothing(case: 
     assert not deployment.home.exists()
     here, there = (next((tmp_path / parent).iterdir()) for parent in ("here", "there"))
     assert len(rounds(here)) >= 4
-    assert rounds(there) == rounds(here)
+    # Devices round their part of a sum by draws of their own.
+    summed = "secure-sum=true" in case.config
+    if not summed:
+        assert rounds(there) == rounds(here)
     summary = json.loads((there / "summary.json").read_text())
     assert (summary["status"], summary["lost-replies"]) == ("completed", {})
     # Of CEPS models stay on the nodes.
@@ -109,4 +112,5 @@ def test_a_deployment_ends_with_the_bits_of_the_engine_and_leaves_nothing(case: 
     if case.app != "ceps":
         ours, theirs = read_model(here), read_model(there)
         assert ours.keys() == theirs.keys()
-        assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+        most = 1e-5 if summed else 0.0
+        assert [name for name in ours if np.abs(ours[name] - theirs[name]).max() > most] == []

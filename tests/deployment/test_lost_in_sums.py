@@ -78,7 +78,7 @@ CASES = [
         "similarity-free",
         "similarity_free",
         5,
-        "algorithm=ef-fedavg compressor=randk(0.1) num-rounds=3 local-iters=2 batch-size=5 model=logistic "
+        "algorithm=fedpaq compressor=randk(0.1) num-rounds=3 local-iters=2 batch-size=5 model=logistic "
         "fixed-c=0.05 partition=iid evaluate-every=3",
         4,
         PHASES,
@@ -93,26 +93,13 @@ CASES = [
         5,
         # Another seed than 0, with which one maximum of a pool turns at the last bit, and the models with it.
         # With the default a this method diverges on LeNet.
-        "method=fedmud num-rounds=3 clients-per-round=5 model=lenet ratio=0.0625 init-a=0.5 "
+        "method=fedmud sync=dense num-rounds=3 clients-per-round=5 model=lenet ratio=0.0625 init-a=0.5 "
         "partition=iid batch-size=200 "
         "evaluate-every=3 seed=1",
         4,
         PHASES,
         {"train": [1, 2]},
         [1, 1, 0],
-    ),
-    # A hospital, which fails to upload what it learnt in the first round: its edge's half is in the mean, as
-    # in no run without sums, so that the simulation is of sums too.
-    Case(
-        "hsgd",
-        "hsgd",
-        10,
-        "num-groups=5 layout=edges iterations=4 global-interval=2 local-interval=2 participation=0.5 "
-        "evaluate-every=4",
-        0,
-        {"train.upload": [1], "query.sum_shares": [1]},
-        {},
-        [1, 0],
     ),
 ]
 
