@@ -113,7 +113,8 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     there is one ArrayRecord, if keys or shapes are not the model's, or for a value that is not finite.
     """
     own, record = _entries(task.model), _only(call.content, ArrayRecord)
-    home = home_arrays(call, task, [key for key in own if key not in record])
+    lacking = [key for key in own if key not in record]
+    home = home_arrays(call, task, lacking) if lacking else {}
     shapes = {key: tuple(value.shape) for key, value in own.items() if key not in home}
     sent = received_state(record, shapes, task.x.device)
     return {key: value.to(own[key].dtype) for key, value in sent.items()} | home

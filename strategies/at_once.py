@@ -68,7 +68,8 @@ def _checked(
     sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
     dtype = next(iter(sent.values())).dtype
     rows = _as_type(found.rows, dtype)
-    _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], run)
+    if run.layout.integers:
+        _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], run)
     metrics = {key: np.asarray(values) for key, values in found.metrics.items()}
     if (np.diff(partitions) < 0).any():
         order = np.argsort(partitions)

@@ -584,7 +584,8 @@ class Federation:
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
         drawn = stream.choice(len(there), count, replace=False).tolist()
         nodes = [roster.nodes[there[i]] for i in sorted(drawn)]
-        config = ConfigRecord({**config, **self.frozen_config, "server-round": server_round})
+        frozen = self.frozen_config if self.frozen else {}
+        config = ConfigRecord({**config, **frozen, "server-round": server_round})
         names = self.settings.arrayrecord_key, self.settings.configrecord_key
         content = RecordDict({names[0]: self.travelling(arrays), names[1]: config})
         group = str(server_round)
@@ -640,11 +641,8 @@ class Federation:
             return arrays
         return ArrayRecord({key: array for key, array in arrays.items() if key not in self.frozen})
 
-    def record(self, model: NDArray[Any]) -> ArrayRecord:
-        """Return a model (M,) as arrays, with those that stay at home."""
-        arrays = self.known_layout().unflatten(model)
-        if not self.frozen:
-            return arrays
+    def whole(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return a model's arrays with those that stay at home."""
         return ArrayRecord({k: self.frozen[k] if k in self.frozen else arrays[k] for k in self._keys})
 
     @property

@@ -147,7 +147,8 @@ class Method(FederatedStrategy, Generic[S]):
         return None if self.state is None else self._arrays(self.model(self.state))
 
     def _arrays(self, model: Vector) -> ArrayRecord:
-        return self.federation.record(model)
+        arrays = self.federation.known_layout().unflatten(model)
+        return self.federation.whole(arrays) if self.federation.frozen else arrays
 
     def adopt(self, arrays: ArrayRecord) -> None:
         """Continue from other arrays than the last round returned; ValueError if the method cannot."""

@@ -122,7 +122,8 @@ class Run:
     def prepared(self, exchange: Exchange) -> Exchange:
         """Return an exchange as the parts change it, with the caller's config."""
         exchange = self.changed(exchange)
-        config = {**self.config, **exchange.config, **self.federation.frozen_config}
+        frozen = self.federation.frozen_config if self.federation.frozen else {}
+        config = {**self.config, **exchange.config, **frozen}
         return replace(exchange, config=config)
 
     # Exchanges.
@@ -256,7 +257,7 @@ class Run:
             arrays = self._arrays[id(ask.model)][1]
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
         # An exchange that was not ``prepared`` has no checksum yet.
-        about = self.federation.frozen_config if model else {}
+        about = self.federation.frozen_config if model and self.federation.frozen else {}
         config = ConfigRecord({**exchange.config, **about, **ask.config, **values})
         lacked = self.federation.frozen_for(node) if about else {}
         return RecordDict({**model, **ask.records, **records, **lacked, settings.configrecord_key: config})

@@ -55,9 +55,12 @@ class Learning:
 
     def _learn(self, calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
         """Train nodes; what they learnt has no array that stays at home."""
+        learnt = self.learn(calls)
+        if not any(FROZEN_CHECKSUM in record for call in calls for record in call.content.values()):
+            return learnt
         return [
-            outcome(self._travelling, call, one) if isinstance(one, Learnt) and _has_frozen(call) else one
-            for call, one in zip(calls, self.learn(calls), strict=True)
+            outcome(self._travelling, call, one) if isinstance(one, Learnt) else one
+            for call, one in zip(calls, learnt, strict=True)
         ]
 
     def _travelling(self, call: Call, learnt: Learnt) -> Learnt:
@@ -82,13 +85,9 @@ class Learning:
             if not isinstance(one, Learnt):
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
-        for call, one in zip(calls, learnt, strict=True):
-            if _has_frozen(call):
+        if any(FROZEN_CHECKSUM in record for group in deliveries for record in group.content.values()):
+            for call, one in zip(calls, learnt, strict=True):
                 check_unchanged(self.home_of(call), one.state)
         metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
         rows = state_rows([one.state for one in learnt], keys[0], [one.start for one in learnt])
         return InColumns(rows if rows.is_cuda else rows.numpy(), metrics)
-
-
-def _has_frozen(call: Call) -> bool:
-    return any(FROZEN_CHECKSUM in record for record in call.content.values())

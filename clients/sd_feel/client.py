@@ -162,16 +162,10 @@ class _Round:
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
-    model = next(iter(rounds.values())).task.model
-    outcomes = how.sgd(model, _works(list(rounds.values())))
-    return {at: one.learnt(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}
-
-
-def _works(rounds: Sequence[_Round]) -> list[LocalWork]:
-    """Return the nodes' work; mini-batches are drawn together for nodes with the same instruction."""
+    """Return what nodes learnt; mini-batches are drawn together for nodes with the same instruction."""
     works: dict[int, LocalWork] = {}
     alike: dict[tuple[int, int, int], list[int]] = {}
-    for at, one in enumerate(rounds):
+    for at, one in rounds.items():
         alike.setdefault((one.asked.seed, one.asked.done, one.asked.batch_size), []).append(at)
     for (seed, done, batch_size), positions in alike.items():
         group = [rounds[at] for at in positions]
@@ -185,4 +179,6 @@ def _works(rounds: Sequence[_Round]) -> list[LocalWork]:
         )
         for at, own in zip(positions, batches, strict=True):
             works[at] = rounds[at].work(own)
-    return [works[at] for at in range(len(rounds))]
+    model = next(iter(rounds.values())).task.model
+    outcomes = how.sgd(model, [works[at] for at in rounds])
+    return {at: one.learnt(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}

@@ -3,6 +3,7 @@
 from functools import lru_cache
 from logging import INFO
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from flwr.common import log
@@ -19,6 +20,8 @@ _CACHE_BYTES = 48 * 2**20
 _WORTH_THREADS = 8 * 2**20
 # Usable share of free memory; the rest is for kernels' work space and fragmentation.
 _USABLE = 0.8
+# The sizes of models that were measured, by the shape of a sample.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[torch.Size, tuple[int, int]]] = WeakKeyDictionary()
 
 
 def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
@@ -30,6 +33,15 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
     - ``sample``: One sample, (1, ...), on the model's device.
     - ``batch_size``: The longest batch, >= 0.
     """
+    known = _KNOWN.setdefault(model, {})
+    if sample.shape not in known:
+        known[sample.shape] = _bytes_of(model, sample)
+    parameters, outputs = known[sample.shape]
+    return 4 * parameters + batch_size * outputs
+
+
+def _bytes_of(model: nn.Module, sample: Tensor) -> tuple[int, int]:
+    """Return the bytes of the parameters, and of the layers' outputs for one sample, as counted above."""
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     outputs: list[int] = [sample.numel() * sample.element_size()]
 
@@ -49,7 +61,7 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return 4 * parameters + batch_size * sum(outputs)
+    return parameters, sum(outputs)
 
 
 def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: int | None = None) -> int:

@@ -181,7 +181,8 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
     on_cpu = first.x.device.type == "cpu"
     if on_cpu and (takes_batch_statistics(model) or arithmetic.rounds):
         return False
-    if on_cpu and _lies_channels_last(model) and not (small and first.x.shape[1] == 1):
+    channels_last = any(isinstance(module, ChannelsLast) for module in model.modules())
+    if on_cpu and channels_last and not (small and first.x.shape[1] == 1):
         return False
     if not arithmetic.rounds and stacked_layers(model, first.x.dim() - 1) is not None:
         if isinstance(model, Reparametrised):
@@ -193,10 +194,6 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
 def is_small(model: nn.Module) -> bool:
     """Return whether a model is too small to gain from threads within an operation."""
     return sum(p.numel() for p in model.parameters()) < _SMALL
-
-
-def _lies_channels_last(model: nn.Module) -> bool:
-    return any(isinstance(module, ChannelsLast) for module in model.modules())
 
 
 def _check_batches(works: Sequence[LocalWork]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,9 +39,7 @@ def train_stacks(
     # Stacked layers compute products in float32 only.
     layers = None if arithmetic.rounds else stacked_layers(model, works[0].x.dim() - 1)
 
-    def stacked(own: nn.Module, nodes: Sequence[LocalWork]) -> list[Trained]:
-        return train_stack(own, nodes, loss, layers, arithmetic)
-
+    stacked = partial(train_stack, loss=loss, layers=layers, arithmetic=arithmetic)
     # The first node of a chunk has all its batch shapes.
     proven = [proves_itself(model, stacked, works[chunk[0]], loss, arithmetic) for chunk in chunks]
     looped = [i for chunk, right in zip(chunks, proven, strict=True) if not right for i in chunk]

@@ -57,7 +57,7 @@ class Generators:
             "numpy": list(np.random.get_state()),  # noqa: NPY002
             "torch": torch.get_rng_state().numpy(),
         }
-        if _has_devices():
+        if torch.cuda.is_initialized():
             state["cuda"] = [one.numpy() for one in torch.cuda.get_rng_state_all()]
         return state
 
@@ -76,7 +76,7 @@ class Generators:
 def kept_generators() -> Iterator[None]:
     """Put the global generators back afterwards."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    devices = torch.cuda.get_rng_state_all() if _has_devices() else []
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:
@@ -85,7 +85,3 @@ def kept_generators() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if devices:
             torch.cuda.set_rng_state_all(devices)
-
-
-def _has_devices() -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -407,7 +407,7 @@ class InProcessGrid(Grid):
             return None
         groups = [(content, [self._all.at(i) for i in partitions]) for content, partitions in asked]
         stays = self._workers is None or self._dealt.keeps(message_type, count, size)
-        key = self._batch_key(message_type, _round_of(asked[0][0]))
+        key = message_key(self._seed, _round_of(asked[0][0]) or 0, -1, message_type)
         try:
             if self._workers is None or stays:
                 deliveries = [
@@ -577,12 +577,9 @@ class InProcessGrid(Grid):
         """Return the keys of batched calls by message type."""
         firsts = {kind: jobs[0].message for kind, jobs in groups.items()}
         return {
-            kind: self._batch_key(kind, self._round_of(first, _round_of(first.content)))
+            kind: message_key(self._seed, self._round_of(first, _round_of(first.content)) or 0, -1, kind)
             for kind, first in firsts.items()
         }
-
-    def _batch_key(self, message_type: str, number: int | None) -> int:
-        return message_key(self._seed, number or 0, -1, message_type)
 
     def _due(self) -> bool:
         return bool(self._queue) and self._queue[0][0] <= self._clock

@@ -152,7 +152,10 @@ class WeightedMean:
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return each pool's mean, summed in float64 as replies come."""
         sums: dict[int, SumOfRows] = {}
-        weigh = self._weigh(exchange)
+        kind = type(self)
+        own = (kind.weight, kind.reply_weight) != (WeightedMean.weight, WeightedMean.reply_weight)
+        method = None if own or self.by_examples is not None else exchange.weigh
+        weigh = method or self.reply_weight
         for columns in (yield exchange):
             rows = columns.rows.tensor if isinstance(columns.rows, DeviceRows) else columns.rows
             for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
@@ -165,13 +168,6 @@ class WeightedMean:
     def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
         """Return a reply's weight; ``replies`` is empty if there are no messages."""
         return self.weight(run, node, claimed)
-
-    def _weigh(self, exchange: Exchange) -> Weigh:
-        kind = type(self)
-        own = (kind.weight, kind.reply_weight) != (WeightedMean.weight, WeightedMean.reply_weight)
-        return (
-            self.reply_weight if own or self.by_examples is not None else exchange.weigh or self.reply_weight
-        )
 
 
 @dataclass(frozen=True)

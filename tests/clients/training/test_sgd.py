@@ -216,7 +216,7 @@ def test_norms_can_stack_and_no_work_is_no_result():
 def test_a_full_device_says_what_to_change(monkeypatch):
     model = _small()
 
-    def full(*_):
+    def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     local_sgd(model, ragged_works(model, [(2,)]), mode="stack")  # two nodes fit
