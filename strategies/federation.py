@@ -94,8 +94,8 @@ class FederationOptions(TypedDict, total=False):
         Bound on an update's norm, in multiples of the usual norm of the rounds before, >= 1; 0 for no bound.
         A larger update is refused (``update too large``), see ``UpdateBound``.
     quarantine_after : int (default: 3)
-        A node is quarantined for 2, 4, … 64 rounds after this many refused replies in a row, >= 1; 0 for
-        never.
+        A node is quarantined for 2, 4, … 64 rounds after this many refused replies or errors in a row, >= 1;
+        0 for never.
     max_loss_ratio : float (default: 1e6)
         The run ends with DivergenceError if a loss is not finite, or exceeds this multiple of its first value
         (or of 1, if that is larger), >= 1; 0 for no bound. The losses are the server's evaluation loss and
@@ -459,21 +459,25 @@ class Federation:
         self.judge(self._exchange)
 
     def judge(self, exchange: Inbox) -> None:
-        """Quarantine nodes after repeatedly refused replies, but never half of the online nodes.
+        """Quarantine nodes after repeatedly refused replies or errors, but never half of the online nodes.
 
         A node that failed may lack the frozen arrays, and is sent them with its next message.
         """
         if self.frozen:
             self.lacking |= exchange.report.errors.keys()
-        if not self.settings.quarantine_after:
-            return
         for client in exchange.used:
             self._strikes.pop(client, None)
         self._strikes.update(exchange.refused)
+        if not self.settings.quarantine_after:
+            return
         for client in sorted(exchange.refused):
             struck = self._strikes[client] >= self.settings.quarantine_after
             if struck and self._roster is not None and self._roster.rest(client, self.completed):
                 del self._strikes[client]
+
+    def fails(self, client: int) -> bool:
+        """Return whether a node's last reply was refused, or an error of its own."""
+        return self._strikes[client] > 0
 
     def book_down(
         self, server_round: int, link: str, source: int, client: int, bits: int, sizes: tuple[int, int]

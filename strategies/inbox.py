@@ -119,7 +119,7 @@ class Inbox:
         self._group_id = group_id
         self._check = check
         self.report = ExchangeReport(sent=len(self._waiting))
-        # Partition ids with a refused reply, and with a valid one.
+        # Partition ids with a refused reply or an error of the node's own, and with a valid one.
         self.refused: set[int] = set()
         self.used: set[int] = set()
 
@@ -185,6 +185,8 @@ class Inbox:
             raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
         if message.has_error():
             self.report.errors[node.partition_id] = message.error
+            if message.error.code == RAISED:  # Others are of the network, or of a node that is gone.
+                self.refused.add(node.partition_id)
             raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
         try:
             if not message.has_content():

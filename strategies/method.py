@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from logging import INFO
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -29,6 +31,8 @@ from hedgerow.strategies.wrappers import Handed
 __all__ = ["Method"]
 
 S = TypeVar("S")
+# Types of attributes in which an object keeps state.
+_CHANGES = (dict, list, set, bytearray, np.ndarray)
 
 
 class Method(FederatedStrategy, Generic[S]):
@@ -61,9 +65,19 @@ class Method(FederatedStrategy, Generic[S]):
         # An aggregator that keeps state is a part too.
         kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
         self.parts = (*parts, *kept, *federation.settings.parts)
-        if len(names := [part.name for part in self.parts]) != len(set(names)):
-            raise ValueError(f"parts must have different names, got {names}")
+        _check_kept(self.aggregator)
         super().__init__(federation)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the run; ValueError if two of them have one name."""
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: tuple[Part, ...]) -> None:
+        if len(names := [part.name for part in parts]) != len(set(names)):
+            raise ValueError(f"parts must have different names, got {names}")
+        self._parts = parts
 
     # The algorithm.
 
@@ -119,15 +133,20 @@ class Method(FederatedStrategy, Generic[S]):
         self.state: S | None = None
         # The current round, until it ends: its steps, and its training exchange.
         self._pending: tuple[Run, Steps[S], Exchange | Together] | None = None
+        # The state of the caller's own parts and aggregator before the attempt, until the round counts.
+        self._before: list[tuple[Any, Any]] = []
         for part in self.parts:
             part.forget()
         if self.sums is not None:
             self.sums.forget()
+        if self._kept is not None:
+            self._kept.forget()
 
     def _state(self) -> dict[str, Any]:
         return {
             "method": self.saved(self._known_state()),
             "parts": {part.name: part.state_dict() for part in self.parts},
+            **({"aggregator": self._kept.state_dict()} if self._kept is not None else {}),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -136,6 +155,26 @@ class Method(FederatedStrategy, Generic[S]):
         self.state = self.restored(state["method"])
         for part in self.parts:
             part.load_state_dict(state["parts"].get(part.name, {}))
+        if self._kept is not None and "aggregator" in state:
+            self._kept.load_state_dict(state["aggregator"])
+
+    @property
+    def _kept(self) -> Any:
+        """The aggregator, if it keeps state and is neither a part nor the secure sums."""
+        own: Any = self.aggregator
+        return None if isinstance(own, Part) or own is self.sums or not hasattr(own, "state_dict") else own
+
+    def _take(self) -> None:
+        """Take the state of the caller's own parts and aggregator; the suite's parts commit in ``ended``."""
+        self._put_back()
+        own = [*self.settings.parts, *(one for one in [self.aggregator] if isinstance(one, Part)), self._kept]
+        self._before = [(one, deepcopy(one.state_dict())) for one in own if one is not None]
+
+    def _put_back(self) -> None:
+        """Restore what was taken before an attempt that did not count."""
+        for one, state in self._before:
+            one.load_state_dict(state)
+        self._before = []
 
     def _known_state(self) -> S:
         if self.state is None:
@@ -202,15 +241,23 @@ class Method(FederatedStrategy, Generic[S]):
         there = self.federation.open_round(grid).present
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        before = partial(self.model, self.state)
+        self._take()
+        before, state = partial(self.model, self.state), self.state
         run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
         steps = self._steps(self.state, run)
         try:
             step = next(steps)
             while isinstance(step, Question) or not step.trains:
                 step = send(steps, run.answered(step))
+        except RoundFailedError:
+            self._put_back()
+            return
         except StopIteration as end:
+            # A round without training counts only if it is the end of the run.
             self.state = end.value
+            if not self.finished:
+                self.state = state
+                self._put_back()
             return
         self._pending = run, steps, step
 
@@ -256,9 +303,11 @@ class Method(FederatedStrategy, Generic[S]):
             while True:
                 step = send(steps, run.answered(step))
         except RoundFailedError:
+            self._put_back()
             return None, None
         except StopIteration as end:
             self.state = end.value
+        self._before = []
         self.federation.completed = run.round
         for part in self.parts:
             part.ended(run)
@@ -275,3 +324,16 @@ class Method(FederatedStrategy, Generic[S]):
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Return the round's metrics from the nodes' replies."""
         return self.federation.train_metrics(contents)
+
+
+def _check_kept(aggregator: Any) -> None:
+    """Raise ValueError for an aggregator that keeps state which no checkpoint or repeated round has."""
+    cls = type(aggregator)
+    own = getattr(cls, "state_dict", Part.state_dict) is not Part.state_dict
+    if own or cls.__module__.startswith("hedgerow."):
+        return
+    if state := sorted(key for key, value in vars(aggregator).items() if isinstance(value, _CHANGES)):
+        raise ValueError(
+            f"aggregation must have state_dict, load_state_dict and forget if it keeps state, got "
+            f"{cls.__name__} with {', '.join(state)}: a repeated or resumed round would start elsewhere"
+        )

@@ -55,6 +55,7 @@ __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_
 # Reasons for the loss of nodes or whole sums.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
+FAILED = "failed in the attempt before"
 TOO_FEW, UNSOLVED = "sum below threshold", "sum not unmasked"
 BAD_SHARES, DISCONNECTED = "bad sum shares", "too few sum neighbours"
 
@@ -193,7 +194,7 @@ class SecureSums:
 
     def forget(self) -> None:
         """Forget the run."""
-        self._number = 0
+        self._number = self._round = 0
         # By partition id: the node id and its keys; and the first long-lived key.
         self._keys: dict[int, tuple[int, bytes]] = {}
         self._trusted: dict[int, bytes] = {}
@@ -233,6 +234,14 @@ class SecureSums:
         """Begin a round: return the nodes of each group that can be in its sum; others are counted."""
         self._open, self._group_of, self._left_out = {}, {}, Counter()
         able = {group: [node for node in nodes if self._is_able(node)] for group, nodes in groups.items()}
+        if self._round == server_round:
+            # A repeated round: one member that fails must not fail it again.
+            for group, nodes in able.items():
+                sound = [node for node in nodes if not self.federation.fails(node.partition_id)]
+                if len(sound) >= self.least_of(group):
+                    self._left_out[FAILED] += len(nodes) - len(sound)
+                    able[group] = sound
+        self._round = server_round
         self._group_of = {node.partition_id: group for group, nodes in able.items() for node in nodes}
         yield from self._ask_keys(server_round, [node for nodes in able.values() for node in nodes])
         chosen: list[Node] = []

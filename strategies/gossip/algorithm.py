@@ -65,6 +65,8 @@ class Algorithm(Method[State]):
         log(INFO, "[EVENT %d] iteration %d", run.round, k)
         if k != own:  # An event of other sites' nodes.
             due, wants = [], {}
+        # A node whose last update failed may be alone with this event: the others do not lose it.
+        sound = {i for i in ready if not run.federation.fails(i)}
         # z_j^k: all publishing of iteration k ends before any update of it begins.
         first = {i: t for i in wants if (t := self.method.first(i)) is not None}
         bundles = yield from self.carrier.bundles(k, wants, run, first)
@@ -76,9 +78,9 @@ class Algorithm(Method[State]):
         for columns in (yield run.prepared(update)):
             replies.update(zip(columns.nodes, columns.rows, strict=True))
             run.contents += [reply.metrics for reply in columns.replies]
-        # An event is not lost if all nodes due are offline, and others are online.
-        none_online = not wants and (ready or not due)
-        lost = state.lost if none_online else self._lost_in_a_row(state, run)
+        # An event is not lost if all nodes due are offline or failing, and others are not.
+        is_theirs = sound.isdisjoint(wants) and (sound or not due)
+        lost = state.lost if is_theirs and not replies else self._lost_in_a_row(state, run)
         deprived = {i for i in wants if wants[i] and not bundles[i]}
         state = state.after(k, replies, deprived, run.federation.report.errors, lost)
         run.metrics |= {"iteration": k, "receivers": len(replies)}
@@ -115,7 +117,7 @@ class Algorithm(Method[State]):
         unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
         asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
         config = {"method": self.method.name, "run-seed": run.seed, **self.node_settings}
-        hello = Exchange(HELLO, asks, config, reads=introduced, group="hello", timeout=_PATIENCE)
+        hello = Exchange(HELLO, asks, config, reads=self._introduced, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
@@ -137,7 +139,28 @@ class Algorithm(Method[State]):
         if records_of(content, ArrayRecord):
             raise PayloadError("bad arrays", "an update must hold only scalars")
         checked_metrics(content, self.settings.weighted_by_key)
-        return next_communication(content, "next", after=k)
+        return self._held(node.partition_id, *next_communication(content, "next", after=k))
+
+    def _introduced(self, node: Node, content: RecordDict) -> Appointment:
+        """Return a node's answer to a hello, held against the run's settings; else PayloadError."""
+        i, told = node.partition_id, introduced(node, content)
+        settings = {**self.node_settings, **self.method.instructions(i)}
+        steps = settings.get("local-steps", told.kappa)
+        low, high = settings.get("kappa-low", steps), settings.get("kappa-high", steps)
+        if not low <= told.kappa <= high:  # type: ignore[operator]
+            raise PayloadError("bad hello", f"kappa={told.kappa}, expected {low} to {high}")
+        if told.next % told.kappa:
+            raise PayloadError("bad next", f"next={told.next}, expected a multiple of kappa = {told.kappa}")
+        self._held(i, told.next, told.want)
+        return told
+
+    def _held(self, i: int, k: int, want: list[int]) -> tuple[int, list[int]]:
+        """Return a node's next communication; PayloadError if it wants what none of its neighbours sends."""
+        if self.method.wants(i, k) is None and (
+            len(set(want)) < len(want) or not set(want) <= set(self.method.peers(i))
+        ):
+            raise PayloadError("bad next", f"want={want}, expected different neighbours")
+        return k, want
 
     def _lost_in_a_row(self, state: State, run: Run) -> int:
         """Return the number of lost events in a row; TooFewRepliesError if there are too many."""

@@ -134,7 +134,7 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
     kappa = config_in(content, "hello").get("kappa")
     if not isinstance(kappa, int) or kappa < 1:
         raise PayloadError("bad hello", f"kappa={kappa!r}, expected an integer >= 1")
-    return Appointment(node.node_id, kappa, *next_communication(content, "hello", after=-1))
+    return Appointment(node.node_id, kappa, *next_communication(content, "hello", after=kappa - 1))
 
 
 def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
@@ -145,4 +145,6 @@ def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, 
         raise PayloadError("bad next", f"next={k!r}, expected an iteration after {after}")
     if not isinstance(want, list):
         raise PayloadError("bad next", f"want={want!r}, expected a list of partition ids")
-    return k, [j for j in want if isinstance(j, int)]
+    if not all(isinstance(j, int) for j in want):
+        raise PayloadError("bad next", f"want={want!r}, expected a list of partition ids")
+    return k, want  # type: ignore[return-value]

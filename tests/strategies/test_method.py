@@ -9,7 +9,7 @@ import pytest
 from tests.registry import REGISTRY
 from tests.strategies.quadratic import Quadratics, run
 
-from hedgerow.strategies import FedAvg
+from hedgerow.strategies import FedAvg, Moved, Part, RoundFailedError, SDFeel, WeightedMean
 
 ROOM = Path(__file__).parents[2] / "strategies"
 CONCERNS = re.compile(r"secure|mask|robust|seal|nois|privac|bound|ledger|roster|checkpoint", re.IGNORECASE)
@@ -37,3 +37,94 @@ def test_a_methods_state_overwrites_none_of_the_bases() -> None:
     again = Named(min_available_nodes=2, fraction_evaluate=0.0)
     again.load_state_dict(strategy.state_dict())
     assert dict(again.federation.sizes) == dict(strategy.federation.sizes)
+
+
+class Momentum:
+    """State that moves in ``means``, before anyone knows whether the round counts."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails, self.tries = fails, 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.moved: Any = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(pool): move for pool, move in self.moved.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.moved = {int(pool): move for pool, move in state.items()}
+
+    def means(self, exchange: Any, run: Any) -> Any:
+        means = yield from WeightedMean().means(exchange, run)
+        for pool, mean in means.items():
+            self.moved[pool] = mean.model() - exchange.sent(pool) + 0.5 * self.moved.get(pool, 0.0)
+        self.tries += 1
+        if self.tries == self.fails:
+            raise RoundFailedError
+        return {
+            pool: Moved(list(mean.nodes), mean.weight, exchange.sent(pool), self.moved[pool])
+            for pool, mean in means.items()
+        }
+
+
+class MomentumPart(Part, Momentum):  # type: ignore[misc]
+    name = "momentum"
+    __init__, forget = Momentum.__init__, Momentum.forget  # type: ignore[assignment]
+    state_dict, load_state_dict = Momentum.state_dict, Momentum.load_state_dict
+
+
+def trained(aggregation: Any, rounds: int, state: Any = None) -> Any:
+    strategy = FedAvg(min_available_nodes=2, fraction_evaluate=0.0, aggregation=aggregation)
+    if state is not None:
+        strategy.load_state_dict(state)
+    run(strategy, Quadratics(sizes=[3, 2], centres=[1.0, 2.0]), rounds)
+    return strategy
+
+
+def model(strategy: Any) -> list[float]:
+    return [float(x) for array in strategy.current_arrays().values() for x in array.numpy().ravel()]
+
+
+@pytest.mark.parametrize("kind", [Momentum, MomentumPart])
+def test_the_state_of_an_aggregator_is_put_back_unless_the_round_counts(kind: Any) -> None:
+    whole = model(trained(kind(), 4))
+    assert model(trained(kind(fails=2), 4)) == whole
+    assert model(trained(kind(), 4, trained(kind(), 2).state_dict())) == whole
+
+
+def test_an_aggregator_that_keeps_state_of_which_no_checkpoint_knows_is_refused() -> None:
+    class Forgetful:
+        def __init__(self) -> None:
+            self.moved: dict[int, Any] = {}
+
+        def means(self, exchange: Any, run: Any) -> Any:
+            return (yield from WeightedMean().means(exchange, run))
+
+    with pytest.raises(ValueError, match=r"must have state_dict.*Forgetful with moved"):
+        FedAvg(aggregation=Forgetful())
+
+
+def test_a_part_named_like_one_that_the_method_adds_is_refused() -> None:
+    class Probes(Part):
+        name = "probes"
+
+    with pytest.raises(ValueError, match="parts must have different names"):
+        SDFeel(num_servers=2, parts=[Probes()])
+
+
+def test_a_round_without_training_is_repeated_from_the_same_state() -> None:
+    class Still(FedAvg):
+        asked: list[Any] = []  # noqa: RUF012
+
+        def round(self, state: Any, run: Any) -> Any:
+            self.asked.append(state)
+            if len(self.asked) == 2:
+                yield from ()
+                return None  # Another state, of a round in which nobody trained.
+            return (yield from super().round(state, run))
+
+    strategy = Still(min_available_nodes=2, fraction_evaluate=0.0)
+    run(strategy, Quadratics(sizes=[3, 2], centres=[1.0, 2.0]), 2)
+    assert len(strategy.asked) == 3
+    assert strategy.asked[1] is strategy.asked[2]

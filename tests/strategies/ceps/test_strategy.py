@@ -44,7 +44,7 @@ def alternating(i: int, k: int) -> list[int]:
 def ceps(**parameters: Any) -> CEPS:
     defaults: dict[str, Any] = {"dim": DIM, "sparsity": 3, "topology": RING, "min_available_nodes": M}
     # 64 signs take the 16 bytes of these nodes' payloads.
-    return CEPS(**{**defaults, "measurements": 64, **parameters})
+    return CEPS(**{**defaults, "measurements": 64, "interval": (1, 6), **parameters})
 
 
 def nodes(**parameters: Any) -> Nodes:
@@ -279,7 +279,7 @@ def test_a_lost_update_is_a_missed_communication_and_no_event_is_repeated() -> N
         return reply
 
     fake = nodes(kappas=[2] * M, want=both, sabotage=fail)
-    _, ends, _ = run(ceps(), fake, 4)
+    _, ends, _ = run(ceps(quarantine_after=0), fake, 4)
     assert [end.train["missed"] for end in ends[1:]] == [1, 2, 3, 4]
     assert [event.k for event in fake.events("update") if event.node == 0] == [2, 4, 6, 8]
 
@@ -305,6 +305,46 @@ def test_events_without_any_update_end_the_run() -> None:
 
     with pytest.raises(TooFewRepliesError, match="Event 4: 0 valid updates"):
         run(ceps(max_repeats=3), nodes(sabotage=fail), 50)
+
+
+@pytest.mark.parametrize("quarantine_after", [0, 3])
+def test_a_node_that_fails_alone_at_most_events_does_not_end_the_run(quarantine_after: int) -> None:
+    """It is due at every iteration, the others at every twelfth: eleven of its failures are in a row."""
+
+    def fail(kind: str, i: int, reply: RecordDict) -> RecordDict:
+        if kind == "update" and i == 2:
+            raise RuntimeError("no")
+        return reply
+
+    fake = nodes(kappas=[12, 12, 1, 12, 12, 12], want=both, sabotage=fail)
+    strategy = ceps(interval=(1, 12), num_iterations=40, quarantine_after=quarantine_after)
+    run(strategy, fake, 100)
+    assert [event.k for event in fake.events("update") if event.node == 0] == [12, 24, 36]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"kappa": 1}, "bad hello"),
+        ({"kappa": 7, "next": 7}, "bad hello"),
+        ({"next": 0}, "bad next"),
+        ({"next": 3}, "bad next"),
+        ({"want": [1, 1]}, "bad next"),
+        ({"want": [3]}, "bad next"),
+        ({"want": ["1"]}, "bad next"),
+    ],
+)
+def test_a_hello_is_held_against_the_settings(told: dict[str, Any], reason: str, caplog: Any) -> None:
+    def lie(kind: str, i: int, reply: RecordDict) -> RecordDict:
+        if kind == "hello" and i == 0:
+            reply["hello"] = ConfigRecord({**reply["hello"], **told})  # type: ignore[dict-item]
+        return reply
+
+    fake = nodes(kappas=[2] * M, want=both, sabotage=lie)
+    _, ends, _ = run(ceps(interval=(2, 6)), fake, 3)
+    assert len(ends) == 4
+    assert not [event for event in fake.events("update") if event.node == 0]
+    assert reason in caplog.text
 
 
 def test_a_single_lost_event_does_not_count_for_long() -> None:

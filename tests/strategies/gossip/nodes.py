@@ -64,7 +64,10 @@ class Nodes:
         self.trace.append(Event("hello", i, 0, config=dict(content["config"])))
         state["model"] = ArrayRecord({"w": Array(np.full(DIM, float(i)))})
         state["numbers"] = ConfigRecord({"x": float(i)})
-        kappa = self.kappas[i]
+        config, kappa = content["config"], self.kappas[i]
+        low, high = config.get("kappa-low", kappa), config.get("kappa-high", kappa)
+        kappa = min(max(kappa, int(low)), int(high))
+        self.kappas = [*self.kappas[:i], kappa, *self.kappas[i + 1 :]]
         return RecordDict(
             {"hello": ConfigRecord({"kappa": kappa, "next": kappa, "want": self.want(i, kappa)})}
         )
