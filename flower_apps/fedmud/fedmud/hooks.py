@@ -23,12 +23,20 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
         for key, shape in zip(layout.keys, layout.shapes, strict=True)
         if len(shape) in (2, 4) and min(shape) > 0
     ]
-    strategy = FedMUD(
+
+    def made(variant: str) -> FedMUD:
+        return FedMUD(
+            variant=variant, layers=layers, num_parameters=compressed_part(layout).size, ratio=1.0,
+            budget="layer", skip_front=0, skip_back=0, local_epochs=1, max_repeats=0,
+            min_train_nodes=nodes.least, **nodes.options,
+        )  # fmt: skip
+
+    try:
         # Without such a layer nothing is encoded, and the messages are the same.
-        variant="mud+bkd+aad" if layers else "dense",
-        layers=layers, num_parameters=compressed_part(layout).size, ratio=0.5, skip_front=0, skip_back=0,
-        local_epochs=1, max_repeats=0, min_train_nodes=nodes.least, **nodes.options,
-    )  # fmt: skip
+        strategy = made("mud+bkd+aad" if layers else "dense")
+    except ValueError:  # Factors of layers as small as these are larger than the layers.
+        layers = []
+        strategy = made("dense")
     outcome = nodes.run(strategy)
     mend = "app = fedmud_client()  # from hedgerow.clients; dataset and model in the run config are your own"
     if outcome.served and not layers:
