@@ -48,6 +48,7 @@ from hedgerow.wire.compress import (
     promoted,
     record_payload,
 )
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import (
     Layout,
     PayloadError,
@@ -69,6 +70,19 @@ _ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, MultiKrum)
 # Their models are trees, sent as bytes.
 _TREES = (FedXgbBagging, FedXgbCyclic)
 _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
+
+
+def _named(compressor: str | Compressor) -> Compressor:
+    """Return the compressor of a text, or of an object's text, since nodes get no more; else ValueError."""
+    try:
+        return parse_compressor(str(compressor))
+    except ValueError as error:
+        if isinstance(compressor, str):
+            raise
+        raise ValueError(
+            "compressor must be a text such as 'topk(0.01)', from which nodes make it, or an object with "
+            f"such a text, got {quoted(compressor)}"
+        ) from error
 
 
 class Compressed(Strategy):
@@ -117,14 +131,14 @@ class Compressed(Strategy):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Raise TypeError for an option that the class does not take."""
-        check_options(cls, options)
+        check_options(cls, options, len(arguments))
         return super().__new__(cls)
 
     def __init__(
         self, strategy: Strategy, compressor: str | Compressor = "topk(0.01)", error_feedback: bool = True
     ) -> None:
         self.strategy = strategy
-        self.uplink = Uplink(ErrorFeedback(parse_compressor(str(compressor)), error_feedback))
+        self.uplink = Uplink(ErrorFeedback(_named(compressor), error_feedback))
         self._check_composition()
 
     def __getattr__(self, name: str) -> Any:

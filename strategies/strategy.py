@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from inspect import Parameter, signature
 from logging import INFO
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Required, Self, get_args, get_origin, get_type_hints
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
@@ -32,9 +32,13 @@ from hedgerow.wire.ledger import Ledger
 __all__ = ["FederatedStrategy", "check_options"]
 
 
-def check_options(cls: type, options: Iterable[str]) -> None:
-    """Raise TypeError unless a class takes keyword arguments of these names, or its ``Unpack[…]`` does."""
-    if (valid := _options(cls)) is None:
+def check_options(cls: type, options: Iterable[str], positional: int = 0) -> None:
+    """Raise TypeError unless a class takes keyword arguments of these names, and needs no others.
+
+    ``positional`` is the number of arguments without a name. ``Unpack[…]`` of a class's ``**options`` counts.
+    """
+    valid, needed = _options(cls)
+    if valid is None:
         return
     for name in options:
         if name not in valid:
@@ -43,21 +47,29 @@ def check_options(cls: type, options: Iterable[str]) -> None:
                 f"{cls.__name__}() has no parameter {name!r}; its parameters are "
                 f"{', '.join(sorted(valid))}.{f' D{meant[1:]}' if meant else ''}"
             )
+    if missing := [name for name in needed[positional:] if name not in options]:
+        given = ", ".join(sorted(options)) or "none"
+        raise TypeError(f"{cls.__name__}() must be given {' and '.join(missing)}, got {given}")
 
 
 @lru_cache(maxsize=64)
-def _options(cls: Any) -> frozenset[str] | None:
-    """Return the names of a class's keyword arguments; None if it takes any."""
+def _options(cls: Any) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    """Return the names of a class's arguments, None if it takes any, and in order of those it must have."""
     names: set[str] = set()
+    needed: list[str] = []
     for name, parameter in list(signature(cls.__init__).parameters.items())[1:]:
         if parameter.kind is Parameter.VAR_KEYWORD:
             (options,) = get_args(get_type_hints(cls.__init__).get(name)) or (None,)
             if options is None:
-                return None
-            names |= get_type_hints(options).keys()
+                return None, ()
+            hints = get_type_hints(options, include_extras=True)
+            names |= hints.keys()
+            needed += [key for key, hint in hints.items() if get_origin(hint) is Required]
         elif parameter.kind is not Parameter.VAR_POSITIONAL:
             names.add(name)
-    return frozenset(names)
+            if parameter.default is Parameter.empty:
+                needed.append(name)
+    return frozenset(names), tuple(needed)
 
 
 def _compared(configure_train: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +136,7 @@ class FederatedStrategy(Strategy):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Raise TypeError for an option that the class does not take, before any base class does."""
-        check_options(cls, options)
+        check_options(cls, options, len(arguments))
         return super().__new__(cls)
 
     def __init__(self, federation: Federation) -> None:

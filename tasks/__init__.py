@@ -1,7 +1,7 @@
 """Learning tasks: data sets, their partition among nodes, models and metrics."""
 
 from .augmentation import AUGMENTATIONS, augmented, check_augmentation
-from .datasets import Dataset, load
+from .datasets import Dataset, load, preprocessing
 from .federated import FederatedData, federated
 from .files import Reading
 from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
@@ -97,6 +97,7 @@ __all__ = [
     "parse_scheme",
     "parse_standardise",
     "partition",
+    "preprocessing",
     "read_own",
     "sparse_truth",
     "split_logits",

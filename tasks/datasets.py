@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import at_least, check_inputs, check_labels
-from .images import Images, scaled
+from .images import Images, pixel_constants, scaled
 from .imports import is_import_path
 from .sources import DATASETS, SOURCES, find, imported, known, resolve_data_dir
 
-__all__ = ["Dataset", "load"]
+__all__ = ["Dataset", "load", "preprocessing"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +94,20 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str
     if is_import_path(name):
         return imported(name, folder, Dataset)
     return _read(known(name, DATASETS), find(name, folder), scaling)
+
+
+def preprocessing(
+    name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str = "standard"
+) -> tuple[list[float], list[float]] | None:
+    """Return what ``load`` subtracts from each channel's pixels (0 to 255), and divides them by.
+
+    None for the result of a function, which is not scaled. Parameters and errors as in ``load``.
+    """
+    if is_import_path(name):
+        return None
+    images = SOURCES[known(name, DATASETS)].read(find(name, resolve_data_dir(data_dir)))
+    assert isinstance(images, Images)
+    return pixel_constants(images, scaling)
 
 
 @lru_cache(maxsize=2)

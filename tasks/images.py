@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCALINGS", "Images", "scaled", "standardise"]
+__all__ = ["SCALINGS", "Images", "pixel_constants", "scaled", "standardise"]
 
 SCALINGS = ("standard", "unit")
 
@@ -39,6 +39,15 @@ def scaled(images: Images, scaling: str) -> tuple[NDArray[np.float32], NDArray[n
     raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
 
 
+def pixel_constants(images: Images, scaling: str) -> tuple[list[float], list[float]]:
+    """Return what ``scaled`` subtracts from each channel's pixels (0 to 255), and divides them by."""
+    channels = range(images.x_train.shape[1])
+    if scaling == "unit":
+        return [0.0 for _ in channels], [255.0 for _ in channels]
+    found = [_mean_and_deviation(images.x_train[:, channel]) for channel in channels]
+    return [mean for mean, _ in found], [deviation for _, deviation in found]
+
+
 def standardise(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return both pixel sets with the training set's mean 0 and standard deviation 1 in each channel."""
     train = np.empty(images.x_train.shape, np.float32)
@@ -51,6 +60,11 @@ def standardise(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 
 def _standardised_levels(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    mean, deviation = _mean_and_deviation(pixels)
+    return ((np.arange(256, dtype=np.float64) - mean) / deviation).astype(np.float32)
+
+
+def _mean_and_deviation(pixels: NDArray[np.uint8]) -> tuple[float, float]:
     # From the histogram: exact, without a float64 copy of the set. In blocks, because bincount converts its
     # input to eight bytes per pixel.
     histogram = sum(np.bincount(block.ravel(), minlength=256) for block in np.array_split(pixels, _BLOCKS))
@@ -58,4 +72,4 @@ def _standardised_levels(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     mean = np.average(level, weights=histogram)
     deviation = np.sqrt(np.average((level - mean) ** 2, weights=histogram))
     # A constant channel becomes zeros.
-    return ((level - mean) / (deviation or 1.0)).astype(np.float32)
+    return float(mean), float(deviation) or 1.0

@@ -1,8 +1,8 @@
 """Follow a run in the browser: the page of ``report.py``, rendered again while the run is written.
 
-A small server reads the run's folder and writes nothing. It serves this page and no file, to everybody who
-can connect: on loopback by default. Pages of other sites cannot read it: requests that name another host
-(DNS rebinding) are refused, and no other origin is allowed.
+A small server reads the run's folder and writes nothing. It serves this page, the numbers for Prometheus
+(``/metrics``) and no file, to everybody who can connect: on loopback by default. Pages of other sites cannot
+read it: requests that name another host (DNS rebinding) are refused, and no other origin is allowed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from hedgerow.sim.runs.folder import (
     read_config,
 )
 from hedgerow.sim.runs.live import duration
+from hedgerow.sim.runs.prometheus import CONTENT_TYPE, prometheus_text
 from hedgerow.sim.runs.report import Live, Network, report_html, waiting_html
 from hedgerow.sim.runs.results import RecordedRun, last_line, load
 from hedgerow.wire.printable import shown
@@ -141,6 +142,12 @@ class FollowedRun:
                 self._due = time.monotonic() + max(_EVERY, _SHARE * (time.monotonic() - begun))
             return self._page
 
+    def metrics(self) -> str:
+        """Return the run's numbers in Prometheus's text format, as they are now."""
+        state = self._state()
+        records = () if state == "waiting" else load([self.folder]).runs[0].rounds
+        return prometheus_text(self.folder.name, state, records)
+
     def _state(self) -> str:
         if (self.folder / SUMMARY).exists():
             return "finished"
@@ -221,7 +228,7 @@ class FollowServer:
         self.run, self.host = run, host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
-        app = Starlette(routes=[Route("/", self._answer)])
+        app = Starlette(routes=[Route("/", self._answer), Route("/metrics", self._metrics)])
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
 
     @property
@@ -243,6 +250,15 @@ class FollowServer:
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         return HTMLResponse(page, headers=headers)
+
+    def _metrics(self, request: Request) -> Response:
+        """Answer Prometheus; 503 while the records cannot be read, so that it tells the run as down."""
+        if not self._is_meant(request.url.hostname or ""):
+            return PlainTextResponse("This server has another name.\n", 421, _HEADERS)
+        try:
+            return Response(self.run.metrics(), headers=_HEADERS, media_type=CONTENT_TYPE)
+        except _DAMAGES as error:
+            return PlainTextResponse(f"The run cannot be shown: {shown(error)}\n", 503, _HEADERS)
 
     def _is_meant(self, name: str) -> bool:
         """Return whether a request names this server: an IP address, localhost or the configured host.

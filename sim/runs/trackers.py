@@ -25,7 +25,8 @@ from uuid import uuid4
 
 from flwr.common import log
 
-from hedgerow.sim.runs.folder import write_json
+from hedgerow.sim.runs.folder import CONFIG, write_json
+from hedgerow.sim.runs.model_files import NPZ, SAFETENSORS
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
@@ -159,7 +160,8 @@ class TensorBoardLog:
 class _MLflow:
     """A run in MLflow, through its client, so that an app's own active run is not disturbed.
 
-    Without ``MLFLOW_TRACKING_URI`` it is written to files under ``./mlruns``.
+    Without ``MLFLOW_TRACKING_URI`` it is written to files under ``./mlruns``. If ``HEDGEROW_MLFLOW_MODEL``
+    names a model, the trained one becomes its next version in MLflow's registry.
     """
 
     _STATUS: Mapping[str, str] = MappingProxyType(
@@ -184,7 +186,7 @@ class _MLflow:
         import mlflow  # noqa: PLC0415
         from mlflow.entities import Metric, Param  # noqa: PLC0415
 
-        self._metric, self._uri = Metric, uri
+        self._metric, self._uri, self._folder = Metric, uri, run.folder
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         if run.known is not None:
             self._run_id = str(run.known["run_id"])
@@ -221,7 +223,24 @@ class _MLflow:
             self._client.log_batch(self._run_id, metrics=metrics[first : first + self._METRICS])
 
     def end(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, self._STATUS[status])
+        try:
+            if status == "completed" and self._folder is not None:
+                self._register(self._folder)
+        finally:
+            self._client.set_terminated(self._run_id, self._STATUS[status])
+
+    def _register(self, folder: Path) -> None:
+        """Keep the model's files with the run, as a new version in the registry."""
+        name = os.environ.get("HEDGEROW_MLFLOW_MODEL")
+        files = [file for file in (folder / NPZ, folder / SAFETENSORS, folder / CONFIG) if file.is_file()]
+        if not name or not any(file.name in (NPZ, SAFETENSORS) for file in files):
+            return
+        for file in files:
+            self._client.log_artifact(self._run_id, str(file), "model")
+        if not any(model.name == name for model in self._client.search_registered_models(f"name = '{name}'")):
+            self._client.create_registered_model(name)
+        source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
+        self._client.create_model_version(name, source, self._run_id)
 
 
 class _Wandb:

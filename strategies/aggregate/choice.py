@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hedgerow.strategies.aggregate.mean import Aggregator
 from hedgerow.strategies.aggregate.robust import Robust
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.robust_means import Aggregation, parse_aggregation
 
 __all__ = ["Choice"]
@@ -25,7 +26,12 @@ class Choice:
             return cls(aggregation)
         if callable(getattr(aggregation, "means", None)):
             return cls(Aggregation("mean"), aggregation)  # type: ignore[arg-type]
-        return cls(parse_aggregation(aggregation))  # type: ignore[arg-type]
+        if not isinstance(aggregation, str):
+            raise ValueError(
+                "aggregation must be a rule such as 'median', or an object with a method 'means', as "
+                f"hedgerow.strategies.WeightedMean has, got {quoted(aggregation)}"
+            )
+        return cls(parse_aggregation(aggregation))
 
     @property
     def is_mean(self) -> bool:

@@ -50,10 +50,15 @@ from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, view
 from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
 
-__all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
+__all__ = ["NEEDS_CLIENT", "SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
 # Reasons for the loss of nodes or whole sums.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
+# The remedy for a node that takes no part in sums because its ClientApp cannot.
+NEEDS_CLIENT = (
+    "secure_sum needs a ClientApp that masks what it sends: sd_feel_client(), similarity_free_client() or "
+    "fedmud_client() of hedgerow.clients, with train= for a loop of your own"
+)
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
 FAILED = "failed in the attempt before"
 TOO_FEW, UNSOLVED = "sum below threshold", "sum not unmasked"
@@ -202,6 +207,7 @@ class SecureSums:
         self._group_of: dict[int, int] = {}
         # Nodes with shares that restored no seed.
         self._excluded: set[int] = set()
+        self._told_of_sizes = False
         self._left_out: Counter[str] = Counter()
         self.releases = SumReleases()
 
@@ -272,6 +278,9 @@ class SecureSums:
             self._left_out[BAD_SHARES] += 1
         elif node.partition_id not in self.federation.sizes:
             self._left_out[NO_SIZE] += 1
+            if not self._told_of_sizes:
+                self._told_of_sizes = True
+                log(WARNING, "Left out of sums: nodes that report no num-examples. %s", NEEDS_CLIENT)
         else:
             return True
         return False

@@ -185,15 +185,19 @@ class ClusteredStrategy(Algorithm):
             )
 
     def participants(self, server_round: int) -> list[int]:
-        """Return the clients of a round: those with a server and a draw below beta, a stream each."""
-        beta, with_server = self.participation, self.assignment.among(range(self.num_clients))
-        if beta == 1.0:  # No draws are needed: each takes a stream of its own.
-            return with_server
-        return [i for i in with_server if self.federation.uniform(server_round, i) < beta]
+        """Return the partition ids of a round: Bernoulli(beta) draws, with one stream per client."""
+        return self._taking_part(server_round, range(self.num_clients))
 
     def scheduled(self, run: Run) -> Sequence[int]:
         """Return the clients that take part in a round; only those online are sent a message."""
         return self.participants(run.round)
+
+    def _taking_part(self, server_round: int, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have a server and a draw below beta."""
+        beta, with_server = self.participation, self.assignment.among(clients)
+        if beta == 1.0:  # No draws are needed: each takes a stream of its own.
+            return with_server
+        return [i for i in with_server if self.federation.uniform(server_round, i) < beta]
 
     @property
     def clusters(self) -> tuple[int, ...]:

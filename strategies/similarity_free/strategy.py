@@ -19,6 +19,7 @@ from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.similarity_free.algorithm import DOWN, UP, Algorithm, InnerSolver
 from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import Compressor, Identity, RandK, parse_compressor
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import only_record
 from hedgerow.wire.robust_means import Aggregation
 
@@ -103,6 +104,11 @@ class SimilarityFree(Algorithm):
     ) -> None:
         int_at_least(1, local_iters=local_iters, batch_size=batch_size)
         int_at_least(0, probe_rounds=probe_rounds)
+        if not isinstance(schedule, Schedule):
+            raise ValueError(
+                "schedule must be a Schedule of hedgerow.strategies, such as Diminishing(0.1, 0.6), got "
+                f"{quoted(schedule)}"
+            )
         one_of("operator", operator, ("gradient", "prox"))
         one_of("schedule_drives", schedule_drives, ("local", "round"))
         one_of("weighting", weighting, ("uniform", "examples"))
@@ -148,7 +154,7 @@ class SimilarityFree(Algorithm):
         return SecureSums(settings, federation, down_link=DOWN, up_link=UP, weighted_by=by)
 
     @classmethod
-    def named(cls, algorithm: str, **parameters: Any) -> Self:
+    def named(cls, algorithm: str = "", **parameters: Any) -> Self:
         """Return one of the paper's algorithms: ``fedavg``, ``fedprox``, ``ef-fedavg`` or ``ef-fedprox``.
 
         Parameters are those of the class. The first two send whole models and take no ``compressor``; the

@@ -1,7 +1,9 @@
 """The steps of docs/how-to/keys.md with real programs: add a node, renew the certificate, revoke a node."""
 
 import json
+import sqlite3
 import ssl
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,8 @@ def test_nodes_are_added_and_revoked_and_certificates_renewed_while_a_superlink_
     ca = KeptCA(tmp_path / "ca.key", "correct horse")
     keys = make_credentials(tmp_path / "keys", 2, days=20, keep_ca=ca)
     folder, (health,) = keys.ca.parent, free_ports(1)
-    options = ["--database", str(tmp_path / "state.db"), "--health-server-address", f"127.0.0.1:{health}"]
+    state = tmp_path / "state.db"
+    options = ["--database", str(state), "--health-server-address", f"127.0.0.1:{health}"]
     with Deployment(tiny_app, 2, tls=keys, superlink_options=options) as deployment:
         assert answers(f"127.0.0.1:{health}")
         assert answered(deployment, tmp_path / "first") == [0, 1]
@@ -56,7 +59,13 @@ def test_nodes_are_added_and_revoked_and_certificates_renewed_while_a_superlink_
             before = keys.server_certificate.read_bytes()
             renew_certificates(folder, ca, days=365)
             assert keys.server_certificate.read_bytes() != before
+            # As docs/how-to/operate.md copies the state, and puts the copy back.
+            with closing(sqlite3.connect(state)) as one, closing(sqlite3.connect(tmp_path / "copy")) as other:
+                one.backup(other)
             deployment.superlink.stop()
+            for file in tmp_path.glob("state.db*"):
+                file.unlink()
+            (tmp_path / "copy").rename(state)
             deployment.superlink.start()
             port = int(deployment.address.rpartition(":")[2])
             deployment.superlink.wait_until(lambda: healthy(port, keys.ca), 60)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.tasks.images import Images, scaled, standardise
+from hedgerow.tasks.images import Images, pixel_constants, scaled, standardise
 
 
 def images(x_train, x_test):
@@ -33,3 +33,14 @@ def test_a_constant_channel_becomes_zeros_and_unit_pixels_are_levels_over_255():
     assert x_train.dtype == x_test.dtype == np.float32
     with pytest.raises(ValueError, match="scaling must be one of standard, unit, got 'half'"):
         scaled(constant, "half")
+
+
+@pytest.mark.parametrize("scaling", ["standard", "unit"])
+def test_the_constants_of_a_scaling_give_its_pixels(scaling):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 200, (6, 3, 4, 4), dtype=np.uint8)
+    pixels[:, 2] = 7
+    both = images(pixels, pixels[:2])
+    mean, std = (np.array(one).reshape(3, 1, 1) for one in pixel_constants(both, scaling))
+    for raw, wanted in zip((both.x_train, both.x_test), scaled(both, scaling), strict=True):
+        assert (raw - mean) / std == pytest.approx(wanted, abs=1e-6)

@@ -27,14 +27,15 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
     def made(variant: str) -> FedMUD:
         return FedMUD(
             variant=variant, layers=layers, num_parameters=compressed_part(layout).size, ratio=1.0,
-            skip_front=0, skip_back=0, local_epochs=1, max_repeats=0, min_train_nodes=nodes.least,
-            **nodes.options,
+            budget="layer", skip_front=0, skip_back=0, local_epochs=1, max_repeats=0,
+            min_train_nodes=nodes.least, **nodes.options,
         )  # fmt: skip
 
     try:
+        # Without such a layer nothing is encoded, and the messages are the same.
         strategy = made("mud+bkd+aad" if layers else "dense")
-    except ValueError:
-        # A model too small to be encoded; the messages are the same.
+    except ValueError:  # Factors of layers as small as these are larger than the layers.
+        layers = []
         strategy = made("dense")
     outcome = nodes.run(strategy)
     mend = "app = fedmud_client()  # from hedgerow.clients; dataset and model in the run config are your own"

@@ -24,9 +24,10 @@ _NO_HANDLER = "function registered"
 
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
-    """Request few steps and then more, then a compressed update."""
+    """Request few steps and then more, then a compressed update, then a secure sum."""
     yield _sd_feel(nodes)
     yield _compressed(nodes)
+    yield _secure_sum(nodes)
 
 
 def _strategy(nodes: CheckedNodes, steps: int) -> SDFeel:
@@ -90,6 +91,20 @@ def _compressed(nodes: CheckedNodes) -> Verdict:
     wrapped = _strategy(nodes, _FEW)
     mend = "app = ClientApp(mods=[compress_reply])  # from hedgerow.clients; before mods that see arrays"
     return nodes.run(Compressed(wrapped, "topk(0.5)")).verdict("Compressed", mend)
+
+
+def _secure_sum(nodes: CheckedNodes) -> Verdict:
+    from hedgerow.strategies import SDFeel, SecureSum
+
+    name, least = "secure_sum=True", SecureSum().min_nodes
+    if nodes.plan.num_nodes < least:
+        return Verdict(name, "unknown", f"a sum needs {least} nodes", f"hedgerow check APP --nodes {least}")
+    strategy = SDFeel(
+        num_servers=1, topology="complete", tau1=_FEW, tau2=1, max_repeats=0, secure_sum=True,
+        min_train_nodes=least, **{**nodes.options, "min_available_nodes": least},
+    )  # fmt: skip
+    mend = "app = sd_feel_client(train=...)  # from hedgerow.clients: it masks what your loop has learnt"
+    return nodes.run(strategy).verdict(name, mend)
 
 
 def network(run: RecordedRun) -> DrawnNetwork | None:

@@ -10,6 +10,7 @@ from tests.sim.tiny_app import MakeApp
 
 SD_FEEL = "SDFeel, HierFAvg, Feel, FedAvg"
 WHO = "(introductions)"
+SUMS = "secure_sum=True"
 Foreign = Callable[..., Path]
 
 SERVER = """
@@ -96,7 +97,7 @@ def verdicts(home: Path, *options: str) -> dict[str, tuple[str, str, str]]:
 
 
 def test_a_plain_app_serves_none_and_is_told_why(foreign: Foreign) -> None:
-    found = verdicts(foreign())
+    found = verdicts(foreign(), "--nodes", "3")
     assert {serves for serves, _, _ in found.values()} == {"no"}
     assert found[WHO][2].startswith("app = ClientApp(mods=[introduce])")
     assert found[SD_FEEL][1] == "nodes train the same model for 1 and 4 local-steps"
@@ -113,6 +114,12 @@ def test_a_plain_app_serves_none_and_is_told_why(foreign: Foreign) -> None:
     assert "ceps_client" in found["CEPS"][2]
     assert "'pair'" in found["HSGD"][1]
     assert "'publish'" in found["Router"][1]
+    assert "num-examples" in found[SUMS][1]
+    assert "sd_feel_client" in found[SUMS][2]
+
+
+def test_a_sum_of_too_few_nodes_is_unknown(foreign: Foreign) -> None:
+    assert verdicts(foreign())[SUMS] == ("unknown", "a sum needs 3 nodes", "hedgerow check APP --nodes 3")
 
 
 def test_the_lines_that_are_told_mend_what_they_are_told_for(foreign: Foreign) -> None:
@@ -170,7 +177,7 @@ SMALL = {
     "hsgd": "iterations=4",
 }
 OWN = {
-    "sd-feel": {SD_FEEL, "Compressed"},
+    "sd-feel": {SD_FEEL, "Compressed", SUMS},
     "similarity-free": {"SimilarityFree"},
     "fedmud": {"FedMUD and its family"},
     "ceps": {"CEPS"},

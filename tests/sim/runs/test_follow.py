@@ -175,6 +175,59 @@ def test_a_page_that_did_not_change_is_not_sent_again(serve: Serve, write_run: W
     assert ask(server, If_None_Match=known)[0] == 200
 
 
+_LABEL = r'[a-z]+="(?:[^"\\\n]|\\["\\n])*"'
+SAMPLE = re.compile(
+    rf"(?P<metric>[a-z_]+)\{{(?P<labels>{_LABEL}(?:,{_LABEL})*)\}} (?P<value>-?[0-9.e+-]+|NaN|[+-]Inf)"
+)
+
+
+def samples(text: str) -> dict[str, dict[str, float]]:
+    """Read Prometheus's text format: each metric's samples by their labels but ``run``."""
+    found: dict[str, dict[str, float]] = {}
+    assert text.endswith("\n")
+    for line in text[:-1].split("\n"):
+        if line.startswith("# TYPE "):
+            found[line.split(" ")[2]] = {}
+        elif not line.startswith("# HELP "):
+            sample = SAMPLE.fullmatch(line)
+            assert sample is not None, line
+            run, _, rest = sample["labels"].partition(",")
+            assert run == 'run="run"'
+            assert rest not in found[sample["metric"]]
+            found[sample["metric"]][rest] = float(sample["value"])
+    return found
+
+
+def test_prometheus_gets_the_numbers_of_the_last_round(serve: Serve, write_run: WriteRun) -> None:
+    folder = write_run("run", [2.0, 1.0], finished=False)
+    append(folder, 2, sent=4, accepted=3, rejected={"timeout": 1})
+    append(folder, 3, sent=4, accepted=2, rejected={"timeout": 1, 'a "b\\\n': 1}, train={"x/y": float("nan")})
+    status, text, headers = ask(serve(folder), "/metrics")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    told = samples(text)
+    assert told["hedgerow_round"] == {"": 3.0}
+    assert told["hedgerow_run_state"]['state="stopped"'] == 1.0
+    assert sum(told["hedgerow_run_state"].values()) == 1.0
+    assert told["hedgerow_metric"]['source="central",name="loss"'] == pytest.approx(1 / 3)
+    assert 'source="train",name="x/y"' in told["hedgerow_metric"]
+    assert told["hedgerow_replies"] == {'name="sent"': 4.0, 'name="accepted"': 2.0}
+    assert told["hedgerow_lost_replies_total"] == {'reason="timeout"': 2.0, 'reason="a \\"b\\\\\\n"': 1.0}
+    assert told["hedgerow_cost_total"]['name="wall_seconds"'] >= 4.0
+
+
+def test_prometheus_is_told_of_a_run_that_has_not_begun_or_is_damaged(
+    serve: Serve, write_run: WriteRun, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    told = samples(ask(serve(tmp_path / "run"), "/metrics")[1])
+    assert told.keys() == {"hedgerow_run_state"}
+    assert told["hedgerow_run_state"]['state="waiting"'] == 1.0
+    folder = write_run("damaged", [1.0])
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write("garbage\n")
+    assert ask(serve(folder), "/metrics")[0] == 503
+
+
 @pytest.mark.parametrize("path", ["/config.json", "/../config.json", "//etc/passwd", "/%2e%2e/"])
 def test_there_is_nothing_else_to_get(serve: Serve, write_run: WriteRun, path: str) -> None:
     assert ask(serve(write_run("run", [1.0])), path)[0] == 404

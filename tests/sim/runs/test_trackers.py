@@ -87,6 +87,28 @@ def test_mlflow_has_the_rounds_of_both_parts_in_one_run(
     assert not (tracked.place / "elsewhere" / "mlruns").exists()
 
 
+def test_the_trained_model_is_a_version_in_mlflows_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("HEDGEROW_MLFLOW_MODEL", "ward")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        done = run(1, output_dir="runs", track=["mlflow"])
+        assert done.folder is not None
+        said = json.loads((done.folder / "trackers.json").read_text())
+        assert said["mlflow"]["failed-calls"] == 0
+    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    versions = client.search_model_versions("name = 'ward'")
+    assert sorted(int(version.version) for version in versions) == [1, 2]
+    newest = max(versions, key=lambda version: int(version.version))
+    assert newest.run_id == said["mlflow"]["run_id"]
+    kept = Path(newest.source.removeprefix("file://"))
+    assert (kept / "model.safetensors").read_bytes() == (done.folder / "model.safetensors").read_bytes()
+
+
 def test_tensorboard_has_the_rounds_of_both_parts_in_one_log(tracked: Runs) -> None:
     scalars = events(tracked.rest.folder)
     rounds = tracked.rest.rounds
