@@ -278,7 +278,7 @@ class FederatedStrategy(Strategy):
         return {**report.metrics(), "at-most": self.lost_replies, "report": self._told(report)}
 
     def _told(self, report: PrivacyReport) -> str:
-        return f"at most {report}" if self.lost_replies else str(report)
+        return f"at most {report}" if self.lost_replies and report.guaranteed else str(report)
 
     # Flower's interface.
 

@@ -1,6 +1,6 @@
 """Untrusted text made safe for logs, terminals and errors."""
 
-__all__ = ["quoted", "reason", "shown"]
+__all__ = ["cell", "file_name", "quoted", "reason", "shown"]
 
 # Python refuses to write longer integers in decimal.
 _DECIMAL_BITS = 10_000
@@ -19,6 +19,30 @@ def shown(text: object, limit: int = 100) -> str:
     """
     head = str(text)[: limit + 1]
     return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in head), limit)
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table: one line that no spreadsheet takes for a formula.
+
+    Examples
+    --------
+    >>> cell("=HYPERLINK(1)")
+    "'=HYPERLINK(1)"
+    """
+    line = shown(text, 1000)
+    return "'" + line if line.lstrip().startswith(("=", "+", "-", "@")) else line
+
+
+def file_name(text: str) -> str:
+    """Return a text as the name of one file or folder, which never leads out of its folder.
+
+    Examples
+    --------
+    >>> file_name("../a b/c")
+    '_.._a b_c'
+    """
+    name = "".join(c if c.isalnum() or c in " ._-=+,()" else "_" for c in shown(text, 200))
+    return "_" + name if name.startswith(".") or not name else name
 
 
 def quoted(value: object, limit: int = 100) -> str:

@@ -27,7 +27,10 @@ def write_aside(path: Path, fill: Callable[[IO[bytes]], object]) -> Path:
     """Write and sync a temporary file beside ``path``, for ``move``; a failure leaves no file."""
     aside = path.with_name(path.name + ".partial")
     try:
-        with _named(path), open(aside, "wb") as file:
+        # A link or pipe of this name, in a folder that others may have written, is replaced and not followed.
+        remove(aside)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with _named(path), open(os.open(aside, flags, 0o666), "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
@@ -65,7 +68,8 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _named(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o666)
             self._close = weakref.finalize(self, os.close, self._descriptor)
             _sync_folder(path.parent)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.results import Results
 from hedgerow.sim.runs.trackers import TensorBoardLog, check_trackers, scalars_of
+from hedgerow.wire.printable import cell, file_name
 
 __all__ = ["write_csv", "write_tensorboard"]
 
@@ -14,6 +15,8 @@ def write_csv(results: Results, path: str | Path) -> int:
     """Write ``Results.frame`` as CSV; return the number of rows."""
     path, frame = Path(path), results.frame()
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Labels and names come from files and nodes.
+    frame = frame.map(lambda value: cell(value) if isinstance(value, str) else value)
     write_file(path, lambda file: file.write(frame.to_csv(index=False).encode()))
     return len(frame)
 
@@ -31,7 +34,7 @@ def write_tensorboard(results: Results, folder: str | Path) -> int:
     """
     check_trackers(["tensorboard"], "--tensorboard:")
     for run in results.runs:
-        place = Path(folder) / run.label / f"seed-{run.seed}"
+        place = Path(folder) / file_name(run.label) / f"seed-{run.seed}"
         if place.exists():
             raise ValueError(f"--tensorboard must be a folder without {place}, which already exists")
         walls = run.costs("wall-seconds")

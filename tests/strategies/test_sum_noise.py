@@ -130,6 +130,10 @@ def test_every_sum_that_is_asked_for_counts_whether_it_comes_or_not() -> None:
     assert report is not None
     assert report.unprotected == ()
     assert "over 4 releases" in str(report)
+    told = strategy.privacy_record
+    assert told is not None
+    assert told["at-most"] is True
+    assert told["report"] == f"at most {report}"
 
 
 def test_a_node_counts_for_the_sums_that_it_was_asked_for() -> None:

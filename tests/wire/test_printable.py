@@ -1,9 +1,13 @@
 """What a node wrote reaches a log line as one short line without control characters."""
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hedgerow.wire import PayloadError
-from hedgerow.wire.printable import quoted, shown
+from hedgerow.wire.printable import cell, file_name, quoted, shown
 
 HOSTILE = "\x1b[2J\r\nINFO: all is well\u202e\x00\x7f\udc80\u2028"
 
@@ -36,3 +40,11 @@ def test_the_detail_of_a_payload_error_is_printable_and_short() -> None:
     error = PayloadError("unknown key", HOSTILE * 1000)
     assert str(error).isprintable()
     assert len(str(error)) < 400
+
+
+@given(st.text())
+def test_a_name_leads_out_of_no_folder_and_a_cell_is_no_formula(text: str) -> None:
+    name = file_name(text)
+    assert (Path("/a") / name).resolve().parent == Path("/a")
+    assert not cell(text).startswith(("=", "+", "-", "@"))
+    assert cell(text).isprintable()

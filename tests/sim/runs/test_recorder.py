@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hedgerow.sim import CheckpointError, RunRecorder, load, load_checkpoint, read_rounds
+from hedgerow.sim.runs.durable import Lines, write_file
 from hedgerow.sim.runs.recorder import RunFolderError, new_run_folder
 
 
@@ -220,3 +221,18 @@ def test_a_runs_folder_is_its_own_below_the_parent_or_the_users_output_directory
     monkeypatch.setenv("HEDGEROW_OUTPUT_DIR", str(tmp_path / "named"))
     assert new_run_folder("runs", "app").parent == tmp_path / "named" / "runs"
     assert new_run_folder(tmp_path / "runs", "app").parent == tmp_path / "runs"
+
+
+def test_a_link_in_a_runs_folder_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the user's own")
+    for name in ("summary.json.partial", "summary.json"):
+        (tmp_path / name).symlink_to(victim)
+        write_file(tmp_path / "summary.json", lambda file: file.write(b"{}"))
+        assert victim.read_text() == "the user's own"
+        assert (tmp_path / "summary.json").read_bytes() == b"{}"
+        assert not (tmp_path / "summary.json").is_symlink()
+        (tmp_path / "summary.json").unlink()
+    (tmp_path / "rounds.jsonl").symlink_to(victim)
+    with pytest.raises(OSError, match=r"rounds\.jsonl"):
+        Lines(tmp_path / "rounds.jsonl")
