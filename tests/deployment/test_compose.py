@@ -141,7 +141,7 @@ def enters(path: str) -> bool:
         # The last one that fits the path or a folder above it decides.
         if any(pattern.fullmatch(one) for one in above):
             let_in = lets_in
-    return let_in and any(path == source or path.startswith(f"{source}/") for source in COPIED)
+    return let_in and any(source in (".", path) or path.startswith(f"{source}/") for source in COPIED)
 
 
 def test_every_image_is_built_by_the_one_dockerfile_from_the_folder_of_the_ignore_file() -> None:
