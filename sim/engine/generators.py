@@ -50,8 +50,8 @@ def drawn() -> Callable[[], bool]:
     """Return a function that says whether anything was drawn on the CPU since now."""
 
     def state() -> tuple[Any, ...]:
-        name, words, *rest = np.random.get_state()  # noqa: NPY002
-        return random.getstate(), name, words.tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
+        _, words, *rest = np.random.get_state()  # noqa: NPY002
+        return random.getstate(), np.array(words).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
 
     before = state()
     return lambda: state() != before
