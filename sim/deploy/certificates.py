@@ -10,6 +10,7 @@ issue further certificates.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost")
+# Labels of letters, digits, hyphens and underscores; the last is no number, as those of an address are.
+_LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
 # Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
 
@@ -135,7 +139,8 @@ def make_edge_credentials(
     """
     called = hosts or [LOOPBACK] * len(partitions)
     check_sizes(nodes=sum(map(len, partitions)), edges=len(partitions), days=days)
-    _check_hosts(min(called, key=len))
+    for one in called:
+        _check_hosts(one)
     ca_key = generate_private_key(SECP384R1())
     ca = _certificate_authority(ca_key, days)
     made = []
@@ -180,6 +185,12 @@ def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
 def _check_hosts(hosts: Sequence[str]) -> None:
     if not hosts:
         raise ValueError("hosts must be one or more addresses or names of the SuperLink, got none")
+    for host in hosts:
+        if not (_is_address(host) or (len(host) <= 253 and _NAME.fullmatch(host))):
+            raise ValueError(
+                "a host must be an IP address or a DNS name, without scheme, port or brackets, as 10.0.0.5 "
+                f"or fed.example.org, got {host!r}"
+            )
 
 
 def _written(
@@ -276,6 +287,14 @@ def _builder(
 
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _host(host: str) -> x509.GeneralName:

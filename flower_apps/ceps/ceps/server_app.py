@@ -112,7 +112,7 @@ def _experiment(
         "loss": "mean of the nodes' objectives on their training samples, at the mean of their models",
         "local-loss": "mean of the nodes' objectives on their training samples, each at its own model",
         "consensus": "distances of the nodes' models, on no samples",
-        **({} if own else {"accuracy": f"on the test samples of {values.dataset}"}),
+        **({} if own or network is None else {"accuracy": f"on the test samples of {values.dataset}"}),
     }
     return Experiment(
         title=f"{values.method} on {values.problem}, {data}{values.num_clients} nodes",

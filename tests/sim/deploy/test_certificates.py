@@ -98,3 +98,26 @@ def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_na
         make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
     with pytest.raises(ValueError, match="edges must be an integer from 1 to 1000, got 0"):
         make_edge_credentials(tmp_path / "others", [])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["192.168.1.10:8000", "https://x.org", "", " ", "a b", "x.org/", "[::1]", "999.1.1.1", "-a", "a..b",
+     "ö.org", "a\n", "a" * 64, ".".join(["a" * 60] * 5)],
+)  # fmt: skip
+def test_a_host_that_no_certificate_can_match_is_refused_before_anything_is_written(
+    host: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="a host must be an IP address or a DNS name"):
+        make_credentials(tmp_path / "keys", 1, hosts=["127.0.0.1", host])
+    with pytest.raises(ValueError, match="a host must be an IP address or a DNS name"):
+        make_edge_credentials(tmp_path / "edges", [[0], [1]], hosts=[["127.0.0.1"], ["127.0.0.1", host]])
+    assert not [*tmp_path.rglob("*.key")]
+
+
+@pytest.mark.parametrize(
+    "host", ["10.0.0.5", "::1", "fed.example.org", "localhost", "*.example.org", "a-b_c", "x1"]
+)
+def test_addresses_and_names_are_certified(host: str, tmp_path: Path) -> None:
+    made = make_credentials(tmp_path / "keys", 1, hosts=[host])
+    assert made is not None
