@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from hedgerow.clients import BatchClientApp
 from hedgerow.sim import FaultModel, Simulation, record_round, simulate
-from hedgerow.wire.calls import Call
+from hedgerow.wire import Call
 
 NODES = 4
 DELAYED = FaultModel.from_run_config({"fault-dropout": 0.2, "fault-delay": "exponential:2"})
