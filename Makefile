@@ -39,6 +39,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	MYPYPATH=$$(echo flower_apps/* | tr ' ' :) $(BIN)/mypy $(addprefix -p ,$(APPS))
+	# The editable package has its folders elsewhere.
 	PYTHONPATH=.typing $(BIN)/lint-imports
 
 # Known holes in what constraints.txt pins; asks PyPI's own pages, which a mirror need not have. Without hashes:

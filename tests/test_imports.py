@@ -99,6 +99,7 @@ ELSEWHERE = {
         "flower_apps/test_gpu",
         "golden/play",
     },
+    "hedgerow.sim.runs.measured": {"flower_apps/test_apps"},
     "hedgerow.sim.runs.results": {"test_results"},
     "hedgerow.sim.runs.settings_files": {"flower_apps/test_apps"},
     "hedgerow.wire.extras": {"flower_apps/test_light_node"},

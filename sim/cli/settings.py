@@ -34,8 +34,15 @@ def settings(
     """List an app's run-config keys by group, each with its default, meaning and valid values."""
     from hedgerow.sim.runs import settings_files
     from hedgerow.sim.runs.app import find_app, settings_module
+    from hedgerow.sim.runs.folder import read_config
 
     with bad_options():
+        if changed is not None and (Path(app_path) / "config.json").is_file():  # ``--changed runs/*`` alone
+            for run in sorted({changed, Path(app_path), *(more or [])}):
+                if (run / "config.json").is_file():
+                    own = find_app(str(read_config(run)["app"]))
+                    typer.echo(f"{run}\n{_changed(run, own, settings_module(own).SETTINGS)}\n")
+            return
         spec = find_app(app_path)
         known = settings_module(spec).SETTINGS
         if (write or more) and (changed is None) != write:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from types import MappingProxyType
 from typing import Any
 
@@ -264,6 +265,8 @@ def _number(value: object) -> float:
 
 
 def _corruption(value: object) -> str | None:
+    if isinstance(value, float) and isnan(value):  # As TOML reads an unquoted nan.
+        return "nan"
     if not isinstance(value, str):
         raise ValueError(f"it must be one of {', '.join(CORRUPTIONS)}")
     return value or None

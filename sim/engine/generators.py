@@ -8,7 +8,7 @@ order, nor on the process in which it runs.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Generators", "draw_seed", "kept_generators", "message_key", "seed_generators"]
+__all__ = ["Generators", "draw_seed", "drawn", "kept_generators", "message_key", "seed_generators"]
 
 # NumPy's global generator takes seeds of 32 bits.
 _WORD = 2**32
@@ -44,6 +44,17 @@ def message_key(seed: int, round: int, partition_id: int, kind: str, count: int 
     """
     text = f"{seed} {round} {partition_id} {count} {kind}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def drawn() -> Callable[[], bool]:
+    """Return a function that says whether anything was drawn on the CPU since now."""
+
+    def state() -> tuple[Any, ...]:
+        _, words, *rest = np.random.get_state()  # noqa: NPY002
+        return random.getstate(), np.array(words).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
+
+    before = state()
+    return lambda: state() != before
 
 
 class Generators:

@@ -127,9 +127,9 @@ class InProcessGrid(Grid):
     - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
       counts from its push, in virtual time. Handlers take no virtual time, so one that sleeps is never late.
     - Each handler finds the global generators of Python, NumPy and torch seeded for (seed, round, node,
-      message type); the server's are put back afterwards. A batched handler finds them seeded once per call.
-      The round is ``server-round`` in the message's config, else the number at the start of its group id,
-      else ``round``; where there is none, the node's messages are counted.
+      message type); the server's are put back afterwards. A batched handler that draws from them is
+      called node by node. The round is ``server-round`` in the message's config, else the number at the
+      start of its group id, else ``round``; where there is none, the node's messages are counted.
     - With ``real_time`` a reply is due after its handler's real seconds (times a straggler's ``slowdown``,
       plus the delay of ``faults``), and the server's real seconds between its calls count too. Handlers still
       run one after another, but are timed as if all nodes ran in parallel. The late replies then depend on

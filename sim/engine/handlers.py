@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from time import perf_counter
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
-from hedgerow.sim.engine.generators import kept_generators, seed_generators
+from hedgerow.sim.engine.generators import drawn, kept_generators, seed_generators
 from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import (
@@ -69,7 +69,8 @@ class Handlers:
     """Calls an app's handlers with copies of the nodes' states, and keeps a state only after a reply.
 
     ``strict`` serialises each node's state, as a deployment does. Each handler finds the global generators
-    seeded by its message's key, a batched one by that of the call; the server's are put back afterwards.
+    seeded by its message's key; the server's are put back afterwards. If a batched handler draws from them,
+    its answers are dropped and the nodes called one by one: draws never depend on the nodes of a call.
     """
 
     def __init__(self, app: App, run_config: UserConfig, *, strict: bool, seed: int = 0) -> None:
@@ -80,6 +81,8 @@ class Handlers:
         self._seconds = 0.0
         self.name = uuid4().hex  # of the simulation; runs have the same id in all
         self._contexts: dict[int, Context] = {}
+        # Message types whose batched handlers have drawn from the global generators.
+        self._drawing: set[str] = set()
 
     @property
     def run_config(self) -> UserConfig:
@@ -102,7 +105,12 @@ class Handlers:
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
         seed_generators(key)
+        moved = drawn()
         batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self.name)
+        if batch is not None and moved():
+            self._drawing.add(message_type)
+            log(INFO, "Batched %s draws from global generators: using one call per node", message_type)
+            batch = None
         if batch is None:
             for job in jobs:
                 yield job, self._one(job, self._context(job, run_id))
@@ -147,6 +155,8 @@ class Handlers:
 
     def _batch_handler(self, message_type: str) -> BatchHandler | None:
         if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
+            return None
+        if message_type in self._drawing:
             return None
         return self._app.batch_handler(message_type)
 

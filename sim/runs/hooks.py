@@ -81,8 +81,8 @@ def all_hooks(*more: Path) -> list[Hooks]:
 
 
 def drawn_network(run: RecordedRun) -> DrawnNetwork | None:
-    """Return the graph of a run of one of the suite's apps; None if it is another app's or unknown."""
-    name = shipped_app(str(run.config.get("app", "")))
+    """Return the graph of a run of one of the suite's apps or of a copy; None if it is unknown."""
+    name = shipped_app(str(run.config.get("copy-of", run.config.get("app", ""))))
     draw = None if name is None else hooks_of(shipped_apps()[name]).network
     return None if draw is None else draw(run)
 

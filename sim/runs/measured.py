@@ -87,6 +87,7 @@ def groups(results: Results, ys: Sequence[str]) -> list[Results]:
     if len(parts) < 2:
         return [results]
     differ = [len(set(values)) > 1 for values in zip(*parts, strict=True)]
+    mixed = len({run.config.get("app") for run in results.runs}) > 1
     names = ["", *_DATA, *(f"{y} " for y in ys)]
     out = []
     for key, runs in parts.items():
@@ -97,7 +98,9 @@ def groups(results: Results, ys: Sequence[str]) -> list[Results]:
         ]
         labels = {run.label for run in runs}
         failed = {label: seeds for label, seeds in results.failed.items() if label in labels}
-        title = f"{results.title}: {', '.join(dict.fromkeys(told)) or 'the others'}"
+        apps = dict.fromkeys(str(run.config.get("app", run.folder.name)) for run in runs)
+        of = results.title if not mixed else " / ".join(apps)
+        title = f"{of}: {', '.join(dict.fromkeys(told)) or 'the others'}"
         out.append(replace(results, runs=runs, title=title, failed=failed))
     return out
 

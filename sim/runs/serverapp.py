@@ -241,6 +241,7 @@ def server_app(
         called = _name_of(code, name)
         config = {
             "app": called,
+            **({} if called == name else {"copy-of": name}),
             "realism": made.realism,
             "run": {**context.run_config, **values.run_config},
             "environment": begun,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ __all__ = ["evaluate_model", "load_model"]
 
 def load_model(run: str | Path, app: str | Path | None = None, *, node: int | None = None) -> nn.Module:
     """Return the trained model of a run as a torch module, in evaluation mode on the CPU.
+
+    A model of nodes' own data standardises its inputs as the nodes did.
 
     Parameters
     ----------
@@ -53,14 +57,17 @@ def load_model(run: str | Path, app: str | Path | None = None, *, node: int | No
     if app is None:
         app = str(read_config(run)["app"])
     made = _experiment(run, app)[0]
-    if isinstance(made, LearntExperiment) or made.module is None:
-        raise ValueError(
-            f"run must be of a model that its app builds from its settings, got {run}; its arrays: read_model"
-        )
+    scale = None
+    if isinstance(made, LearntExperiment):
+        data = read_config(run)["own-data"]
+        scale = _standardisation(data, str(made.values.of("standardise")))
+        made = made.make(_Recorded(tuple(data["input-shape"]), data["num-classes"]))
+    if made.module is None:
+        raise ValueError(f"run must be of a model that is a module, got {run}; its arrays: read_model")
     place = run if node is None else run / NODES / f"partition-{node}"
     model = made.module.cpu()
     model.load_state_dict(_tensors(read_model(place)))
-    return model.eval()
+    return (model if scale is None else nn.Sequential(_Standardise(*scale), model)).eval()
 
 
 def evaluate_model(
@@ -74,16 +81,56 @@ def evaluate_model(
     The metrics of nodes with models of their own are named by the node.
     """
     made, config, client_app, num_nodes = _experiment(run, app, overrides)
-    if isinstance(made, LearntExperiment):
-        with InProcessGrid(client_app, num_nodes, run_config=config, node_configs=node_configs) as grid:
-            learnt = made.learn(grid, read_config(run))
-            return dict(learnt.measure(_tensors(read_model(run))))
-    if made.predict is None:
-        return dict(made.measure(_tensors(read_model(run))))
-    of_nodes = sorted((run / NODES).glob("partition-*"), key=lambda place: int(place.name.partition("-")[2]))
-    if not of_nodes:
-        return dict(made.predict(read_model(run)))
-    return {place.name: dict(made.predict(read_model(place))) for place in of_nodes}
+    with ExitStack() as stack:
+        if isinstance(made, LearntExperiment):
+            grid = InProcessGrid(client_app, num_nodes, run_config=config, node_configs=node_configs)
+            made = made.learn(stack.enter_context(grid), read_config(run))
+        if made.predict is None:
+            return dict(made.measure(_tensors(read_model(run))))
+        places = (run / NODES).glob("partition-*")
+        of_nodes = sorted(places, key=lambda place: int(place.name.partition("-")[2]))
+        if not of_nodes:
+            return dict(made.predict(read_model(run)))
+        return {place.name: dict(made.predict(read_model(place))) for place in of_nodes}
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The nodes of a recorded run, as far as a model depends on them."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    sizes: Sequence[int] = (1,)
+    roster: None = None
+    measure: None = None
+
+
+class _Standardise(nn.Module):
+    """Standardises inputs (N, ...) by constants of each channel, or of the last axis."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the standardised inputs."""
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        out: torch.Tensor = (x - self.mean.view(shape)) / self.std.view(shape)
+        return out
+
+
+def _standardisation(data: Mapping[str, Any], text: str) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Return the mean and deviation of a run's record, or of its setting; None if there are none."""
+    if "mean" in data:
+        return data["mean"], data["std"]
+    if text in ("federated", "none"):
+        return None
+    mean, std = map(float, text.split(","))
+    return [mean], [std]
 
 
 def _experiment(

@@ -28,8 +28,8 @@ class Looks(Part):
     """Shows the monitor, if there is one, the models of each iteration once.
 
     ``refused`` is the number of nodes that refuse the monitor if they are the majority; no node is queried
-    again then. ``answered`` is True if any node may have disclosed its model, that is, did not raise an
-    error.
+    again then. ``left_out`` counts models out of bounds since the last report. ``answered`` is True if any
+    node may have disclosed its model, that is, did not raise an error.
     """
 
     name = "looks"
@@ -40,7 +40,7 @@ class Looks(Part):
 
     def forget(self) -> None:
         """Reset the state, and the monitor's."""
-        self.refused = 0
+        self.refused = self.left_out = 0
         self.answered = False
         self._looked = -1
         if self.monitor is not None:
@@ -82,6 +82,7 @@ class Looks(Part):
                 continue
             sights = self.monitor.believed(seen)
             if left_out := sorted(seen.keys() - sights.keys()):
+                self.left_out += len(left_out)
                 log(WARNING, "Iteration %d: the models of %s are out of bounds.", iteration, left_out)
             at_mean = sights
             if self.monitor.measures_loss:
@@ -109,9 +110,12 @@ class Looks(Part):
         return sights
 
     def metrics(self, iteration: int) -> MetricRecord | None:
-        """Return the metrics of an iteration; None if it was not seen."""
+        """Return the metrics of an iteration, with ``left-out`` if it is not 0; None if it was not seen."""
         history = [] if self.monitor is None else self.monitor.history
-        return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
+        found = next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
+        if found is not None and self.left_out:
+            found["left-out"], self.left_out = self.left_out, 0
+        return found
 
     def ended(self, run: Run) -> None:
         """Report the number of refusals; DivergenceError if the nodes' reported disagreement is too large."""

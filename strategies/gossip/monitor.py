@@ -108,8 +108,9 @@ class Monitor:
     def believed(self, seen: Mapping[int, Sight]) -> dict[int, Sight]:
         """Return the sights of finite models that are not too far from the median.
 
-        A single node's model must not end a run. If most models are too far apart, or none is finite, returns
-        all sights: the run has diverged, and ``look`` raises the error.
+        A single node's model must not end a run, nor must replies that were corrupted on their way. If most
+        finite models are too far apart, or none is finite, returns all sights: the run has diverged, and
+        ``look`` raises the error.
         """
         finite = {i: one for i, one in seen.items() if np.isfinite(one.model).all()}
         if not finite:
@@ -117,11 +118,11 @@ class Monitor:
         models = self._stack(finite)
         with np.errstate(over="ignore", invalid="ignore"):
             consensus = float(np.sum((models - models.mean(axis=0)) ** 2)) / (self.sparsity * len(models))
-            if consensus <= DIVERGED and len(finite) * 2 > len(seen):
+            if consensus <= DIVERGED:
                 return finite
             far = np.sum((models - np.median(models, axis=0)) ** 2, axis=1) / self.sparsity
         near = {i: finite[i] for i, distance in zip(sorted(finite), far, strict=True) if distance <= DIVERGED}
-        return near if 2 * len(near) > len(seen) else dict(seen)
+        return near if 2 * len(near) > len(finite) else dict(seen)
 
     def mean(self, seen: Mapping[int, Sight]) -> Vector:
         """Return the mean (n,) of the models of the nodes that answered."""

@@ -263,14 +263,20 @@ def _flat(model: torch.nn.Module) -> NDArray[np.float64]:
     return torch.cat(trained).double().numpy()
 
 
-def named_model(values: Mapping[str, Any], w: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    """Return a node's model by name: ``w``, or the network's arrays; on own data ``change``, its change."""
-    if values["problem"] != "network":
+def named_model(network: torch.nn.Module | None, w: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    """Return a node's model by name: ``w``, or the arrays of the network that ``w`` changes."""
+    if network is None:
         return {"w": w}
-    if values["partition"] == "own":
-        return {"change": w}
-    model = _changed(values, w)
-    return {name: tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
+    return {name: tensor.cpu().numpy() for name, tensor in _changed(network, w).state_dict().items()}
+
+
+def change_of(network: torch.nn.Module | None, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Return ``w`` of a model by name, the inverse of ``named_model`` up to rounding."""
+    if network is None:
+        return np.asarray(arrays["w"], np.float64)
+    model = deepcopy(network)
+    model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+    return _flat(model) - _flat(network)
 
 
 def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float | None:
@@ -278,7 +284,7 @@ def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float
     if values["problem"] != "network":
         return None
     data = _images(values)
-    return evaluate(_changed(values, w), data.x_test, data.y_test).accuracy
+    return evaluate(_changed(_network(key_of(values)), w), data.x_test, data.y_test).accuracy
 
 
 def network_of(values: Mapping[str, Any]) -> torch.nn.Module | None:
@@ -296,9 +302,8 @@ def model_metrics(values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
     return {"accuracy": evaluate(model, data.x_test, data.y_test).accuracy}
 
 
-def _changed(values: Mapping[str, Any], w: NDArray[np.float64]) -> torch.nn.Module:
-    key = key_of(values)
-    model = deepcopy(_network(key))
-    parameters = torch.from_numpy(_initial(key) + w).float()
+def _changed(network: torch.nn.Module, w: NDArray[np.float64]) -> torch.nn.Module:
+    model = deepcopy(network)
+    parameters = torch.from_numpy(_flat(network) + w).float()
     torch.nn.utils.vector_to_parameters(parameters, model.parameters())
     return model

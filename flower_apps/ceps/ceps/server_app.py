@@ -1,25 +1,32 @@
 """The app's server: the relay, and the monitor of all models of a simulation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ceps import settings
 from ceps.client_app import app as client_app
-from ceps.problems import dimension, model_metrics, named_model, network_accuracy, network_of, own_dimension
+from ceps.problems import (
+    change_of,
+    dimension,
+    model_metrics,
+    named_model,
+    network_accuracy,
+    network_of,
+    own_dimension,
+)
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.tasks import OWN, num_features
+from hedgerow.tasks import OWN, build_model, num_features
 from hedgerow.wire.records import to_record
 
 AMONG_SITES = (
@@ -49,27 +56,35 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
         accuracy = network_accuracy(values.run_config, w)
         return {} if accuracy is None else {"accuracy": accuracy}
 
-    module, predict = network_of(values.run_config), partial(model_metrics, values.run_config)
-    return replace(_experiment(values, dim, measure), module=module, predict=predict)
+    network = network_of(values.run_config)
+    return _experiment(values, dim, measure, network, partial(model_metrics, values.run_config))
 
 
 def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes with their own data."""
     with as_settings_errors():
         dim = own_dimension(values.run_config, nodes.input_shape, nodes.num_classes)
+    network = None
+    if values.problem == "network":
+        network = build_model(values.model, nodes.input_shape, nodes.num_classes, values.seed)
 
     def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
         found = {} if values.privacy == "sound" else nodes.evaluate(to_record({"w": w}))
         # This app's ``loss`` is the objective of all nodes, with the regulariser.
         return {"test-loss" if key == "loss" else key: value for key, value in found.items()}
 
-    return _experiment(values, dim, measure, nodes.roster)
+    def predict(arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
+        return measure(change_of(network, arrays))
+
+    return _experiment(values, dim, measure, network, predict, nodes.roster)
 
 
 def _experiment(
     values: settings.Settings,
     dim: int,
     measure_mean: Callable[[NDArray[np.float64]], Mapping[str, Any]],
+    network: nn.Module | None,
+    predict: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Any]],
     roster: Roster | None = None,
 ) -> Experiment:
     with as_settings_errors():
@@ -89,7 +104,7 @@ def _experiment(
         if monitor is None or monitor.after_event is None:
             return {}
         _, models = monitor.after_event
-        return {f"partition-{i}": named_model(values.run_config, w) for i, w in enumerate(models)}
+        return {f"partition-{i}": named_model(network, w) for i, w in enumerate(models)}
 
     own = values.partition == OWN
     data = "own data, " if own else ""
@@ -97,7 +112,7 @@ def _experiment(
         "loss": "mean of the nodes' objectives on their training samples, at the mean of their models",
         "local-loss": "mean of the nodes' objectives on their training samples, each at its own model",
         "consensus": "distances of the nodes' models, on no samples",
-        **({} if own else {"accuracy": f"on the test samples of {values.dataset}"}),
+        **({} if own or network is None else {"accuracy": f"on the test samples of {values.dataset}"}),
     }
     return Experiment(
         title=f"{values.method} on {values.problem}, {data}{values.num_clients} nodes",
@@ -105,6 +120,8 @@ def _experiment(
         strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor, roster=roster),
         initial_arrays=ArrayRecord(),
         node_models=node_models,
+        module=network,
+        predict=predict,
         num_rounds=values.iterations,
         measure=measure,
         samples=samples,

@@ -38,7 +38,7 @@ class SplitMetrics:
         # On what each metric is measured, see ``Experiment``.
         self.samples = {
             "loss": f"on {train} people of the hospitals",
-            "*": f"on the {len(data.y_test):,} people of the test set",
+            "*": f"on the {len(data.y_test):,} people of the test set of {data.name}",
         }
 
     def __call__(self, state: State) -> dict[str, float]:

@@ -94,6 +94,10 @@ def test_changed_settings_of_all_runs_of_a_folder(tmp_path: Path, monkeypatch: p
     assert first.startswith("a\ntau1 = 7\n")
     assert second == "b\na run of fedmud"
     assert third.rstrip() == "c\nall settings are the defaults"
+    # Without APP, each run's own.
+    first, second, *_ = hedgerow("settings", "--changed", "a", "b", "c").output.split("\n\n")
+    assert first.startswith("a\ntau1 = 7\n")
+    assert second == "b\nall settings are the defaults"
 
 
 def test_the_version_is_told() -> None:

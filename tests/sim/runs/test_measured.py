@@ -62,6 +62,13 @@ def test_runs_are_compared_only_where_that_means_something(change: str, tmp_path
         assert (head.removeprefix("## ") in html.unescape(out.read_text())) or comparable
 
 
+def test_groups_of_several_apps_are_named_by_their_own(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    write(tmp_path, "b", "fedmud", dataset="cifar-10")
+    titles = [part.title for part in groups(load([tmp_path]), ["loss"])]
+    assert [title.split(":")[0] for title in titles] == ["sd_feel", "fedmud"]
+
+
 def test_apps_of_strangers_with_the_same_settings_are_not_compared(tmp_path: Path) -> None:
     for name, app in itertools.product("ab", ("one", "two")):
         folder = write(tmp_path, f"{name}{app}", app, **{"dataset": "my.task:load", "lr": name})

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from hedgerow.clients import BatchClientApp
 from hedgerow.sim import FaultModel, Simulation, record_round, simulate
+from hedgerow.wire import Call
 
 NODES = 4
 DELAYED = FaultModel.from_run_config({"fault-dropout": 0.2, "fault-delay": "exponential:2"})
@@ -89,6 +91,24 @@ def test_a_stopped_run_ends_as_one_that_was_not(name: str, faults: FaultModel | 
 def test_the_number_of_workers_does_not_matter(workers: int) -> None:
     assert bits(run(workers=workers)) == bits(run())
     assert bits(run(workers=workers, max_in_flight=1)) == bits(run())
+
+
+@pytest.mark.parametrize("kind", [random.random, np.random.random, lambda: torch.rand(()).item()])
+def test_draws_of_a_batched_handler_do_not_depend_on_its_calls(kind: Callable[[], float]) -> None:
+    def train(calls: Sequence[Call]) -> list[RecordDict]:
+        metrics = [MetricRecord({"num-examples": 10, "loss": kind()}) for _ in calls]
+        arrays = [ArrayRecord([np.full(3, metric["loss"])]) for metric in metrics]
+        return [RecordDict({"arrays": a, "metrics": m}) for a, m in zip(arrays, metrics, strict=True)]
+
+    def batched(**options: Any) -> Any:
+        start = {"initial_arrays": ArrayRecord([np.zeros(3)]), "seed": 7, "num_rounds": 2}
+        only = FedAvg(fraction_evaluate=0.0)
+        done = simulate(only, BatchClientApp({"train": train}), NODES, quiet=True, **start, **options)
+        return bits(done)
+
+    alone = batched(max_in_flight=1)
+    assert alone == batched() == batched(workers=2)
+    assert len({end["train"]["loss"] for end in alone[1]}) == 2
 
 
 def test_another_seed_is_another_run() -> None:

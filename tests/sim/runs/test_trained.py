@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.flower_apps.cases import CASES, CEPS, AppCase
+from tests.flower_apps.cases import CASES, CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 from tests.sim.cli.command_line import hedgerow
 
-from hedgerow.sim import load_model, plan_run, read_model, read_rounds, run_app
+from hedgerow.sim import load, load_model, plan_run, read_model, read_rounds, run_app
+from hedgerow.sim.runs.measured import where
 
 
-def trained(case: AppCase, parent: Path, **settings: Any) -> Path:
+def trained(
+    case: AppCase, parent: Path, node_configs: list[dict[str, Any]] | None = None, **settings: Any
+) -> Path:
     asked = {**case.small, "quiet": True, **settings}
     plan = plan_run(
         case.spec, [*(f"{k}={json.dumps(v)}" for k, v in asked.items()), f"output-dir='{parent}'"]
     )
-    run_app(case.loaded, plan)
+    run_app(case.loaded, plan, node_configs=node_configs)
     (folder,) = parent.iterdir()
     return folder
 
@@ -55,30 +58,116 @@ def test_a_network_of_a_node_is_loaded_by_its_number(tmp_path: Path) -> None:
     assert set(told["partition-2"]) == {"accuracy"}
 
 
+# Shortest runs of copies, and the shape of a sample of the template's data; those of parties are two inputs.
+COPIES = {
+    "sd-feel": "num-servers=2 tau1=1 tau2=1 iterations=1 topology=complete num-clients=4",
+    "similarity-free": "num-rounds=1 num-clients=4 partition=iid",
+    "fedmud": "num-rounds=1 num-clients=4",
+    "ceps": "iterations=6 num-clients=4",
+    "hsgd": "iterations=4",
+}
+
+
 def test_a_copys_model_is_used_too(tmp_path: Path) -> None:
-    """In a process of its own, because the copy's package has the app's name."""
+    """In a process of its own, because a copy's package has the app's name."""
     code = """
+import json, sys
+from pathlib import Path
+import torch
+from hedgerow.sim import load, load_model
 from hedgerow.sim.cli import app
-import sys
-for command in (["new", "fedmud", "mine"], ["run", "mine", "-q", "-c", "num-rounds=1"]):
+from hedgerow.sim.runs.hooks import drawn_network
+def command(*words):
     try:
-        app(command)
+        app(list(words))
     except SystemExit as end:
-        assert not end.code
-import glob, torch
-from hedgerow.sim import load_model
-(run,) = glob.glob("runs/*")
-model = load_model(run, "mine")
-with torch.no_grad():
-    assert model(torch.zeros(2, 64)).argmax(1).shape == (2,)
-app(["predict", "mine", run])
+        assert not end.code, words
+for method, settings in json.loads(sys.argv[1]).items():
+    copy = "my-" + method
+    command("new", method)
+    command("run", copy, "-q", "-c", settings)
+    (run,) = Path("runs").glob(copy + "-*")
+    model = load_model(run, copy, node=0 if method == "ceps" else None)
+    with torch.no_grad():
+        inputs = [torch.zeros(2, 7), torch.zeros(2, 6)] if method == "hsgd" else [torch.zeros(2, 64)]
+        assert model(*inputs).argmax(1).shape == (2,), method
+    if method in ("ceps", "sd-feel"):
+        assert drawn_network(load([run]).runs[0]) is not None
+    print("PREDICTED", method)
+    command("predict", copy, str(run))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", code, json.dumps(COPIES)],
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert '"accuracy"' in done.stdout
+    for method, told in zip(COPIES, done.stdout.split("PREDICTED ")[1:], strict=True):
+        assert '"accuracy"' in told, method
+
+
+OWN: dict[str, tuple[AppCase, dict[str, Any]]] = {
+    "sd-feel": (SD_FEEL, {"num-servers": 2, "iterations": 2, "tau1": 1, "tau2": 1, "model": "mlp"}),
+    "similarity-free": (SIMILARITY_FREE, {"num-rounds": 2, "local-iters": 2, "model": "mlp"}),
+    "fedmud": (FEDMUD, {"num-rounds": 1, "model": "mlp", "skip-front": 0, "ratio": 0.25}),
+    "ceps, logistic": (CEPS, {"problem": "logistic", "sparsity": 2, "iterations": 8}),
+    "ceps, network": (CEPS, {"problem": "network", "model": "mlp", "sparsity": 50, "iterations": 8}),
+}
+
+
+@pytest.mark.parametrize("standardise", ["federated", "none", "0.5,2.0"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_of_tables_of_the_nodes_own_is_used_on_their_rows(
+    name: str, standardise: str, tmp_path: Path
+) -> None:
+    case, settings = OWN[name]
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        x = rng.normal(40.0, 7.0, (40, 3))
+        y = (x[:, 0] > 40.0).astype(int)
+        np.savetxt(
+            tmp_path / f"{i}.csv",
+            np.column_stack([x, y]),
+            fmt=["%.4f"] * 3 + ["%d"],
+            delimiter=",",
+            header="a,b,c,label",
+            comments="",
+        )
+    configs = [{"data": str(tmp_path / f"{i}.csv"), "label": "label"} for i in range(4)]
+    own = {
+        "partition": "own",
+        "num-clients": 4,
+        "topology": "complete",
+        "standardise": standardise,
+        **settings,
+    }
+    own = {key: value for key, value in own.items() if key in case.defaults}
+    runs = tmp_path / "runs"
+    folder = trained(case, runs, configs, **own)
+    config = [f"data='{tmp_path}/{{partition-id}}.csv' label='label'"]
+    shown = hedgerow("predict", case.spec.folder, folder, "--node-config", *config)
+    assert shown.exit_code == 0, shown.output
+    told, (run,) = json.loads(shown.stdout), load([folder]).runs
+    last = read_rounds(folder)[-1]["central"]
+    assert "held-out samples" in where(run, "accuracy")
+    if case is not CEPS:
+        assert told["accuracy"] == pytest.approx(last["accuracy"], abs=1e-6)
+    for one in told.values() if case is CEPS else [told]:
+        assert one["held-out"] == 1.0
+    if name == "ceps, logistic":
+        assert read_model(folder / "nodes" / "partition-0")["w"].shape == (3,)
+        return
+    # Raw rows in, as the nodes' files have them.
+    model = load_model(folder, node=0 if case is CEPS else None)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(x.astype(np.float32)))
+    about = json.loads((folder / "config.json").read_text())["own-data"]
+    scales = {"federated": (about.get("mean"), about.get("std")), "none": (0.0, 1.0), "0.5,2.0": (0.5, 2.0)}
+    mean, std = map(np.asarray, scales[standardise])
+    bare = model if standardise == "none" else model[1]  # type: ignore[index]
+    with torch.no_grad():
+        expected = bare(torch.from_numpy(((x - mean) / std).astype(np.float32)))
+    assert torch.allclose(logits, expected, atol=1e-4)
 
 
 def test_a_strangers_app_is_refused(tmp_path: Path) -> None:

@@ -486,6 +486,22 @@ def test_a_diverging_run_ends_with_an_error() -> None:
         run(ceps(monitor=Monitor(3)), nodes(sabotage=grow), 5)
 
 
+@pytest.mark.parametrize("liars", range(1, M))
+def test_a_reply_that_is_not_finite_costs_the_monitor_its_own_row(liars: int) -> None:
+    def told(kind: str, i: int, reply: RecordDict) -> RecordDict:
+        if kind == "monitor" and i < liars:
+            reply["arrays"] = ArrayRecord({"w": Array(np.full(DIM, math.nan))})
+        return reply
+
+    honest, lied_to = Monitor(3), Monitor(3)
+    run(ceps(monitor=honest), nodes(), 5)
+    _, rounds, _ = run(ceps(monitor=lied_to), nodes(sabotage=told), 5)
+    assert [look.nodes for look in lied_to.history] == [look.nodes - liars for look in honest.history]
+    assert all(math.isfinite(look.loss) for look in lied_to.history)
+    counted = sum(end.evaluate.get("left-out", 0) for end in rounds)
+    assert counted == liars * len(lied_to.history)
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
 def test_it_takes_most_models_out_of_bounds_to_be_divergence(value: float) -> None:
     def grow(liars: int) -> Any:

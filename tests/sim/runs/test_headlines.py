@@ -10,7 +10,7 @@ import pytest
 from hedgerow.sim import RecordedRun, Results, load
 from hedgerow.sim.runs.compare import paired_difference, paired_values, to_target
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Variants = dict[str, dict[int, RecordedRun]]
 
 
