@@ -68,7 +68,7 @@ class Generators:
             "numpy": list(np.random.get_state()),  # noqa: NPY002
             "torch": torch.get_rng_state().numpy(),
         }
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             state["cuda"] = [one.numpy() for one in torch.cuda.get_rng_state_all()]
         return state
 
@@ -87,7 +87,8 @@ class Generators:
 def kept_generators() -> Iterator[None]:
     """Put the global generators back afterwards."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.get_rng_state_all() if ready else []
     try:
         yield
     finally:
