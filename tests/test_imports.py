@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {"deployment": "sim"}
 # Modules that tests outside their room import.
 ELSEWHERE = {
+    # What every app's answers are charged, held against what the guard decides.
+    "hedgerow.clients.mods.guard": {"contracts/test_charges"},
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
     "hedgerow.strategies.hsgd.groups": {"flower_apps/test_hsgd"},

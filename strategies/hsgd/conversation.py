@@ -55,6 +55,9 @@ class Conversation:
         return list(answered(self._federation, grid, self._round, question))
 
     def _ended(self, inbox: Inbox) -> None:
+        if not self._booked:
+            # Introductions are asked for several times in a row: an error there is no strike.
+            inbox.refused -= inbox.report.errors.keys()
         self._federation.judge(inbox)
         self.report.sent += inbox.report.sent
         self.report.accepted += inbox.report.accepted

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flower_apps.cases import FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase, losses
+from tests.flower_apps.cases import FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 NOISE = {"secure-sum": True, "upload-clip": 1.0, "upload-noise-multiplier": 2.0}
 
@@ -28,7 +28,7 @@ def test_a_run_of_secure_sums_is_the_plain_one_within_the_rounding(
     for one, other in zip(plain, summed, strict=True):
         assert other["central"] == pytest.approx(one["central"], abs=2e-3)
         assert other["accepted"] == one["accepted"]
-    assert losses(plain) != losses(summed)
+    assert [one["central"] for one in plain] != [one["central"] for one in summed]
     assert all("clipped" in record["train"] for record in summed[1:])
     assert not any("clipped" in record["train"] for record in plain)
 

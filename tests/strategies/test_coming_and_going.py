@@ -272,7 +272,7 @@ def test_a_gossiping_node_that_is_away_is_a_straggler_until_it_comes() -> None:
 def test_events_at_which_only_absent_nodes_are_due_do_not_end_a_run() -> None:
     nodes = Nodes([1, *[20] * 5], both)
     grid = ChangingGrid(nodes.app(), 6, after={3: lambda g: g.leave(0)})
-    strategy = ceps(num_clients=6, min_available_nodes=3)
+    strategy = ceps(num_clients=6, min_available_nodes=3, interval=(1, 20))
     strategy.on_round_end = [grid.told]
     _, ends, _ = run_gossip(strategy, nodes, 25, grid=grid)  # type: ignore[arg-type]
     assert [end.accepted for end in ends[4:20]] == [0] * 16

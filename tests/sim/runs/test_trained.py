@@ -109,7 +109,7 @@ for method, settings in json.loads(sys.argv[1]).items():
 OWN: dict[str, tuple[AppCase, dict[str, Any]]] = {
     "sd-feel": (SD_FEEL, {"num-servers": 2, "iterations": 2, "tau1": 1, "tau2": 1, "model": "mlp"}),
     "similarity-free": (SIMILARITY_FREE, {"num-rounds": 2, "local-iters": 2, "model": "mlp"}),
-    "fedmud": (FEDMUD, {"num-rounds": 1, "model": "mlp", "skip-front": 0, "ratio": 0.25}),
+    "fedmud": (FEDMUD, {"num-rounds": 1, "model": "mlp", "skip-front": 0, "ratio": 0.6}),
     "ceps, logistic": (CEPS, {"problem": "logistic", "sparsity": 2, "iterations": 8}),
     "ceps, network": (CEPS, {"problem": "network", "model": "mlp", "sparsity": 50, "iterations": 8}),
 }
