@@ -20,6 +20,9 @@ ROOMS = {"deployment": "sim"}
 ELSEWHERE = {
     # What every app's answers are charged, held against what the guard decides.
     "hedgerow.clients.mods.guard": {"contracts/test_charges"},
+    "hedgerow.clients.policy": {"contracts/test_charges"},
+    "hedgerow.wire.failures": {"contracts/test_charges", "contracts/test_disclosed"},
+    "hedgerow.wire.simulated": {"contracts/test_charges"},
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
     "hedgerow.strategies.hsgd.groups": {"flower_apps/test_hsgd"},
