@@ -20,9 +20,7 @@ ROOMS = {"deployment": "sim"}
 ELSEWHERE = {
     # What every app's answers are charged, held against what the guard decides.
     "hedgerow.clients.mods.guard": {"contracts/test_charges"},
-    "hedgerow.clients.policy": {"contracts/test_charges"},
     "hedgerow.wire.failures": {"contracts/test_charges", "contracts/test_disclosed"},
-    "hedgerow.wire.simulated": {"contracts/test_charges"},
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
     "hedgerow.strategies.hsgd.groups": {"flower_apps/test_hsgd"},
@@ -67,6 +65,7 @@ ELSEWHERE = {
     "hedgerow.tasks.regression": {"wire/test_seeds"},
     "hedgerow.tasks.global_draws": {"clients/training/test_own", "clients/training/test_proof"},
     "hedgerow.wire.simulated": {
+        "contracts/test_charges",
         "clients/test_guard",
         "clients/test_masks_bind",
         "clients/test_policies",
@@ -74,7 +73,7 @@ ELSEWHERE = {
         "sim/engine/test_workers",
     },
     # What all that is public refuses.
-    "hedgerow.clients.policy": {"contracts/test_refusals"},
+    "hedgerow.clients.policy": {"contracts/test_charges", "contracts/test_refusals"},
     # Whether two rooms agree.
     "hedgerow.clients.releases": {"strategies/gossip/test_exposure"},
     "hedgerow.sim.engine._compat": {
