@@ -1,5 +1,6 @@
 """Addresses for orchestrators of a test: free ports of this machine, and a wire that can be cut."""
 
+import random
 import socket
 import threading
 import time
@@ -9,12 +10,19 @@ from typing import Self
 
 
 def addresses(count: int) -> list[str]:
-    """Return so many addresses that nobody listens on now."""
+    """Return so many addresses that nobody listens on now.
+
+    Their ports are below those that systems give to outgoing connections, one of which could else take the
+    port of a site that is down for a while.
+    """
+    draw, found = random.SystemRandom(), list[str]()
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+        while len(found) < count:
+            port, one = draw.randrange(15000, 32000), held.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(f"127.0.0.1:{port}")
+    return found
 
 
 class Wire:
