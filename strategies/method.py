@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from logging import INFO
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -134,6 +134,7 @@ class Method(FederatedStrategy, Generic[S]):
         # The current round, until it ends: its steps, and its training exchange.
         self._pending: tuple[Run, Steps[S], Exchange | Together] | None = None
         # The state of the caller's own parts and aggregator before the attempt, until the round counts.
+        self.__dict__.pop("_owned", None)  # it may have another aggregator
         self._before: list[tuple[Any, Any]] = []
         for part in self.parts:
             part.forget()
@@ -164,11 +165,16 @@ class Method(FederatedStrategy, Generic[S]):
         own: Any = self.aggregator
         return None if isinstance(own, Part) or own is self.sums or not hasattr(own, "state_dict") else own
 
-    def _take(self) -> None:
-        """Take the state of the caller's own parts and aggregator; the suite's parts commit in ``ended``."""
-        self._put_back()
+    @cached_property
+    def _owned(self) -> list[Any]:
+        """The caller's own parts and aggregator that keep state; the suite's parts commit in ``ended``."""
         own = [*self.settings.parts, *(one for one in [self.aggregator] if isinstance(one, Part)), self._kept]
-        self._before = [(one, deepcopy(one.state_dict())) for one in own if one is not None]
+        return [one for one in own if one is not None]
+
+    def _take(self) -> None:
+        """Take the state of the caller's own parts and aggregator."""
+        self._put_back()
+        self._before = [(one, deepcopy(one.state_dict())) for one in self._owned]
 
     def _put_back(self) -> None:
         """Restore what was taken before an attempt that did not count."""
@@ -241,7 +247,8 @@ class Method(FederatedStrategy, Generic[S]):
         there = self.federation.open_round(grid).present
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        self._take()
+        if self._owned:
+            self._take()
         before, state = partial(self.model, self.state), self.state
         run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
         steps = self._steps(self.state, run)
