@@ -18,8 +18,7 @@ from flwr.common import log
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hedgerow.clients.training.proof import difference
-from hedgerow.tasks.global_draws import GlobalDraws
+from hedgerow.clients.training.proof import both, difference
 from hedgerow.tasks.split_models import SplitModel
 from hedgerow.tasks.threads import map_on_threads
 from hedgerow.wire.seeds import Purpose, torch_generator
@@ -219,7 +218,12 @@ def can_vmap(model: SplitModel, hospital: bool, loss: Loss, x: Tensor, y: Tensor
         (reason,) = map_on_threads(lambda _: _unlike_plain(model, hospital, loss, x, y), [0], 1)
         verdicts[key] = reason is None
         if reason is not None:
-            log(WARNING, "The nodes' models are computed one by one, not as a stack: %s.", reason)
+            log(
+                WARNING,
+                "Nodes with the model %s are computed one by one, not as a stack: %s.",
+                type(model).__name__,
+                reason,
+            )
     return verdicts[key]
 
 
@@ -244,18 +248,11 @@ def _unlike_plain(model: SplitModel, hospital: bool, loss: Loss, x: Tensor, y: T
             device_steps(model, loss, DeviceStack(theta, head, z, x, y), (1.0,), plain=plain) - theta,
         ]
 
-    with GlobalDraws.restored() as before:
-        one_by_one = computed(True)
-        if before.moved:
-            return "a forward pass draws random numbers"
-        try:
-            stacked = computed(False)
-        except Exception as error:
-            return f"the stack raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
-        if before.moved:
-            return "the stack draws random numbers"
+    found = both(lambda: computed(True), lambda: computed(False))
+    if isinstance(found, str):
+        return found
     unit = torch.finfo(x.dtype).eps ** 0.5
-    for one, other in zip(one_by_one, stacked, strict=True):
+    for one, other in zip(*found, strict=True):
         if (apart := difference(one, other)) > unit * max(1.0, float(one.abs().max())):
             return f"a value differs by {apart:.2g}"
     return None

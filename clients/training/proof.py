@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
 from math import isfinite, sqrt
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,8 +23,10 @@ from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
 from hedgerow.wire.seeds import Purpose, torch_generator
 
-__all__ = ["Form", "difference", "generic", "proves_itself"]
+__all__ = ["Form", "both", "difference", "generic", "proves_itself"]
 
+T = TypeVar("T")
+U = TypeVar("U")
 State = Mapping[str, Tensor]
 # Trains nodes as a stack; the model is scratch space.
 Form = Callable[[nn.Module, Sequence[LocalWork]], Sequence[Trained]]
@@ -71,19 +74,15 @@ def _difference(
     def compared(seed: int) -> str | None:
         starts = [generic(model, work.start, seed + row) for row in range(2)]
         works = [replace(work, start=start, lr=1.0, asked=None) for start in starts]
-        with GlobalDraws.restored() as before:
-            alone = [train_one(model, one, loss, arithmetic) for one in works]
-            if before.moved:
-                return "its forward pass draws random numbers"
-            try:
-                together = stack(copy.deepcopy(model), works)  # as on a thread
-            except Exception as error:
-                return f"its stack raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
-            if before.moved:
-                return "its stack draws random numbers"
-        pairs = zip(alone, together, starts, strict=True)
-        found = (_first_difference(a, b, start, eps) for a, b, start in pairs)
-        return next((one for one in found if one is not None), None)
+        found = both(
+            lambda: [train_one(model, one, loss, arithmetic) for one in works],
+            lambda: stack(copy.deepcopy(model), works),  # as on a thread
+        )
+        if isinstance(found, str):
+            return found
+        pairs = zip(*found, starts, strict=True)
+        differences = (_first_difference(a, b, start, eps) for a, b, start in pairs)
+        return next((one for one in differences if one is not None), None)
 
     reason, kept = None, copy.deepcopy(model.state_dict())
     try:
@@ -94,6 +93,22 @@ def _difference(
     finally:
         model.load_state_dict(kept)
     return reason
+
+
+def both(plain: Callable[[], T], stacked: Callable[[], U]) -> tuple[T, U] | str:
+    """Return what a model computes plainly and as a stack, or why a stack must not take its place.
+
+    What ``plain`` raises is raised.
+    """
+    with GlobalDraws.restored() as before:
+        one = plain()
+        if before.moved:
+            return "its forward pass draws random numbers"
+        try:
+            other = stacked()
+        except Exception as error:
+            return f"its stack raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"
+        return "its stack draws random numbers" if before.moved else (one, other)
 
 
 def generic(model: nn.Module, start: State, seed: int) -> dict[str, Tensor]:
