@@ -573,14 +573,6 @@ class InProcessGrid(Grid):
         group = _ROUND.match(message.metadata.group_id or "")
         return int(group[0]) if group else self.round
 
-    def _keys(self, groups: Mapping[str, Sequence[NodeJob]]) -> dict[str, int]:
-        """Return the keys of batched calls by message type."""
-        firsts = {kind: jobs[0].message for kind, jobs in groups.items()}
-        return {
-            kind: message_key(self._seed, self._round_of(first, _round_of(first.content)) or 0, -1, kind)
-            for kind, first in firsts.items()
-        }
-
     def _due(self) -> bool:
         return bool(self._queue) and self._queue[0][0] <= self._clock
 
@@ -596,16 +588,11 @@ class InProcessGrid(Grid):
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
-        keys = self._keys(by_type)
-        for message_type, jobs in self._not_dealt(by_type, keys).items():
-            for job, answer in self._handlers.answers(
-                message_type, jobs, self._run.run_id, keys[message_type]
-            ):
+        for message_type, jobs in self._not_dealt(by_type).items():
+            for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
                 self._answer(job, answer)
 
-    def _not_dealt(
-        self, by_type: dict[str, list[NodeJob]], keys: Mapping[str, int]
-    ) -> dict[str, list[NodeJob]]:
+    def _not_dealt(self, by_type: dict[str, list[NodeJob]]) -> dict[str, list[NodeJob]]:
         """Let workers, if there are any, answer the calls that are large enough, and return the rest."""
         dealt = {
             kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
@@ -613,7 +600,7 @@ class InProcessGrid(Grid):
         if not dealt or self._workers is None:
             return by_type
         try:
-            answers = self._workers.answers(dealt, self._run.run_id, keys)
+            answers = self._workers.answers(dealt, self._run.run_id)
         except WorkersLostError as error:
             log(WARNING, "No worker processes left (%s): continuing in this process.", error)
             self._workers.close()

@@ -90,27 +90,27 @@ class Handlers:
         return self._run_config
 
     def answers(
-        self, message_type: str, jobs: Sequence[NodeJob], run_id: int, key: int
+        self, message_type: str, jobs: Sequence[NodeJob], run_id: int
     ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
-        """Yield each job, all with messages of one type, with its node's answer.
-
-        ``key`` seeds the global generators for a batched handler.
-        """
+        """Yield each job, all with messages of one type, with its node's answer."""
         with kept_generators():
-            yield from self._answers(message_type, jobs, run_id, key)
+            yield from self._answers(message_type, jobs, run_id)
 
     def _answers(
-        self, message_type: str, jobs: Sequence[NodeJob], run_id: int, key: int
+        self, message_type: str, jobs: Sequence[NodeJob], run_id: int
     ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
         handler = self._batch_handler(message_type)
-        contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
-        seed_generators(key)
-        moved = drawn()
-        batch = None if handler is None else _batch(handler, message_type, jobs, contexts, self.name)
-        if batch is not None and moved():
-            self._drawing.add(message_type)
-            log(INFO, "Batched %s draws from global generators: using one call per node", message_type)
-            batch = None
+        batch, contexts = None, list[Context]()
+        if handler is not None:
+            contexts = [self._context(job, run_id) for job in jobs]
+            # Of a batched handler that draws the answers are dropped: any seed shows that it does.
+            seed_generators(jobs[0].key)
+            moved = drawn()
+            batch = _batch(handler, message_type, jobs, contexts, self.name)
+            if batch is not None and moved():
+                self._drawing.add(message_type)
+                log(INFO, "Batched %s draws from global generators: using one call per node", message_type)
+                batch = None
         if batch is None:
             for job in jobs:
                 yield job, self._one(job, self._context(job, run_id))

@@ -40,9 +40,9 @@ __all__ = [
 ANSWERS, RAISED = 0, 1
 
 Answer = RecordDict | Error
-# With nodes by partition id: messages and their keys by type, with the key of the call; or type, contents and
-# nodes of an exchange in columns, with its key.
-Messages = list[tuple[str, int, list[tuple[int, Message, int]]]]
+# With nodes by partition id: messages and their keys by type; or type, key, contents and nodes of an exchange
+# in columns.
+Messages = list[tuple[str, list[tuple[int, Message, int]]]]
 Asked = Messages | tuple[str, int, list[tuple[RecordDict, list[int]]]]
 
 
@@ -121,12 +121,12 @@ class Shard:
             return out.add(ShardReply([], found, out.add({}), self._logged()))
         before: dict[int, RecordDict] = {}
         answers: list[Answer] = []
-        for message_type, key, asked in request.asked:
+        for message_type, asked in request.asked:
             jobs = [
                 NodeJob(message, self._nodes[i], 0.0, inf, runs=True, key=own) for i, message, own in asked
             ]
             before |= {node_of(job).partition_id: node_of(job).state for job in jobs}
-            done = self._handlers.answers(message_type, jobs, request.run_id, key)
+            done = self._handlers.answers(message_type, jobs, request.run_id)
             answers += [answer for _, answer in done]
         states = {
             partition_id: _owned(self._nodes[partition_id].state, parcel)

@@ -230,13 +230,10 @@ class Workers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def answers(
-        self, groups: Mapping[str, Sequence[NodeJob]], run_id: int, keys: Mapping[str, int]
-    ) -> list[tuple[NodeJob, Answer]]:
+    def answers(self, groups: Mapping[str, Sequence[NodeJob]], run_id: int) -> list[tuple[NodeJob, Answer]]:
         """Return each job, by message type and in the given order, with its node's answer; keep new states.
 
-        A call holds at most one job per node; ``keys`` are those of batched calls, by message type. If a
-        worker dies, the answers of its nodes are errors.
+        A call holds at most one job per node. If a worker dies, the answers of its nodes are errors.
 
         Raises
         ------
@@ -252,7 +249,7 @@ class Workers:
         for worker, mine in self._deal(groups):
             jobs = [job for group in mine.values() for job in group]
             asked: Asked = [
-                (kind, keys[kind], [(node_of(job).partition_id, job.message, job.key) for job in group])
+                (kind, [(node_of(job).partition_id, job.message, job.key) for job in group])
                 for kind, group in mine.items()
             ]
             shares.append(
