@@ -18,7 +18,7 @@ from .metrics import (
     normalised_utility,
     split_logits,
 )
-from .models import MODELS, build_model, check_takes, count_parameters, forward_macs
+from .models import MODELS, build_model, check_takes, count_parameters, forward_macs, input_type
 from .own_data import (
     NODE_DATA_KEYS,
     OWN,
@@ -84,6 +84,7 @@ __all__ = [
     "forward_macs",
     "group_split",
     "in_training",
+    "input_type",
     "is_import_path",
     "linear_part",
     "load",

@@ -27,7 +27,7 @@ from .layout import ChannelsLast
 from .modes import evaluating
 from .resnet import ResNet
 
-__all__ = ["MODELS", "build_model", "check_takes", "count_parameters", "forward_macs"]
+__all__ = ["MODELS", "build_model", "check_takes", "count_parameters", "forward_macs", "input_type"]
 
 Shape = tuple[int, ...]
 
@@ -81,6 +81,14 @@ def build_model(
     draw = _initialise_normal if name in _BATCH_NORMALISED else initialise
     draw(model, weight_generator(seed))
     return model
+
+
+def input_type(model: nn.Module, input_shape: Shape) -> torch.dtype:
+    """Return the type of samples that a model takes: float32, or int64 if it takes ids only.
+
+    What the model raises for float32 is raised if it takes neither.
+    """
+    return _outputs(model, input_shape, num_samples=2)[1]
 
 
 def check_takes(name: str, dtype: str) -> None:

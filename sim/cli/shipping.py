@@ -9,23 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients import initial_model
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import read_config
-from hedgerow.sim.runs.model_files import read_model
-from hedgerow.sim.runs.trained import load_model
-from hedgerow.tasks import load, parse_standardise, preprocessing
+from hedgerow.sim.runs.trained import Scale, trained_model
+from hedgerow.tasks import input_type, load, preprocessing
 from hedgerow.wire.extras import needed
 from hedgerow.wire.printable import shown
 
 __all__ = ["Shipped", "shipped", "write_onnx", "write_torchscript"]
 
 _OWN = "own-data"
-_DTYPES = (torch.float32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -56,15 +52,12 @@ def shipped(run: Path, app: str | None = None, input_shape: Sequence[int] | None
     """
     config = read_config(run)
     settings, own = config.get("run", {}), config.get(_OWN)
-    if own is not None:
-        model = initial_model(settings, tuple(own["input-shape"]), own["num-classes"])
-        model.load_state_dict(
-            {key: torch.from_numpy(np.array(value)) for key, value in read_model(run).items()}
-        )
-        found, scale = own["input-shape"], _own_scale(own, settings)
+    # Of own data, a copy of an app builds the model that the app does.
+    model, constants = trained_model(run, app or (own and config.get("copy-of")))
+    if own is None:
+        found, constants = _dealt(settings)
     else:
-        model = load_model(run, app)
-        found, scale = _dealt(settings)
+        found = own["input-shape"]
     shape = list(input_shape or found or ())
     if not shape:
         raise ValueError("--input-shape must be given: it does not follow from the settings of this run")
@@ -79,7 +72,7 @@ def shipped(run: Path, app: str | None = None, input_shape: Sequence[int] | None
         "output": {"name": "y", "shape": ["N", *logits.shape[1:]]},
         "classes": settings.get("classes") or None,
         # x = (raw - mean) / std for each channel of an image, else for each feature.
-        "preprocessing": scale,
+        "preprocessing": constants and {"mean": list(constants[0]), "std": list(constants[1])},
     }
     return Shipped(model, sample, about)
 
@@ -148,38 +141,23 @@ def _written(model: Shipped, file: Path, kind: str, save: Callable[[Path], None]
     return beside
 
 
-def _own_scale(own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, list[float]] | None:
-    """Return what nodes with their own data subtracted and divided by."""
-    if "mean" in own:
-        return {"mean": list(own["mean"]), "std": list(own["std"])}
-    said = parse_standardise(str(settings.get("standardise", "none")))
-    return None if said is None else {"mean": list(said.mean), "std": list(said.std)}
-
-
-def _dealt(settings: Mapping[str, Any]) -> tuple[Sequence[int] | None, dict[str, list[float]] | None]:
+def _dealt(settings: Mapping[str, Any]) -> tuple[Sequence[int] | None, Scale | None]:
     """Return the shape of a sample of a data set that the run dealt, and how its pixels were scaled."""
     if not {"dataset", "scaling"} & settings.keys() or "num-groups" in settings:
         return None, None
     named = str(settings["dataset"]), str(settings.get("data-dir", "")) or None
     named_scaling = (*named, str(settings.get("scaling", "standard")))
-    constants = preprocessing(*named_scaling)
-    scale = None if constants is None else dict(zip(("mean", "std"), constants, strict=True))
-    return load(*named_scaling).input_shape, scale
+    return load(*named_scaling).input_shape, preprocessing(*named_scaling)
 
 
 def _sample(model: nn.Module, shape: Sequence[int]) -> Tensor:
     """Return two samples of zeros of the type that the model takes."""
-    errors = []
-    for dtype in _DTYPES:
-        sample = torch.zeros((2, *shape), dtype=dtype)
-        try:
-            with torch.inference_mode():
-                model(sample)
-        except Exception as error:  # a user's model may raise anything
-            errors.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
-        else:
-            return sample
-    raise ValueError(
-        f"--input-shape must be that of a sample that the model takes, got {list(shape)}: "
-        f"{shown(errors[0], 200)}"
-    )
+    try:
+        dtype = input_type(model, tuple(shape))
+    except Exception as error:  # a user's model may raise anything
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"--input-shape must be that of a sample that the model takes, got {list(shape)}: "
+            f"{shown(why, 200)}"
+        ) from error
+    return torch.zeros((2, *shape), dtype=dtype)

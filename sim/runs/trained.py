@@ -21,7 +21,10 @@ from hedgerow.sim.runs.model_files import NODES, read_model
 from hedgerow.sim.runs.plan import plan_run, resumed_config
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, experiment_of
 
-__all__ = ["evaluate_model", "load_model"]
+__all__ = ["evaluate_model", "load_model", "trained_model"]
+
+# Mean and deviation: one of each, or one per feature.
+Scale = tuple[Sequence[float], Sequence[float]]
 
 
 def load_model(run: str | Path, app: str | Path | None = None, *, node: int | None = None) -> nn.Module:
@@ -53,11 +56,20 @@ def load_model(run: str | Path, app: str | Path | None = None, *, node: int | No
         with torch.no_grad():
             classes = model(x).argmax(1)
     """
-    run = Path(run).expanduser()
+    model, scale = trained_model(Path(run).expanduser(), app, node=node)
+    return (model if scale is None else nn.Sequential(_Standardise(*scale), model)).eval()
+
+
+def trained_model(
+    run: Path, app: str | Path | None = None, *, node: int | None = None
+) -> tuple[nn.Module, Scale | None]:
+    """Return the model of ``load_model`` without standardisation, and mean and deviation of its inputs.
+
+    These are None where nodes do not standardise.
+    """
     if app is None:
         app = str(read_config(run)["app"])
-    made = _experiment(run, app)[0]
-    scale = None
+    made, scale = _experiment(run, app)[0], None
     if isinstance(made, LearntExperiment):
         data = read_config(run)["own-data"]
         scale = _standardisation(data, str(made.values.of("standardise")))
@@ -67,7 +79,7 @@ def load_model(run: str | Path, app: str | Path | None = None, *, node: int | No
     place = run if node is None else run / NODES / f"partition-{node}"
     model = made.module.cpu()
     model.load_state_dict(_tensors(read_model(place)))
-    return (model if scale is None else nn.Sequential(_Standardise(*scale), model)).eval()
+    return model, scale
 
 
 def evaluate_model(
@@ -123,7 +135,7 @@ class _Standardise(nn.Module):
         return out
 
 
-def _standardisation(data: Mapping[str, Any], text: str) -> tuple[Sequence[float], Sequence[float]] | None:
+def _standardisation(data: Mapping[str, Any], text: str) -> Scale | None:
     """Return the mean and deviation of a run's record, or of its setting; None if there are none."""
     if "mean" in data:
         return data["mean"], data["std"]
