@@ -80,29 +80,25 @@ def _checked(
     likely = np.isfinite(norms)
     for values in metrics.values():
         likely &= np.isfinite(values)
-    fine = (likely & federation.claims.valid(weights)).tolist()
-    accepted, sizes = [], _reply_sizes(run, rows, metrics)
-    bounded = federation.settings.max_update_norm_ratio
-    for k, node in enumerate(nodes):
-        inbox.take(node)
+    errors: dict[int, PayloadError] = {}
+    for k in np.flatnonzero(~(likely & federation.claims.valid(weights))).tolist():
         try:
-            if not fine[k]:
-                own = {key: values[k] for key, values in metrics.items()}
-                read(run, exchange, node, _reply(run, rows[k], own))
-            if bounded:
-                federation.bound().check_norm(float(norms[k]), sent[pools[k]])
+            own = {key: values[k] for key, values in metrics.items()}
+            read(run, exchange, nodes[k], _reply(run, rows[k], own))
         except PayloadError as error:
-            inbox.refuse(node, error)
-            continue
-        inbox.use(node)
-        accepted.append(k)
+            errors[k] = error
+    if federation.settings.max_update_norm_ratio:
+        unread = {k: norm for k, norm in enumerate(norms.tolist()) if k not in errors}
+        errors |= federation.bound().too_large(unread, {k: sent[pools[k]] for k in unread})
+    inbox.settle(nodes, errors)
     federation.judge(inbox)
+    accepted = [k for k in range(len(nodes)) if k not in errors]
     kept, pools = [nodes[k].partition_id for k in accepted], [pools[k] for k in accepted]
     bits, ledger, link = exchange.coding.bits(run.layout), federation.ledger, exchange.links[1]
-    arrays, whole = zip(*(sizes[k] for k in accepted), strict=True) if accepted else ((), ())
+    arrays, whole = _reply_sizes(run, rows, metrics)
     if link:
-        ledger.book_all(run.round, link, kept, pools, bits, arrays)
-    ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, whole)
+        ledger.book_all(run.round, link, kept, pools, bits, [arrays] * len(kept))
+    ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, [whole[k] for k in accepted])
     run.table = {key: values[accepted] for key, values in metrics.items()}
     run.absorbed += kept
     taken = rows if len(accepted) == len(rows) else rows[accepted]
@@ -171,15 +167,16 @@ def _reply(run: Run, row: Vector | Tensor, metrics: Mapping[str, Any]) -> Record
     return RecordDict({"arrays": run.layout.unflatten(row), "metrics": record})
 
 
-def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
-    """Return the bytes of each reply's arrays, and of the whole reply; larger integers take more bytes."""
-    whole = [values for values in metrics.values() if values.dtype.kind != "f"]
-    known: dict[Any, tuple[int, int]] = {}
-    sizes = []
-    for k in range(len(rows)):
-        alike = tuple(int(values[k]) for values in whole)
-        if alike not in known:
-            content = _reply(run, rows[k], {key: values[k] for key, values in metrics.items()})
-            known[alike] = payload_bytes(only_arrays(content)), payload_bytes(content)
-        sizes.append(known[alike])
-    return sizes
+def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> tuple[int, list[int]]:
+    """Return the bytes of a reply's arrays, and of each whole reply: larger integers take more bytes."""
+    if not len(rows):
+        return 0, []
+    content = _reply(run, rows[0], {key: values[0] for key, values in metrics.items()})
+    arrays = payload_bytes(only_arrays(content))
+    rest = payload_bytes(content) - content.metric_records["metrics"].count_bytes()
+    columns = {key: values.tolist() for key, values in metrics.items()}
+    told = [
+        MetricRecord(dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+    return arrays, [rest + one.count_bytes() for one in told]

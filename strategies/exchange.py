@@ -45,7 +45,7 @@ __all__ = [
 
 Vector = NDArray[Any]
 T = TypeVar("T")
-Weigh = Callable[["Run", int, float, Sequence[Reply]], float]
+Weigh = Callable[["Run", "Columns"], Sequence[float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +176,8 @@ class Exchange:
         Whether it goes over the grid whatever its kind.
     unbooked : tuple of str (default: ())
         Records of its instructions that do not count as traffic.
-    weigh : Callable[[Run, int, float, Sequence[Reply]], float] or None (default: None)
-        The method's weight of a reply: of a run, a node, its claimed number of examples, and the reply, or
-        nothing without messages. None for the examples. See ``WeightedMean``.
+    weigh : Callable[[Run, Columns], Sequence[float]] or None (default: None)
+        Returns the method's weights of replies (K,). None for the examples. See ``WeightedMean``.
     """
 
     kind: str

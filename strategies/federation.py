@@ -505,6 +505,18 @@ class Federation:
             self.capped.add(client)
         return min(size, cap, *registered)
 
+    def weights_of(self, clients: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
+        """Return the weights of clients (K,), see ``weight_of``; those of unknown size have what they claim."""
+        if isinstance(self.sizes, KnownSizes) and self.settings.registry is None:
+            sizes, cap = self.sizes.array[list(clients)], self.claims.cap()
+            self.capped.update(np.asarray(clients)[sizes > cap].tolist())
+            return np.minimum(sizes, cap).tolist()  # type: ignore[no-any-return]
+        weights = []
+        for client, size in zip(clients, claimed, strict=True):
+            self.sizes.setdefault(client, size)
+            weights.append(self.weight_of(client))
+        return weights
+
     def weights(self, clients: int) -> NDArray[np.float64]:
         """Return the weights of the first clients (C,); a client of unknown size has the mean weight."""
         if isinstance(self.sizes, KnownSizes):

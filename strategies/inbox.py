@@ -151,20 +151,17 @@ class Inbox:
 
     # Replies without messages.
 
-    def take(self, node: Node) -> None:
-        """Stop waiting for a node."""
-        del self._waiting[node.node_id]
-
-    def use(self, node: Node) -> None:
-        """Accept a node's reply."""
-        self.used.add(node.partition_id)
-        self.report.accepted += 1
-
-    def refuse(self, node: Node, error: PayloadError) -> None:
-        """Count a node's reply as lost."""
-        self.refused.add(node.partition_id)
-        self.report.rejected[error.reason] += 1
-        log(INFO, "\t> Reply of node %d not used: %s", node.node_id, error)
+    def settle(self, nodes: Sequence[Node], errors: Mapping[int, PayloadError]) -> None:
+        """Count the replies of all nodes, by position: those with an error as lost, the others as accepted."""
+        self._waiting.clear()
+        for at, node in enumerate(nodes):
+            if at not in errors:
+                self.used.add(node.partition_id)
+                continue
+            self.refused.add(node.partition_id)
+            self.report.rejected[errors[at].reason] += 1
+            log(INFO, "\t> Reply of node %d not used: %s", node.node_id, errors[at])
+        self.report.accepted += len(nodes) - len(errors)
 
     def _validated(self, message: Message) -> Reply | None:
         try:

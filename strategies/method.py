@@ -98,7 +98,7 @@ class Method(FederatedStrategy, Generic[S]):
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Make a training exchange; return the aggregate of each pool's replies."""
-        return self.aggregator.means(replace(run.prepared(exchange), weigh=self.mean.reply_weight), run)
+        return self.aggregator.means(replace(run.prepared(exchange), weigh=self.mean.weights), run)
 
     def ended(self, state: S, run: Run) -> None:
         """Called with the state after each completed round."""

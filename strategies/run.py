@@ -99,14 +99,14 @@ class Run:
         """The model's layout."""
         return self.federation.known_layout()
 
-    def size(self, node: int, claimed: float) -> float:
-        """Return |S_i|: the examples that the node claimed first, up to the run's bound."""
-        self.federation.sizes.setdefault(node, claimed)
-        return self.federation.weight_of(node)
+    def sizes(self, nodes: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
+        """Return |S_i| of nodes (K,): the examples that each claimed first, up to the run's bound."""
+        return self.federation.weights_of(nodes, claimed)
 
-    def known_size(self, node: int, otherwise: float) -> float:
-        """Return the examples that a node claimed first, or ``otherwise`` if it claimed none."""
-        return self.federation.sizes.get(node, otherwise)
+    def known_sizes(self, nodes: Sequence[int], otherwise: float) -> Sequence[float]:
+        """Return |S_i| of nodes (K,), or ``otherwise`` for one that has claimed none."""
+        known, weight = self.federation.sizes, self.federation.weight_of
+        return [weight(i) if i in known else otherwise for i in nodes]
 
     def book(self, link: str, source: int, target: int, payload: int, bits: int | None = None) -> None:
         """Book a transfer between servers: its payload in bytes, and its nominal bits (a model's if None)."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector, Weigh
-from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.records import only_record
 
@@ -95,11 +94,8 @@ class SumOfRows:
 
     start: Vector
     changes: bool
-    total: NDArray[np.float64] | Tensor = field(init=False)
+    total: NDArray[np.float64] | Tensor
     weights: dict[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = np.zeros(self.start.shape, np.float64)
 
     def add(self, node: int, row: Vector | Tensor, weight: float) -> None:
         """Add a row (M,)."""
@@ -145,29 +141,26 @@ class WeightedMean:
 
     by_examples: bool | None = None
 
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return a node's weight: the examples that it claimed first, up to the run's bound, or 1."""
-        return 1.0 if self.by_examples is False else run.size(node, claimed)
+    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+        """Return the replies' weights (K,): the examples that each node claimed first, bounded, or 1."""
+        if self.by_examples is False:
+            return [1.0] * len(replies.nodes)
+        return run.sizes(replies.nodes, replies.claimed)
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return each pool's mean, summed in float64 as replies come."""
         sums: dict[int, SumOfRows] = {}
-        kind = type(self)
-        own = (kind.weight, kind.reply_weight) != (WeightedMean.weight, WeightedMean.reply_weight)
-        method = None if own or self.by_examples is not None else exchange.weigh
-        weigh = method or self.reply_weight
-        for columns in (yield exchange):
-            rows = columns.rows.tensor if isinstance(columns.rows, DeviceRows) else columns.rows
-            for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
+        own = self.by_examples is not None or type(self).weights is not WeightedMean.weights
+        weigh = self.weights if own or exchange.weigh is None else exchange.weigh
+        for replies in (yield exchange):
+            rows = replies.rows.tensor if isinstance(replies.rows, DeviceRows) else replies.rows
+            weights = weigh(run, replies)
+            for node, pool, row, weight in zip(replies.nodes, replies.pools, rows, weights, strict=True):
                 if pool not in sums:
-                    sums[pool] = SumOfRows(exchange.sent(pool), exchange.coding.changes)
-                weight = weigh(run, node, columns.claimed[at], columns.replies[at : at + 1])
-                sums[pool].add(node, rows[at], weight)
+                    start = exchange.sent(pool)
+                    sums[pool] = SumOfRows(start, exchange.coding.changes, np.zeros(start.shape, np.float64))
+                sums[pool].add(node, row, weight)
         return sums
-
-    def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
-        """Return a reply's weight; ``replies`` is empty if there are no messages."""
-        return self.weight(run, node, claimed)
 
 
 @dataclass(frozen=True)
@@ -176,11 +169,13 @@ class MeanByMetric(WeightedMean):
 
     metric: str = ""
 
-    def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
-        """Return a reply's metric, up to the node's examples."""
-        examples = self.weight(run, node, claimed)
-        values = [only_record(reply.content, MetricRecord, "bad metrics")[self.metric] for reply in replies]
-        return min([examples, *map(float, values)])  # type: ignore[arg-type]
+    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+        """Return each reply's metric, up to its node's examples; without messages, the examples."""
+        examples = super().weights(run, replies)
+        if not replies.replies:
+            return examples
+        metrics = [only_record(reply.content, MetricRecord, "bad metrics") for reply in replies.replies]
+        return [min(most, float(one[self.metric])) for most, one in zip(examples, metrics, strict=True)]  # type: ignore[arg-type]
 
 
 def means_of(

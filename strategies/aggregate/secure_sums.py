@@ -477,10 +477,6 @@ class SecureSums:
         run.absorbed += update.survivors
         run.contents.append(update.metrics)
 
-    def weight(self, run: Any, node: int, claimed: float) -> float:
-        """Return a node's weight."""
-        return float(run.size(node, claimed)) if self.weighted_by else 1.0
-
     def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
         """Return the means of the pools with a sum; RoundFailedError if sums have too few replies."""
         nodes, offline = self.federation.there(list(exchange.asked))

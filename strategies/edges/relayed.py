@@ -157,19 +157,15 @@ class EdgeNodes:
 
     # As an aggregator.
 
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return |S_i|."""
-        return run.size(node, claimed)
-
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Return the edge servers' means of their clients' models, eq. (3); RoundFailedError without any."""
         federation = self.federation
         bundles: dict[int, list[tuple[float, Vector]]] = {}
         nodes: dict[int, list[int]] = {}
         for replies in (yield exchange):
-            for at, (node, d) in enumerate(zip(replies.nodes, replies.pools, strict=True)):
-                weight = self.weight(run, node, replies.claimed[at])
-                bundles.setdefault(d, []).append((weight, replies.rows[at]))
+            weights = run.sizes(replies.nodes, replies.claimed)
+            for node, d, row, weight in zip(replies.nodes, replies.pools, replies.rows, weights, strict=True):
+                bundles.setdefault(d, []).append((weight, row))
                 nodes.setdefault(d, []).append(node)
         federation.token += 1
         alive = {d: models for d, models in sorted(bundles.items()) if d not in federation.lost}

@@ -16,7 +16,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, Mean, WeightedMean, means_of
-from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.exchange import Columns, Steps
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.interval import Interval, Local
 from hedgerow.strategies.hsgd.system import MethodVariant
@@ -112,9 +112,9 @@ class GroupsMean(NamedTuple):
 class ByPeople(WeightedMean):
     """The mean weighted by each group's number of people."""
 
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        """Return K_m."""
-        return claimed
+    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+        """Return K_m of each group."""
+        return replies.claimed
 
 
 _ALIKE = WeightedMean(by_examples=False)
@@ -126,7 +126,7 @@ def mean_of_models(
     """Return the weighted mean of models; ``models`` maps an aggregator's node id to (K_m, model)."""
     rows = {m: model.whole for m, (_, model) in models.items()}
     people = {m: float(size) for m, (size, _) in models.items()}
-    means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people, ByPeople().reply_weight)
+    means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people, ByPeople().weights)
     return theta.like(means[0].model()) if rows else theta
 
 
@@ -146,7 +146,7 @@ class PlainMeans:
         return _with_devices(groups, (yield from self._of(rows, run)))
 
     def _of(self, rows: Pools, run: Run) -> Steps[Mapping[int, Mean]]:
-        return means_of(self.devices, rows, run, weigh=_ALIKE.reply_weight)
+        return means_of(self.devices, rows, run, weigh=_ALIKE.weights)
 
     def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
         """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""

@@ -73,6 +73,18 @@ class UpdateBound:
                 raise PayloadError(TOO_LARGE, f"norm {norm:.3g}, expected at most {most:.3g}")
         self._here.append(norm)
 
+    def too_large(
+        self, norms: Mapping[int, float], models: Mapping[int, NDArray[Any]]
+    ) -> dict[int, PayloadError]:
+        """Record the norms of updates of whole models, both by position; return the errors of those refused."""
+        errors = {}
+        for at, norm in norms.items():
+            try:
+                self.check_norm(norm, models[at])
+            except PayloadError as error:
+                errors[at] = error
+        return errors
+
     def _known(self) -> list[float]:
         return [*self._usual, *([median_low(self._here)] if self._here else [])][-_ROUNDS:]
 

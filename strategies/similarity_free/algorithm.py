@@ -91,10 +91,10 @@ class Algorithm(Method[State]):
         if mean is None:
             return state
         # (1/n) sum_i: a worker without a valid reply counts as unchanged, at x^k.
-        missing = set(run.there) - set(mean.nodes)
-        typical = mean.weight / len(mean.nodes)
-        weight = (self.sums or self.mean).weight
-        stayed = sum(weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
+        missing = sorted(set(run.there) - set(mean.nodes))
+        by_examples = self.mean.by_examples if self.sums is None else self.sums.weighted_by
+        sizes = run.known_sizes(missing, otherwise=mean.weight / len(mean.nodes))
+        stayed = sum(sizes) if by_examples else float(len(missing))
         return State(mean.model(stayed).astype(x.dtype))
 
     def model(self, state: State) -> Vector:
