@@ -35,8 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hedgerow.clients.fedmud.factored_model import wrap
 from hedgerow.clients.training.loop import train_one
-from hedgerow.clients.training.memory import chunk_size, node_bytes
-from hedgerow.clients.training.stack import train_stack
+from hedgerow.clients.training.stack import chunk_size, node_bytes, train_stack
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.work import LocalWork
 from hedgerow.sim import InProcessGrid

@@ -43,11 +43,18 @@ def together(
     """
 
     def handle(calls: Sequence[Call]) -> list[Result | Answer]:
-        found = [outcome(read, call) for call in calls]
-        jobs = {at: job for at, job in enumerate(found) if not isinstance(job, RecordDict | Exception)}
-        answers: dict[int, Result | Answer] = {
-            at: one for at, one in enumerate(found) if isinstance(one, RecordDict | Exception)
-        }
+        jobs: dict[int, Job] = {}
+        answers: dict[int, Result | Answer] = {}
+        for at, call in enumerate(calls):
+            try:
+                job = read(call)
+            except Exception as error:  # it must not fail the other nodes
+                answers[at] = error
+                continue
+            if isinstance(job, RecordDict):
+                answers[at] = job
+            else:
+                jobs[at] = job
         if jobs:
             answers |= work(calls, jobs)
         return [answers[at] for at in range(len(calls))]

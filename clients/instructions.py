@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hedgerow.clients.frozen import at_home
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.mods.guard import KeyMistake
-from hedgerow.clients.training.work import StackRow
+from hedgerow.clients.training.work import LARGEST_STEP, StackRow
 from hedgerow.wire.calls import Call
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
@@ -32,6 +32,7 @@ __all__ = [
     "positive",
     "sent_state",
     "state_rows",
+    "step_size",
     "string",
     "whole",
 ]
@@ -70,6 +71,13 @@ def positive(config: ConfigRecord, key: str) -> float:
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
         raise _invalid(key, value, "a finite number > 0")
+    return value
+
+
+def step_size(config: ConfigRecord, key: str) -> float:
+    """Return a number > 0 of the config that is finite also in float32."""
+    if (value := positive(config, key)) > LARGEST_STEP:
+        raise _invalid(key, value, "a finite number > 0, also in float32")
     return value
 
 

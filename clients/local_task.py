@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.device import resolve_device, shared_model
-from hedgerow.clients.own_share import check_no_data, own_share
+from hedgerow.clients.own_share import other_data, own_share
 from hedgerow.tasks import (
     DATASETS,
     MODELS,
@@ -196,7 +196,8 @@ def local_task(context: Context) -> LocalTask:
     run, node = context.run_config, context.node_config
     if run["partition"] == OWN:
         return _own_task(context)
-    check_no_data(context)
+    if "data" in node:
+        raise other_data(context)
     return _local_task(
         str(run["dataset"]),
         str(run["partition"]),

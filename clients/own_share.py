@@ -43,9 +43,9 @@ from hedgerow.wire.simulated import is_simulated
 __all__ = [
     "OwnShare",
     "check_enough",
-    "check_no_data",
     "data_not_valid",
     "has_own",
+    "other_data",
     "own_handlers",
     "own_introduction",
     "own_part",
@@ -101,16 +101,15 @@ def has_own(context: Context) -> bool:
     return bool(context.run_config.get("partition") == OWN)
 
 
-def check_no_data(context: Context) -> None:
-    """Raise ValueError if a node with its own data is asked to train on other data.
+def other_data(context: Context) -> ValueError:
+    """Return the error of a node with its own data that is asked to train on other data.
 
     The run config of such a run names files and modules; this node opens only those in its node config.
     """
-    if "data" in context.node_config:
-        raise ValueError(
-            "partition must be 'own' for this node, whose node config names data of its own, got "
-            f"{context.run_config.get('partition')!r} in the run config"
-        )
+    return ValueError(
+        "partition must be 'own' for this node, whose node config names data of its own, got "
+        f"{context.run_config.get('partition')!r} in the run config"
+    )
 
 
 def own_share(context: Context) -> OwnShare:

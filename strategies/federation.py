@@ -403,12 +403,13 @@ class Federation:
         assert roster is not None
         if callable(chosen):
             chosen = chosen(roster.present)
-        nodes = [roster.nodes[i] for i in (range(len(roster)) if chosen is None else chosen)]
+        places, online = roster.nodes, roster.online
+        nodes = [places[i] for i in (range(len(roster)) if chosen is None else chosen)]
         if self.places is None:  # Vacant places do not count as offline.
             nodes = [node for node in nodes if not node.vacant]
         elif self._barred:
             nodes = [node for node in nodes if not (node.vacant and node.partition_id in self._barred)]
-        there = [node for node in nodes if node.node_id in roster.online]
+        there = [node for node in nodes if node.node_id in online]
         log(INFO, "configure_train: Sampled %d nodes (out of %d)", len(there), len(roster))
         return there, len(nodes) - len(there)
 
@@ -506,7 +507,7 @@ class Federation:
         return min(size, cap, *registered)
 
     def weights_of(self, clients: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
-        """Return the weights of clients (K,), see ``weight_of``; those of unknown size have what they claim."""
+        """Return the weights of clients (K,), see ``weight_of``; one of unknown size has what it claims."""
         if isinstance(self.sizes, KnownSizes) and self.settings.registry is None:
             sizes, cap = self.sizes.array[list(clients)], self.claims.cap()
             self.capped.update(np.asarray(clients)[sizes > cap].tolist())

@@ -152,7 +152,7 @@ class Inbox:
     # Replies without messages.
 
     def settle(self, nodes: Sequence[Node], errors: Mapping[int, PayloadError]) -> None:
-        """Count the replies of all nodes, by position: those with an error as lost, the others as accepted."""
+        """Count the replies of all nodes: those with an error, by position, as lost, the others as valid."""
         self._waiting.clear()
         for at, node in enumerate(nodes):
             if at not in errors:

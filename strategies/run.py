@@ -108,10 +108,17 @@ class Run:
         known, weight = self.federation.sizes, self.federation.weight_of
         return [weight(i) if i in known else otherwise for i in nodes]
 
-    def book(self, link: str, source: int, target: int, payload: int, bits: int | None = None) -> None:
-        """Book a transfer between servers: its payload in bytes, and its nominal bits (a model's if None)."""
-        bits = self.federation.model_bits if bits is None else bits
-        self.federation.ledger.book(self.round, link, source, target, bits, payload)
+    def book(
+        self, link: str, ends: Sequence[tuple[int, int]], payloads: Sequence[int], bits: int | None = None
+    ) -> None:
+        """Book transfers between servers, one for each (source, target), with their payloads in bytes.
+
+        ``bits`` are the nominal bits of one; None for a model's.
+        """
+        if ends:
+            sources, targets = zip(*ends, strict=True)
+            bits = self.federation.model_bits if bits is None else bits
+            self.federation.ledger.book_all(self.round, link, sources, targets, bits, payloads)
 
     def changed(self, exchange: Exchange) -> Exchange:
         """Return an exchange as the parts change it."""

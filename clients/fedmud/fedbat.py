@@ -87,7 +87,7 @@ def train_binarised(
             up = S[kept[key] > 0].cpu().numpy() > 0
             state[f"{key}:bits"] = torch.from_numpy(np.packbits(up))
             state[f"{key}:alpha"] = step_size(start[key], theta[key]).detach().reshape(1).float()
-    return Trained(state, math.fsum(losses) / max(1, len(sgd.batches)))
+    return Trained(state, {"train-loss": math.fsum(losses) / max(1, len(sgd.batches))})
 
 
 def step_size(start: Tensor, theta: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from hedgerow.clients.instructions import (
     local_steps,
     only_config,
     positive,
+    step_size,
     string,
     whole,
 )
@@ -77,7 +78,7 @@ class Instruction:
     @property
     def learning_rate(self) -> float:
         """The step size of local SGD."""
-        return positive(self.config, "learning-rate")
+        return step_size(self.config, "learning-rate")
 
     @property
     def stream(self) -> dict[str, int]:

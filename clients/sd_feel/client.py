@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.evaluation import are_dealt, introduction_of, known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
-from hedgerow.clients.instructions import at_home_of, local_steps, only_config, positive, sent_state, whole
+from hedgerow.clients.instructions import at_home_of, local_steps, only_config, sent_state, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
@@ -26,7 +26,7 @@ from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
+from hedgerow.clients.training.sgd import LocalWork, TrainingMode
 from hedgerow.clients.training.work import Asked
 from hedgerow.wire.calls import Call
 from hedgerow.wire.edge_servers import EDGE
@@ -64,19 +64,18 @@ def sd_feel_client(
 
     def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
         # Nodes with the same message share what is read from it.
-        asked: dict[tuple[int, nn.Module], _Asked] = {}
+        told: dict[tuple[int, nn.Module], _Instruction] = {}
 
-        def read(call: Call) -> _Round:
+        def read(call: Call) -> _Job:
             own = task(call.context)
             key = id(call.content), own.model
-            if key not in asked:
-                asked[key] = _Asked.of(call, own)
-            message = asked[key]
-            steps = local_steps(message.config, "local-steps", min(message.batch_size, len(own.part)))
-            return _Round(message, call.partition_id, own, steps)
+            if key not in told:
+                told[key] = _Instruction.of(call, own)
+            config, batch = told[key].config, min(told[key].batch_size, len(own.part))
+            return _Job(told[key], call.partition_id, own, local_steps(config, "local-steps", batch))
 
         how = training_of(calls[0].context, training_mode, train=train)
-        return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
+        return together(read, lambda _, jobs: _learnt(jobs, how))(calls)
 
     more = introduction_of(task)
     return BatchClientApp(
@@ -115,19 +114,19 @@ def _gradient(call: Call, task: LocalTask) -> RecordDict:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A round's instruction."""
+class _Instruction:
+    """What a message says to train."""
 
     config: ConfigRecord
     start: Mapping[str, Tensor]
     seed: int
     batch_size: int
-    done: int
+    done: int  # iterations before this round
     lr: float
     round: int
 
     @classmethod
-    def of(cls, call: Call, task: LocalTask) -> "_Asked":
+    def of(cls, call: Call, task: LocalTask) -> "_Instruction":
         config = only_config(call)
         return cls(
             config,
@@ -135,50 +134,48 @@ class _Asked:
             whole(config, "seed", 0),
             whole(config, "batch-size", 1),
             whole(config, "first-step", 0),
-            positive(config, "learning-rate"),
+            step_size(config, "learning-rate"),
             whole(config, "server-round", 0) if "server-round" in config else 0,
         )
 
 
 @dataclass(frozen=True)
-class _Round:
-    """One node's work in a round."""
+class _Job:
+    """One node's share of a round."""
 
-    asked: _Asked
+    told: _Instruction
     partition_id: int
     task: LocalTask
     steps: int
 
-    def work(self, batches: list[NDArray[np.int64]]) -> LocalWork:
-        asked, task = self.asked, self.task
-        about = Asked(task.part, asked.batch_size, asked.seed, asked.round, self.partition_id)
-        return LocalWork(asked.start, task.x, task.y, batches, asked.lr, about)
 
-    def learnt(self, outcome: Trained | ValueError) -> Learnt | ValueError:
-        if isinstance(outcome, ValueError):
-            return outcome
-        metrics = {"num-examples": len(self.task.part), "num-steps": self.steps, **outcome.metrics}
-        return Learnt(outcome.state, metrics, self.asked.start)
-
-
-def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
-    """Return what nodes learnt; mini-batches are drawn together for nodes with the same instruction."""
-    works: dict[int, LocalWork] = {}
+def _learnt(jobs: Mapping[int, _Job], how: Training) -> dict[int, Learnt | Exception]:
+    """Train all nodes, eq. (2); mini-batches are drawn together for nodes with the same instruction."""
+    batches: dict[int, list[NDArray[np.int64]]] = {}
     alike: dict[tuple[int, int, int], list[int]] = {}
-    for at, one in rounds.items():
-        alike.setdefault((one.asked.seed, one.asked.done, one.asked.batch_size), []).append(at)
-    for (seed, done, batch_size), positions in alike.items():
-        group = [rounds[at] for at in positions]
-        batches = step_batches(
-            [one.task.part for one in group],
+    for at, job in jobs.items():
+        alike.setdefault((job.told.seed, job.told.done, job.told.batch_size), []).append(at)
+    for (seed, done, batch_size), group in alike.items():
+        drawn = step_batches(
+            [jobs[at].task.part for at in group],
             seed=seed,
-            partition_ids=[one.partition_id for one in group],
+            partition_ids=[jobs[at].partition_id for at in group],
             done=done,
-            steps=[one.steps for one in group],
+            steps=[jobs[at].steps for at in group],
             batch_size=batch_size,
         )
-        for at, own in zip(positions, batches, strict=True):
-            works[at] = rounds[at].work(own)
-    model = next(iter(rounds.values())).task.model
-    outcomes = how.sgd(model, [works[at] for at in rounds])
-    return {at: one.learnt(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}
+        batches.update(zip(group, drawn, strict=True))
+    works = []
+    for at, job in jobs.items():
+        told, task = job.told, job.task
+        asked = Asked(task.part, told.batch_size, told.seed, told.round, job.partition_id)
+        works.append(LocalWork(told.start, task.x, task.y, batches[at], told.lr, asked))
+    trained = how.sgd(next(iter(jobs.values())).task.model, works)
+    answers: dict[int, Learnt | Exception] = {}
+    for (at, job), one in zip(jobs.items(), trained, strict=True):
+        if isinstance(one, ValueError):
+            answers[at] = one
+            continue
+        metrics = {"num-examples": len(job.task.part), "num-steps": job.steps, **one.metrics}
+        answers[at] = Learnt(one.state, metrics, job.told.start)
+    return answers

@@ -29,6 +29,7 @@ from hedgerow.clients.instructions import (
     only_config,
     positive,
     sent_state,
+    step_size,
     string,
     whole,
 )
@@ -188,7 +189,7 @@ def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | E
 
 def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
     batches, asked = _batches(call, config, task, "local-iters"), _asked(call, config, task)
-    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"), asked)
+    return LocalWork(sent_state(call, task), task.x, task.y, batches, step_size(config, "local-step"), asked)
 
 
 def _asked(call: Call, config: ConfigRecord, task: LocalTask) -> Asked:

@@ -111,7 +111,7 @@ def train_one(
         key: value.detach().clone(memory_format=torch.contiguous_format)
         for key, value in model.state_dict().items()
     }
-    return Trained(state, float(torch.stack(losses).mean()) if losses else 0.0)
+    return Trained(state, {"train-loss": float(torch.stack(losses).mean()) if losses else 0.0})
 
 
 def _on_device(work: LocalWork) -> Sequence[Tensor]:

@@ -114,15 +114,6 @@ class OwnTraining:
         return _outcome(_state(own, work.start), metrics)
 
 
-@dataclass(frozen=True)
-class _WithoutLoss(Trained):
-    """The model of a loop that returned no loss."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
-
 def _data(work: LocalWork, asked: Asked) -> TrainingData:
     if asked.augmentation != "none":
         raise ValueError(
@@ -172,8 +163,8 @@ def _outcome(state: State, metrics: Mapping[str, Any] | None) -> Trained:
     if metrics is not None and not isinstance(metrics, Mapping):
         raise ValueError(f"train must return a dict of metrics, or None, got a {type(metrics).__name__}")
     if metrics is None or "train-loss" not in metrics:
-        return _WithoutLoss(state, 0.0)
+        return Trained(state, {})
     loss = float(metrics["train-loss"])
     if not isfinite(loss):
         raise ValueError(f"train-loss must be a finite number, got {loss}")
-    return Trained(state, loss)
+    return Trained(state, {"train-loss": loss})

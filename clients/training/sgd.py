@@ -20,10 +20,9 @@ from torch import nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop
-from hedgerow.clients.training.stack import takes_batch_statistics, train_stacks
-from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
-from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
-from hedgerow.tasks.layout import ChannelsLast
+from hedgerow.clients.training.stack import Form, form_of, train_stacks
+from hedgerow.clients.training.stacked_layers import Reparametrised
+from hedgerow.clients.training.work import LARGEST_STEP, LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.wire.checks import at_least
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "cross_entropy",
     "is_small",
     "local_sgd",
-    "stackable",
 ]
 
 TrainingMode = Literal["auto", "loop", "stack"]
@@ -78,8 +76,9 @@ def local_sgd(
     Raises
     ------
     ValueError
-        If a work's start does not fit the model, a batch is empty or indexes past the data, or ``stack`` is
-        requested but the model cannot be stacked or is to be compiled.
+        If a work's start does not fit the model, its step size is not > 0 and finite in float32, a batch is
+        empty or indexes past the data, or ``stack`` is requested but the model cannot be stacked or is to be
+        compiled.
     RuntimeError
         If a stack exceeds the device's memory.
     """
@@ -90,57 +89,29 @@ def local_sgd(
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     starts: set[int] = set()  # nodes of one exchange start from the same object
     for position, work in enumerate(works):
+        if not 0 < work.lr <= LARGEST_STEP:
+            raise ValueError(
+                f"works[{position}].lr must be a finite number > 0, also in float32, got {work.lr!r}"
+            )
         if id(work.start) not in starts:
             _check_start(shapes, work, position)
             starts.add(id(work.start))
     _check_batches(works)
     if not works:
         return []
-    reason = stackable(model)
-    if arithmetic.compiled:
-        reason = reason or "a stack is not compiled"
+    form = form_of(model, works[0].x.dim() - 1)
+    reason = form.unlike_alone or ("a stack is not compiled" if arithmetic.compiled else None)
     if mode == "stack" and reason is not None:
         raise ValueError(f"training mode must be 'loop' here, got 'stack': {reason}")
-    if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
+    if mode == "stack" or (
+        mode == "auto" and reason is None and _prefers_stack(model, form, works, arithmetic)
+    ):
         return train_stacks(model, works, loss, max_nodes, arithmetic)
-    spread = mode == "auto" and not is_small(model)
+    spread = mode == "auto" and form.parameters >= _SMALL
     return train_loop(model, works, loss, spread=spread, arithmetic=arithmetic)
 
 
-def stackable(model: nn.Module) -> str | None:
-    """Return why a model cannot be trained as a stack, or None if it can.
-
-    A stacked model must draw no random numbers and write no buffers except those of batch normalisation.
-    """
-    normalised = set()
-    for name, module in model.named_modules():
-        if (reason := _unlike_alone(module)) is not None:
-            return f"{name!r} {reason}"
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            normalised |= {id(buffer) for buffer in module.buffers()}
-    others = (name for name, buffer in model.named_buffers() if id(buffer) not in normalised)
-    if (buffer := next(others, None)) is not None:
-        return f"buffer {buffer!r} would be shared between the nodes of a stack"
-    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
-        return "parameters shared between layers have two names in a state dict, and one value in a stack"
-    return None
-
-
-def _unlike_alone(module: nn.Module) -> str | None:
-    """Return why a layer would compute something else in a stack than for a single node."""
-    if isinstance(module, nn.SyncBatchNorm):
-        return "takes statistics over several processes"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not can_normalise(module):
-        return "averages over all earlier batches (momentum None)"
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
-        return "keeps statistics of samples"
-    drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-    if drops or (isinstance(module, nn.RNNBase) and module.dropout > 0):
-        return "draws dropout from the global generator, in another order than a loop over nodes"
-    return None
-
-
-def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Arithmetic) -> bool:
+def _prefers_stack(model: nn.Module, form: Form, works: Sequence[LocalWork], arithmetic: Arithmetic) -> bool:
     """Decide by device, architecture and number of nodes, from measurements of ``benchmarks/training.py``.
 
     Milliseconds per node-step on two CPU cores (medians); *big* is one model on all nodes' batches, and
@@ -177,14 +148,13 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
     """
     first = works[0]
     several = len(works) > 1
-    small = is_small(model)
+    small = form.parameters < _SMALL
     on_cpu = first.x.device.type == "cpu"
-    if on_cpu and (takes_batch_statistics(model) or arithmetic.rounds):
+    if on_cpu and (form.takes_statistics or arithmetic.rounds):
         return False
-    channels_last = any(isinstance(module, ChannelsLast) for module in model.modules())
-    if on_cpu and channels_last and not (small and first.x.shape[1] == 1):
+    if on_cpu and form.channels_last and not (small and first.x.shape[1] == 1):
         return False
-    if not arithmetic.rounds and stacked_layers(model, first.x.dim() - 1) is not None:
+    if not arithmetic.rounds and form.layers is not None:
         if isinstance(model, Reparametrised):
             return several and (small or not on_cpu)
         return several or (on_cpu and small)

@@ -2,21 +2,125 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from logging import INFO
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from flwr.common import log
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop, train_on_threads
-from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.proof import proves_itself
-from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
+from hedgerow.clients.training.stacked_layers import StackedLayers, can_normalise, stacked_layers
 from hedgerow.clients.training.work import LocalWork, Loss, StackRow, State, Trained, cross_entropy
+from hedgerow.tasks.global_draws import GlobalDraws
+from hedgerow.tasks.layout import ChannelsLast
+from hedgerow.tasks.modes import evaluating
 
-__all__ = ["split", "train_stack", "train_stacks"]
+__all__ = [
+    "Form",
+    "chunk_size",
+    "form_of",
+    "node_bytes",
+    "split",
+    "stackable",
+    "train_stack",
+    "train_stacks",
+]
+
+# Per thread, as measured: smaller stacks lose time between operations, larger ones exceed the caches.
+_CACHE_BYTES = 48 * 2**20
+# A CPU stack of fewer bytes finishes before a second thread starts.
+_WORTH_THREADS = 8 * 2**20
+# Usable share of free memory; the rest is for kernels' work space and fragmentation.
+_USABLE = 0.8
+# The sizes of models that were measured, by the shape of a sample.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[torch.Size, tuple[int, int]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stacking a model depends on, but for the data: it follows from the model's structure."""
+
+    unlike_alone: str | None  # why it cannot be stacked, see ``stackable``
+    layers: StackedLayers | None  # its stacked form; None for ``vmap`` over the model
+    takes_statistics: bool  # whether it has batch normalisation
+    channels_last: bool
+    parameters: int
+
+
+# The form of each model, with the structure that it holds for.
+_FORMS: WeakKeyDictionary[nn.Module, tuple[object, Form]] = WeakKeyDictionary()
+
+
+def form_of(model: nn.Module, sample_dims: int) -> Form:
+    """Return a model's form for samples of this many axes; it is derived once for each structure."""
+    # A hook, a parameter or a layer more is an entry more, and ``extra_repr`` has a layer's own settings.
+    structure = (
+        sample_dims,
+        *(
+            (
+                id(one),
+                one.extra_repr(),
+                len(own := vars(one)),
+                *(len(v) for v in own.values() if isinstance(v, dict)),
+            )
+            for one in model.modules()
+        ),
+    )
+    known = _FORMS.get(model)
+    if known is None or known[0] != structure:
+        modules = list(model.modules())
+        known = (
+            structure,
+            Form(
+                stackable(model),
+                stacked_layers(model, sample_dims),
+                any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in modules),
+                any(isinstance(one, ChannelsLast) for one in modules),
+                sum(p.numel() for p in model.parameters()),
+            ),
+        )
+        _FORMS[model] = known
+    return known[1]
+
+
+def stackable(model: nn.Module) -> str | None:
+    """Return why a model cannot be trained as a stack, or None if it can.
+
+    A stacked model must draw no random numbers and write no buffers except those of batch normalisation.
+    """
+    normalised = set()
+    for name, module in model.named_modules():
+        if (reason := _unlike_alone(module)) is not None:
+            return f"{name!r} {reason}"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            normalised |= {id(buffer) for buffer in module.buffers()}
+    others = (name for name, buffer in model.named_buffers() if id(buffer) not in normalised)
+    if (buffer := next(others, None)) is not None:
+        return f"buffer {buffer!r} would be shared between the nodes of a stack"
+    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
+        return "parameters shared between layers have two names in a state dict, and one value in a stack"
+    return None
+
+
+def _unlike_alone(module: nn.Module) -> str | None:
+    """Return why a layer would compute something else in a stack than for a single node."""
+    if isinstance(module, nn.SyncBatchNorm):
+        return "takes statistics over several processes"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not can_normalise(module):
+        return "averages over all earlier batches (momentum None)"
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        return "keeps statistics of samples"
+    drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    if drops or (isinstance(module, nn.RNNBase) and module.dropout > 0):
+        return "draws dropout from the global generator, in another order than a loop over nodes"
+    return None
 
 
 def train_stacks(
@@ -33,11 +137,12 @@ def train_stacks(
     """
     device = works[0].x.device
     on_cpu = device.type == "cpu"
+    form = form_of(model, works[0].x.dim() - 1)
     longest = max((len(batch) for work in works for batch in work.batches), default=0)
     size = chunk_size(len(works), node_bytes(model, works[0].x[:1], longest), device, max_nodes)
-    chunks = split(works, size, pad=not on_cpu and not takes_batch_statistics(model))
+    chunks = split(works, size, pad=not on_cpu and not form.takes_statistics)
     # Stacked layers compute products in float32 only.
-    layers = None if arithmetic.rounds else stacked_layers(model, works[0].x.dim() - 1)
+    layers = None if arithmetic.rounds else form.layers
 
     stacked = partial(train_stack, loss=loss, layers=layers, arithmetic=arithmetic)
     # The first node of a chunk has all its batch shapes.
@@ -66,11 +171,6 @@ def train_stacks(
     places = [i for chunk in chunks for i in chunk] + looped
     trained = dict(zip(places, (t for o in outcomes for t in o), strict=True))
     return [trained[i] for i in range(len(works))]
-
-
-def takes_batch_statistics(model: nn.Module) -> bool:
-    """Return whether a model has batch normalisation."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def split(works: Sequence[LocalWork], size: int, *, pad: bool) -> list[list[int]]:
@@ -129,7 +229,7 @@ def train_stack(
         for name in trainable
     }
     batches = _Batches.of(works, next(model.parameters()).dtype)
-    if any(batches.padded) and takes_batch_statistics(model):
+    if any(batches.padded) and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         raise ValueError("batches of a step must have one length for statistics over a batch")
     losses = []
     for step in range(max(steps, default=0)):
@@ -152,7 +252,8 @@ def train_stack(
 
     total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
     return [
-        Trained(StackRow(stack, row, shared), total[row] / max(steps[row], 1)) for row in range(len(works))
+        Trained(StackRow(stack, row, shared), {"train-loss": total[row] / max(steps[row], 1)})
+        for row in range(len(works))
     ]
 
 
@@ -235,3 +336,80 @@ class _Batches:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+# Memory.
+
+
+def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
+    """Estimate the bytes that one node of a stack needs for training, by one forward pass of the model.
+
+    It counts parameters four times (start, value, gradient, temporary), each layer's output three times
+    (value, gradient, temporary), and the patches of a convolution twice (columns and their gradient).
+
+    - ``sample``: One sample, (1, ...), on the model's device.
+    - ``batch_size``: The longest batch, >= 0.
+    """
+    known = _KNOWN.setdefault(model, {})
+    if sample.shape not in known:
+        known[sample.shape] = _bytes_of(model, sample)
+    parameters, outputs = known[sample.shape]
+    return 4 * parameters + batch_size * outputs
+
+
+def _bytes_of(model: nn.Module, sample: Tensor) -> tuple[int, int]:
+    """Return the bytes of the parameters, and of the layers' outputs for one sample, as counted above."""
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    outputs: list[int] = [sample.numel() * sample.element_size()]
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            return
+        size = 3 * output.numel()
+        if isinstance(module, nn.Conv2d):
+            size += 2 * output[0, 0].numel() * module.weight[0].numel()
+        outputs.append(size * output.element_size())
+
+    hooks = [m.register_forward_hook(count) for m in model.modules() if not any(True for _ in m.children())]
+    try:
+        # A single sample has no batch statistics.
+        with torch.no_grad(), evaluating(model), GlobalDraws.restored():
+            model(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return parameters, sum(outputs)
+
+
+def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: int | None = None) -> int:
+    """Return the largest number of nodes for one stack, at least 1.
+
+    On CUDA it is what free memory holds. On a CPU it is what stays in a core's caches, in equal chunks whose
+    number is a multiple of the threads, so that no thread idles at the end; small work stays on one thread.
+
+    - ``nodes``: All nodes to train, >= 1.
+    - ``max_nodes``: Overrides the estimate, except that a CPU's threads still share the nodes.
+    """
+    if device.type == "cpu":
+        threads = torch.get_num_threads() if nodes * bytes_a_node > _WORTH_THREADS else 1
+        most = max(1, max_nodes or _CACHE_BYTES // bytes_a_node)
+        turns = -(-nodes // (threads * most))
+        return -(-nodes // (threads * turns))
+    if max_nodes is not None:
+        return min(nodes, max_nodes)
+    free = _free_bytes(device)
+    size = max(1, min(nodes, int(_USABLE * free) // bytes_a_node))
+    _announce(nodes, size, bytes_a_node, str(device))
+    return size
+
+
+def _free_bytes(device: torch.device) -> int:
+    free: int = torch.cuda.mem_get_info(device)[0]
+    # Memory that torch has cached counts as free.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+@lru_cache(maxsize=64)
+def _announce(nodes: int, size: int, bytes_a_node: int, device: str) -> None:
+    said = "Local training on %s: %d nodes, at most %d in one stack (%.1f MiB each)"
+    log(INFO, said, device, nodes, size, bytes_a_node / 2**20)

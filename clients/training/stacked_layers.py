@@ -4,16 +4,21 @@ A sample's axes stay in torch's order, (nodes, channels, height, width, batch). 
 of long contiguous runs and a matrix product per node (torch's grouped convolution, which ``vmap`` uses, has
 no fast kernels for so many groups). A linear layer is a product without a transpose, flattening is free, and
 the values that batch normalisation averages are contiguous.
+
+A node's bits depend only on its own matrices. Batched library routines may split a stack by its size, and
+take another code path if a matrix is not aligned to a vector register (MKL's ``sgemm`` on Zen 4 does so if
+the output is not aligned to 16 bytes). So each product is a call of its own, on slabs that are aligned to
+cache lines.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients.training.products import aligned, aligned_empty, multiplied, product
 from hedgerow.tasks.layout import ChannelsLast
 
 __all__ = ["Reparametrised", "StackedLayers", "stacked_layers"]
@@ -27,6 +32,8 @@ Weights = Callable[[Parameters], Parameters]
 _ELEMENTWISE = (nn.Identity, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Softplus)
 # By number of axes of a sample.
 _BATCH_NORMS = {1: nn.BatchNorm1d, 3: nn.BatchNorm2d}
+# A cache line, and the widest vector register of current processors.
+_BYTES = 64
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
@@ -46,12 +53,13 @@ class Reparametrised(nn.Module):
 class StackedLayers:
     """A sequence of supported layers as one function of all nodes' parameters and inputs.
 
-    - ``weights``: Derives the layers' parameters from the stack's; None if they are the same.
+    - ``weights``: A method that derives the layers' parameters from the stack's; None if they are the same.
     """
 
     def __init__(self, layers: list[Layer], weights: Weights | None = None) -> None:
-        self._layers = layers
-        self._weights = weights
+        self.layers = layers
+        # Weakly: the form of a model that is kept must not keep the model.
+        self._weights = None if weights is None else WeakMethod(weights)
 
     def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
         """Map x (nodes, batch, ...) by parameters (nodes, *shape) to outputs (nodes, batch, ...).
@@ -59,9 +67,11 @@ class StackedLayers:
         Buffers, which are among the parameters, are updated in place.
         """
         if self._weights is not None:
-            parameters = self._weights(parameters)
+            derive = self._weights()
+            assert derive is not None, "the model is there while it trains"
+            parameters = derive(parameters)
         x = x.movedim(1, -1)  # (nodes, ..., batch)
-        for layer in self._layers:
+        for layer in self.layers:
             x = layer(parameters, x)
         return x.movedim(-1, 1)
 
@@ -78,7 +88,7 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     """
     if isinstance(model, Reparametrised):
         inner = None if _has_hooks(model) else stacked_layers(model.plain, sample_dims)
-        return None if inner is None else StackedLayers(inner._layers, model.plain_values)
+        return None if inner is None else StackedLayers(inner.layers, model.plain_values)
     layers: list[Layer] = []
     dims = sample_dims
     leaves = _leaves(model, "")
@@ -165,7 +175,12 @@ def _flatten(parameters: Parameters, x: Tensor) -> Tensor:
 
 def _linear(prefix: str) -> Layer:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
-    return lambda parameters, x: product(parameters[weight], x, parameters.get(bias))
+
+    def multiply(parameters: Parameters, x: Tensor) -> Tensor:
+        operands = parameters[weight], x, parameters.get(bias)
+        return cast(Tensor, _Product.apply(*operands))  # type: ignore[no-untyped-call]
+
+    return multiply
 
 
 def _batch_norm(prefix: str, module: nn.Module) -> Layer:
@@ -258,3 +273,65 @@ def _sum_at_places(shares: Tensor, shape: torch.Size, stride: tuple[int, int]) -
         for place, part in zip(places, parts, strict=True):
             place.add_(part)
     return total
+
+
+# Products.
+
+
+def aligned_empty(nodes: int, *shape: int, like: Tensor) -> Tensor:
+    """Return an uninitialised stack (nodes, *shape) whose slabs are aligned to 64 bytes."""
+    slab = torch.Size(shape).numel()
+    entries = _BYTES // like.element_size()
+    stride = -(-slab // entries) * entries
+    return like.new_empty(nodes, stride)[:, :slab].view(nodes, *shape)
+
+
+def aligned(stack: Tensor) -> Tensor:
+    """Return a stack (nodes, m, n) in aligned slabs, row-major or column-major: itself, or a copy.
+
+    torch accepts any stride for an axis of length 1, but a product's code path depends on it; such a matrix
+    is treated as row-major. On devices other than CPUs the stack is returned unchanged.
+    """
+    if not stack.is_cpu:
+        return stack
+    _, m, n = stack.shape
+    by_columns = min(m, n) > 1 and stack.stride()[1:] == (1, m)
+    begins = stack.data_ptr() % _BYTES == 0 and stack.stride(0) * stack.element_size() % _BYTES == 0
+    if begins and (by_columns or stack.stride()[1:] == (n, 1)):
+        return stack
+    if by_columns:
+        return aligned(stack.mT).mT
+    return aligned_empty(len(stack), m, n, like=stack).copy_(stack)
+
+
+def multiplied(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a b + bias of each node; a and b are ``aligned`` or their transposes."""
+    if not a.is_cpu:
+        return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
+    result = aligned_empty(len(a), a.shape[1], b.shape[2], like=a)
+    if bias is None:
+        for left, right, out in zip(a.unbind(), b.unbind(), result.unbind(), strict=True):
+            torch.mm(left, right, out=out)
+    else:
+        columns = bias.unsqueeze(-1).unbind()
+        for column, left, right, out in zip(columns, a.unbind(), b.unbind(), result.unbind(), strict=True):
+            torch.addmm(column, left, right, out=out)
+    return result
+
+
+class _Product(torch.autograd.Function):
+    """a b + bias of each node, for a (nodes, m, k), b (nodes, k, n) and bias (nodes, m) or None."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        a, b = aligned(a), aligned(b)
+        ctx.save_for_backward(a, b)
+        return multiplied(a, b, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (a, b), gradient = ctx.saved_tensors, aligned(gradients[0])
+        to_a = multiplied(gradient, b.mT) if ctx.needs_input_grad[0] else None
+        to_b = multiplied(a.mT, gradient) if ctx.needs_input_grad[1] else None
+        to_bias = gradient.sum(2) if ctx.needs_input_grad[2] else None
+        return to_a, to_b, to_bias

@@ -8,15 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.wire.checks import is_real, require
-
-__all__ = ["Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
+__all__ = ["LARGEST_STEP", "Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
+# A step size must be finite in float32.
+LARGEST_STEP = float(np.finfo(np.float32).max)
 # (outputs, targets) -> the loss of each sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,10 @@ class LocalWork:
         The samples of each step, in order; lengths may differ. ``local_sgd`` checks that none is empty or
         indexes past the data.
     lr : float
-        Step size, > 0 and finite in float32.
+        Step size, > 0 and finite in float32; ``local_sgd`` checks that too.
     asked : Asked or None (default: None)
         The request behind the batches. With it, draws of the forward pass depend on (seed, round, node);
         without it, on the work.
-
-    Raises
-    ------
-    ValueError
-        If the step size is not positive and finite in float32.
     """
 
     start: Mapping[str, Tensor]
@@ -80,10 +73,6 @@ class LocalWork:
         for batch in self.batches:
             digest.update(batch.tobytes())
         return int.from_bytes(digest.digest()), 0, 0
-
-    def __post_init__(self) -> None:
-        valid = is_real(self.lr) and 0 < self.lr <= _LARGEST
-        require("lr", self.lr, "a finite number > 0, also in float32", valid)
 
 
 class StackRow(Mapping[str, Tensor]):
@@ -114,15 +103,19 @@ class StackRow(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Trained:
-    """The model after the last step, and the mean over steps of the mini-batch loss before each step."""
+    """The model after the last step, and the metrics that the node reports.
+
+    ``train-loss`` is the mean over steps of the mini-batch loss before each step; a user's own training loop
+    need not report it.
+    """
 
     state: Mapping[str, Tensor]
-    mean_loss: float
+    metrics: Mapping[str, float]
 
     @property
-    def metrics(self) -> Mapping[str, float]:
-        """The metrics that the node reports."""
-        return {"train-loss": self.mean_loss}
+    def mean_loss(self) -> float:
+        """``train-loss``."""
+        return self.metrics["train-loss"]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Convergence on Non-IID Data", eq. (5) and section V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from logging import INFO
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,7 +114,7 @@ def sent_bytes(server: int, size: int, dtype: np.dtype[Any]) -> int:
     return payload_bytes(record)
 
 
-def directed(graph: nx.Graph) -> Iterable[tuple[int, int]]:
+def directed(graph: nx.Graph) -> list[tuple[int, int]]:
     """Return both directions of every edge, sorted."""
     return sorted([*graph.edges, *((j, i) for i, j in graph.edges)])
 
@@ -145,10 +145,8 @@ class CloudMean(Alone):
             return np.tile(weighted_mean(models, shares), (len(models), 1))
 
         size = payload_bytes(run.layout.unflatten(servers[0]))
-        for d in range(len(servers)):
-            run.book("edge->cloud", d, 0, size)
-        for d in range(len(servers)):
-            run.book("cloud->edge", 0, d, size)
+        run.book("edge->cloud", [(d, 0) for d in range(len(servers))], [size] * len(servers))
+        run.book("cloud->edge", [(0, d) for d in range(len(servers))], [size] * len(servers))
         yield from ()
         return on_mixed(servers, run.layout, exact)
 
@@ -177,12 +175,10 @@ class GossipMixer(Alone):
         From the second step on, models are sent in float64: there is no rounding between two steps.
         """
         matrix = self.mixing(sizes)
-        size, dtype = servers.shape[1], servers.dtype
+        ends, (number, size) = directed(self.graph), servers.shape
         for step in range(self.steps):
-            sizes_of = [
-                sent_bytes(d, size, dtype if not step else np.dtype(np.float64)) for d in range(len(servers))
-            ]
-            for i, j in directed(self.graph):
-                run.book("edge->edge", i, j, sizes_of[i])
+            dtype = servers.dtype if not step else np.dtype(np.float64)
+            sent = [sent_bytes(d, size, dtype) for d in range(number)]
+            run.book("edge->edge", ends, [sent[i] for i, _ in ends])
         yield from ()
         return on_mixed(servers, run.layout, lambda models: matrix.gossip(models, self.steps))

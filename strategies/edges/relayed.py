@@ -220,8 +220,8 @@ class EdgeNodes:
                     federation.lost |= gone
                     mixing = _without(mixing, gone)
                     continue
-                for i, j in directed(mixing.graph):
-                    run.book("edge->edge", i, j, sent_bytes(i, now[i].size, now[i].dtype))
+                ends = directed(mixing.graph)
+                run.book("edge->edge", ends, [sent_bytes(i, now[i].size, now[i].dtype) for i, _ in ends])
                 for d, model in answers.items():
                     now[d] = model
                     federation.held[d] = federation.token

@@ -76,7 +76,7 @@ class UpdateBound:
     def too_large(
         self, norms: Mapping[int, float], models: Mapping[int, NDArray[Any]]
     ) -> dict[int, PayloadError]:
-        """Record the norms of updates of whole models, both by position; return the errors of those refused."""
+        """Record the norms of updates of whole models, by position; return the errors of those refused."""
         errors = {}
         for at, norm in norms.items():
             try:

@@ -289,8 +289,8 @@ class _Neighbours(Alone):
                 ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.bytes)
         for step in range(self.steps):
             sent = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
-            for peer in sorted(self._server.graph.neighbors(edge)):
-                if gossip.report.sent.get(peer, 0) > step:
-                    run.book("edge->edge", edge, peer, sent)
+            peers = sorted(self._server.graph.neighbors(edge))
+            ends = [(edge, peer) for peer in peers if gossip.report.sent.get(peer, 0) > step]
+            run.book("edge->edge", ends, [sent] * len(ends))
         yield from ()
         return after

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hedgerow.clients import LinearRegression, LogisticRegression, Problem, TorchProblem, local_task
 from hedgerow.clients.evaluation import metrics_of
-from hedgerow.clients.own_share import OwnShare, check_no_data, has_own, own_share
+from hedgerow.clients.own_share import OwnShare, has_own, other_data, own_share
 from hedgerow.tasks import FederatedData, build_model, evaluate, federated
 from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part
 from hedgerow.wire.calls import Call
@@ -74,7 +74,8 @@ def node_problem(context: Context) -> Problem:
     """
     if has_own(context):
         return own_problem(context)
-    check_no_data(context)
+    if "data" in context.node_config:
+        raise other_data(context)
     values = dict(context.run_config)
     values["data-dir"] = context.node_config.get("data-dir") or values["data-dir"]
     return problem(key_of(values), int(context.node_config["partition-id"]))

@@ -11,7 +11,7 @@ from tests.clients.training.cases import IMAGES, torch_seeded
 from torch import Tensor, nn
 
 from hedgerow.clients import FactoredModel, LocalWork, Trained, local_sgd, wrap
-from hedgerow.clients.training.sgd import stackable
+from hedgerow.clients.training.stack import stackable
 from hedgerow.tasks import build_model, count_parameters
 from hedgerow.wire import FactoredLayer, Factorisation
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients import LocalWork, Trained, local_sgd
 from hedgerow.clients.training import stacked_layers as layers
-from hedgerow.clients.training.sgd import stackable
+from hedgerow.clients.training.stack import stackable
 from hedgerow.clients.training.work import Asked
 from hedgerow.tasks.global_draws import GlobalDraws
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from hedgerow.clients import LocalWork, local_sgd
 from hedgerow.clients.training import stack as stacking
-from hedgerow.clients.training.sgd import stackable
+from hedgerow.clients.training.stack import stackable
 from hedgerow.tasks import build_model
 from hedgerow.tasks.threads import map_on_threads
 

@@ -9,10 +9,9 @@ from tests.clients.training.cases import IMAGES, STACKABLE, ragged_works, torch_
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalWork, Trained, wrap
-from hedgerow.clients.training import memory as stack_memory
+from hedgerow.clients.training import stack as stacks
 from hedgerow.clients.training.loop import train_one
-from hedgerow.clients.training.memory import chunk_size, node_bytes
-from hedgerow.clients.training.stack import split, train_stack, train_stacks
+from hedgerow.clients.training.stack import chunk_size, node_bytes, split, train_stack, train_stacks
 from hedgerow.clients.training.stacked_layers import stacked_layers
 from hedgerow.tasks import build_model
 from hedgerow.tasks.resnet import ResNet
@@ -252,7 +251,7 @@ def test_a_node_s_bytes_count_parameters_outputs_and_patches():
 
 
 def test_on_cuda_a_stack_fills_four_fifths_of_free_memory_or_has_max_nodes(monkeypatch):
-    monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(stacks, "_free_bytes", lambda device: 1000)
     device = torch.device("cuda")
     assert chunk_size(100, 50, device) == 16
     assert chunk_size(10, 50, device) == 10
@@ -262,10 +261,10 @@ def test_on_cuda_a_stack_fills_four_fifths_of_free_memory_or_has_max_nodes(monke
 
 
 def test_the_split_of_a_cuda_device_is_told_to_the_user_once(monkeypatch, caplog):
-    monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 2**30)
+    monkeypatch.setattr(stacks, "_free_bytes", lambda device: 2**30)
     told = []
-    monkeypatch.setattr(stack_memory, "log", lambda level, text, *values: told.append(text % values))
-    stack_memory._announce.cache_clear()
+    monkeypatch.setattr(stacks, "log", lambda level, text, *values: told.append(text % values))
+    stacks._announce.cache_clear()
     for _ in range(3):
         chunk_size(1000, 2**23, torch.device("cuda"))
     assert told == ["Local training on cuda: 1000 nodes, at most 102 in one stack (8.0 MiB each)"]

@@ -57,10 +57,9 @@ class HierLocalQSGD(Method[State]):
             number = self.federation.num_clients + d
             norm, signed = quantised(edge - state.cloud, self.levels, run.seed, run.round, number)
             move += share * restored(norm, signed, self.levels)
-            run.book("edge->cloud", d, 0, signed.nbytes + 4, bits(signed.size, self.levels))
+            run.book("edge->cloud", [(d, 0)], [signed.nbytes + 4], bits(signed.size, self.levels))
         cloud = (state.cloud + move).astype(state.cloud.dtype)
-        for d in range(len(edges)):
-            run.book("cloud->edge", 0, d, cloud.nbytes)
+        run.book("cloud->edge", [(0, d) for d in range(len(edges))], [cloud.nbytes] * len(edges))
         return State(cloud, np.tile(cloud, (len(edges), 1)))
 
     def model(self, state):
