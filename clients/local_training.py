@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 from flwr.app import Context
@@ -34,14 +35,20 @@ class LocalTraining:
         mode = mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
         precision = cast(Precision, run_config.get("precision", "float32"))
         compiled = int(run_config["batch-size"]) if run_config.get("compile", False) else 0
-        arithmetic = Arithmetic(precision, compiled)
-        return cls(mode, loss, int(run_config.get("stack-nodes", 0)) or None, arithmetic)
+        return _made(mode, loss, int(run_config.get("stack-nodes", 0)) or None, precision, compiled)
 
     def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained]:
         """Train every node's model on its own batches."""
         return local_sgd(
             model, works, self.loss, self.mode, max_nodes=self.max_nodes, arithmetic=self.arithmetic
         )
+
+
+@lru_cache(maxsize=64)
+def _made(
+    mode: TrainingMode, loss: Loss, max_nodes: int | None, precision: Precision, compiled: int
+) -> LocalTraining:
+    return LocalTraining(mode, loss, max_nodes, Arithmetic(precision, compiled))
 
 
 Training = LocalTraining | OwnTraining

@@ -29,7 +29,7 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
     """Make the training exchange without messages, with equal results; None if it needs messages."""
     answer = getattr(run.grid, "columns", None)
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
-    simple = simple and all(part.sees_columns for part in run.parts)
+    simple = simple and run.parts.see_columns
     bare = all(ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks)
     if run.federation.lacking:
         return None
@@ -47,7 +47,7 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
     found = answer(exchange.kind, asked)
     if found is None or found.rows.shape != (len(nodes), run.layout.size):
         return None
-    if any(part.check_columns(exchange, found.metrics, run) for part in run.parts):
+    if any(part.check_columns(exchange, found.metrics, run) for part in run.parts.hooks["check_columns"]):
         return None
     return _checked(run, exchange, nodes, exchange.offline + away, asked, found)
 
@@ -105,7 +105,7 @@ def _checked(
     vectors = DeviceRows(taken) if isinstance(taken, Tensor) else list(taken)
     columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
     if kept:
-        for part in run.parts:
+        for part in run.parts.hooks["learnt"]:
             part.learnt(exchange, columns, run)
         yield columns
     if not federation.enough():

@@ -33,7 +33,7 @@ from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM
-from hedgerow.wire.ledger import HUB_TO_NODE, Ledger
+from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, checksum, only_record, to_record, view
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
@@ -479,16 +479,6 @@ class Federation:
     def fails(self, client: int) -> bool:
         """Return whether a node's last reply was refused, or an error of its own."""
         return self._strikes[client] > 0
-
-    def book_down(
-        self, server_round: int, link: str, source: int, client: int, bits: int, sizes: tuple[int, int]
-    ) -> None:
-        """Book an instruction on the modelled link and on the leg from the hub.
-
-        ``sizes`` are the bytes of the method's records (modelled link) and of the whole content (hub).
-        """
-        self.ledger.book(server_round, link, source, client, bits, sizes[0])
-        self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, sizes[1])
 
     def checked_weight(self, content: RecordDict) -> float:
         """Return the weight that a reply claims; raise PayloadError if it is not valid."""

@@ -23,7 +23,7 @@ from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.parts.part import Part, Parts
 from hedgerow.strategies.run import Run, send
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
@@ -64,20 +64,9 @@ class Method(FederatedStrategy, Generic[S]):
         self.aggregator = aggregator or self.mean
         # An aggregator that keeps state is a part too.
         kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
-        self.parts = (*parts, *kept, *federation.settings.parts)
+        self.parts = Parts((*parts, *kept, *federation.settings.parts))
         _check_kept(self.aggregator)
         super().__init__(federation)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of the run; ValueError if two of them have one name."""
-        return self._parts
-
-    @parts.setter
-    def parts(self, parts: tuple[Part, ...]) -> None:
-        if len(names := [part.name for part in parts]) != len(set(names)):
-            raise ValueError(f"parts must have different names, got {names}")
-        self._parts = parts
 
     # The algorithm.
 
@@ -278,11 +267,11 @@ class Method(FederatedStrategy, Generic[S]):
             group=run.group(step),
         )  # fmt: skip
         nodes = [node for node, _ in contents]
-        besides = [(part, exchange) for part in self.parts for exchange in step.exchanges]
+        besides = [(part, exchange) for part in self.parts.hooks["beside"] for exchange in step.exchanges]
         return [*messages, *(m for part, exchange in besides for m in part.beside(exchange, nodes, run))]
 
     def _steps(self, state: S, run: Run) -> Steps[S]:
-        for part in self.parts:
+        for part in self.parts.hooks["opened"]:
             yield from part.opened(run)
         return (yield from self.round(state, run))
 
@@ -293,7 +282,7 @@ class Method(FederatedStrategy, Generic[S]):
         if self._pending is None:
             return None, None
         (run, steps, made), self._pending = self._pending, None
-        for part in self.parts:
+        for part in self.parts.hooks["arrived"]:
             for exchange in made.exchanges:
                 replies = part.arrived(replies, exchange, run)
         accepted = self.federation.accept(replies)
@@ -316,7 +305,7 @@ class Method(FederatedStrategy, Generic[S]):
             self.state = end.value
         self._before = []
         self.federation.completed = run.round
-        for part in self.parts:
+        for part in self.parts.hooks["ended"]:
             part.ended(run)
         self.ended(self._known_state(), run)
         table = run.table

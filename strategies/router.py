@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Node, Roster
-from hedgerow.strategies.parts import Part
+from hedgerow.strategies.parts import Part, Parts
 from hedgerow.strategies.run import Run
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.message_types import PUBLISH
@@ -190,7 +190,7 @@ class Router(Part):
             theirs. None delivers every payload.
         """
         federation = Federation.of(roster, self.ledger, timeout)
-        run = Run(federation, server_round, {}, roster.present, (), grid)
+        run = Run(federation, server_round, {}, roster.present, Parts(), grid)
         return run.driven(self.bundles(k, wants, run, first or {}))
 
     def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:

@@ -27,7 +27,7 @@ from hedgerow.strategies.exchange import (
 )
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
-from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.parts.part import Parts
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, nominal_bits, payload_bytes
 
@@ -52,7 +52,7 @@ class Run:
         The caller's config for every node.
     there : Sequence[int]
         Partition ids of the online nodes, ascending.
-    parts : Sequence[Part]
+    parts : Parts
         The parts of the run.
     grid : Grid or None (default: None)
         Carries the messages; None without a network.
@@ -64,7 +64,7 @@ class Run:
     round: int
     config: Mapping[str, Any]
     there: Sequence[int]
-    parts: Sequence[Part]
+    parts: Parts
     grid: Grid | None = None
     model: Callable[[], Vector] | None = None
     # Message counts of the last exchange over the grid; complete once its replies are read.
@@ -122,7 +122,7 @@ class Run:
 
     def changed(self, exchange: Exchange) -> Exchange:
         """Return an exchange as the parts change it."""
-        for part in self.parts:
+        for part in self.parts.hooks["ask"]:
             exchange = part.ask(exchange, self)
         return exchange
 
@@ -214,18 +214,18 @@ class Run:
             nodes, away = self.federation.there(list(exchange.asked))
         else:
             nodes, away = [self.federation.node(i) for i in exchange.asked], 0
-        contents, ledger = [], self.federation.ledger
         known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
-        for node in nodes:
-            at = node.partition_id
-            ask = exchange.asked[at]
-            content, sizes = self._content(exchange, at, known)
-            contents.append((node, content))
-            bits = self.federation.model_bits if ask.bits is None else ask.bits
-            if exchange.links[0]:
-                self.federation.book_down(self.round, exchange.links[0], ask.pool, at, bits, sizes)
-            elif exchange.booked:
-                ledger.book(self.round, HUB_TO_NODE, 0, at, bits, sizes[1])
+        made = [self._content(exchange, node.partition_id, known) for node in nodes]
+        if nodes and (exchange.links[0] or exchange.booked):
+            members, ledger = [node.partition_id for node in nodes], self.federation.ledger
+            asks, model = [exchange.asked[at] for at in members], self.federation.model_bits
+            bits = [model if ask.bits is None else ask.bits for ask in asks]
+            if link := exchange.links[0]:
+                pools = [ask.pool for ask in asks]
+                ledger.book_all(self.round, link, pools, members, bits, [size for _, (size, _) in made])
+            whole = [size for _, (_, size) in made]
+            ledger.book_all(self.round, HUB_TO_NODE, [0] * len(nodes), members, bits, whole)
+        contents = [(node, content) for node, (content, _) in zip(nodes, made, strict=True)]
         return contents, exchange.offline + away
 
     def _content(
@@ -279,42 +279,38 @@ class Run:
 
     def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
         """Yield the valid replies of an exchange, booked."""
-        ledger, held = self.federation.ledger, list[Reply]()
+        held = list[Reply]()
         rows = max(1, _CHUNK // max(1, self.layout.size * 8))
         for reply in replies:
-            node, bits = reply.node.partition_id, reply.value.bits
-            if link := exchange.links[1]:
-                pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
-                # The paper's bits, unless the record was decoded from a smaller one.
-                bits = nominal_bits(arrays, bits)
-                ledger.book(self.round, link, node, pool, bits, payload_bytes(arrays))
-            if link or exchange.booked:
-                ledger.book(self.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
-            for part in self.parts:
+            for part in self.parts.hooks["take"]:
                 part.take(exchange, reply, self)
-            if exchange.reads is None:
-                self.absorbed.append(node)
-                self.contents.append(reply.metrics)
             held.append(reply)
             if len(held) == rows:
-                yield self._learnt(exchange, held)
+                yield self._booked(exchange, held)
                 held = []
         if held:
-            yield self._learnt(exchange, held)
+            yield self._booked(exchange, held)
         if exchange.reads is None and not self.federation.enough():
             raise RoundFailedError
 
-    def _learnt(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-        nodes = [reply.node.partition_id for reply in replies]
-        columns = Columns(
-            nodes,
-            [exchange.asked[node].pool for node in nodes],
-            [reply.value.row for reply in replies],
-            [reply.value.claimed for reply in replies],
-            replies,
-        )
+    def _booked(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
+        """Book valid replies, and return them as columns."""
+        nodes, ledger = [reply.node.partition_id for reply in replies], self.federation.ledger
+        pools, bits = [exchange.asked[node].pool for node in nodes], [reply.value.bits for reply in replies]
+        if link := exchange.links[1]:
+            arrays = [only_arrays(reply.content) for reply in replies]
+            # The paper's bits, unless the record was decoded from a smaller one.
+            bits = [nominal_bits(one, own) for one, own in zip(arrays, bits, strict=True)]
+            ledger.book_all(self.round, link, nodes, pools, bits, [payload_bytes(one) for one in arrays])
+        if link or exchange.booked:
+            sizes = [payload_bytes(reply.content) for reply in replies]
+            ledger.book_all(self.round, NODE_TO_HUB, nodes, [0] * len(nodes), bits, sizes)
+        rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
+        columns = Columns(nodes, pools, rows, claimed, replies)
         if exchange.reads is None:
-            for part in self.parts:
+            self.absorbed += nodes
+            self.contents += [reply.metrics for reply in replies]
+            for part in self.parts.hooks["learnt"]:
                 part.learnt(exchange, columns, self)
         return columns
 
@@ -331,7 +327,7 @@ class ReadReply:
 def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadReply:
     """Read a reply to an exchange; raise PayloadError if it is not valid."""
     federation, layout = run.federation, run.layout
-    for part in run.parts:
+    for part in run.parts.hooks["check"]:
         part.check(node, content, exchange, run)
     if exchange.reads is not None:
         row = exchange.reads(node, content)

@@ -29,6 +29,11 @@ class Transfer:
     nominal_bits: int
     payload_bytes: int
 
+    @property
+    def bits(self) -> Sequence[int]:
+        """Its nominal bits."""
+        return (self.nominal_bits,)
+
     def each(self) -> Iterable["Transfer"]:
         """Yield it."""
         yield self
@@ -42,12 +47,18 @@ class _Many:
     link: str
     src: Sequence[int]
     dst: Sequence[int]
-    nominal_bits: int
+    nominal_bits: int | Sequence[int]
     payload_bytes: Sequence[int]
 
+    @property
+    def bits(self) -> Sequence[int]:
+        """Each transfer's nominal bits."""
+        bits = self.nominal_bits
+        return [bits] * len(self.src) if isinstance(bits, int) else bits
+
     def each(self) -> Iterable[Transfer]:
-        for src, dst, size in zip(self.src, self.dst, self.payload_bytes, strict=True):
-            yield Transfer(self.round, self.link, src, dst, self.nominal_bits, size)
+        for src, dst, bits, size in zip(self.src, self.dst, self.bits, self.payload_bytes, strict=True):
+            yield Transfer(self.round, self.link, src, dst, bits, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +96,14 @@ class Ledger:
         link: str,
         src: Sequence[int],
         dst: Sequence[int],
-        nominal_bits: int,
+        nominal_bits: int | Sequence[int],
         payload_bytes: Sequence[int],
     ) -> None:
-        """Record transfers over one link, with equal nominal bits."""
+        """Record transfers over one link; ``nominal_bits`` are one number for all, or one for each."""
         self._begin(round)
-        self._booked.append(_Many(round, link, src, dst, nominal_bits, payload_bytes))
-        sums = Traffic(len(src), len(src) * nominal_bits, sum(payload_bytes))
+        many = _Many(round, link, src, dst, nominal_bits, payload_bytes)
+        self._booked.append(many)
+        sums = Traffic(len(src), sum(many.bits), sum(payload_bytes))
         self._totals[link] = self._totals.get(link, Traffic()) + sums
 
     def _begin(self, round: int) -> None:
@@ -106,7 +118,7 @@ class Ledger:
     def largest(self, round: int, link: str) -> int:
         """Return the most nominal bits of a round's transfers over a link; 0 if there are none."""
         here = (one for one in self._booked if one.link == link and one.round == round)
-        return max((one.nominal_bits for one in here), default=0)
+        return max((max(one.bits, default=0) for one in here), default=0)
 
     def by_link(self) -> dict[str, Traffic]:
         """Return the run's total for each link, in alphabetical order."""

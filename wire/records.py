@@ -292,7 +292,7 @@ def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
     float32. A ValueError for what ``as_array`` refuses.
     """
     record = ArrayRecord()
-    for key, value in state.items():
+    for key, value in list(state.items()):
         record[key] = lazy_array(as_array(key, value))
     return record
 

@@ -208,7 +208,7 @@ def means_of(
     nodes, numbers, rows = zip(*of, strict=True) if of else ((), (), ())
     sizes = [1.0 if claimed is None else claimed[i] for i in nodes]
     columns = Columns(nodes, numbers, rows, sizes, [])
-    for part in run.parts if nodes else ():
+    for part in run.parts.hooks["learnt"] if nodes else ():
         part.learnt(exchange, columns, run)
     try:
         step = steps.send(iter([columns]))

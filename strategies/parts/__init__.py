@@ -4,7 +4,7 @@ from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedba
 from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog
 from hedgerow.strategies.parts.followed import Followed
 from hedgerow.strategies.parts.iterations import LocalIterations
-from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.parts.part import Part, Parts
 
 __all__ = [
     "SYNCS",
@@ -15,6 +15,7 @@ __all__ = [
     "Followed",
     "LocalIterations",
     "Part",
+    "Parts",
     "Sync",
     "UpdateLog",
 ]

@@ -21,7 +21,7 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
-from hedgerow.wire.ledger import NODE_TO_HUB
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import PayloadError, checksum, only_record, payload_bytes, to_record, view
 
@@ -350,8 +350,11 @@ class Downlink(Part):
         return Message(content, node.node_id, kind, ttl=ttl, group_id=str(run.round))
 
     def _book(self, run: Run, node: Node, content: RecordDict, bits: int) -> None:
-        sizes = sum(map(payload_bytes, content.array_records.values())), payload_bytes(content)
-        self.federation.book_down(run.round, self.link, 0, node.partition_id, bits, sizes)
+        at, ledger = node.partition_id, self.federation.ledger
+        ledger.book(
+            run.round, self.link, 0, at, bits, sum(map(payload_bytes, content.array_records.values()))
+        )
+        ledger.book(run.round, HUB_TO_NODE, 0, at, bits, payload_bytes(content))
 
     # The traffic of each way.
 

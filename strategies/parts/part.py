@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hedgerow.strategies.inbox import Node, Reply
     from hedgerow.strategies.run import Run
 
-__all__ = ["Part"]
+__all__ = ["Part", "Parts"]
 
 
 class Part:
@@ -83,3 +83,33 @@ class Part:
     def describe(self) -> list[str]:
         """Return lines for the log that describe the part."""
         return []
+
+
+# Those that are called within a round; a part that leaves one as it is here is not asked.
+_HOOKS = (
+    "opened", "ask", "beside", "arrived", "check", "check_columns", "take", "learnt", "ended",
+)  # fmt: skip
+
+
+class Parts(tuple[Part, ...]):
+    """The parts of a run; ValueError if two of them have one name.
+
+    ``hooks`` has the parts that override each hook, by its name. ``see_columns`` is whether all of them work
+    without single replies.
+    """
+
+    hooks: Mapping[str, tuple[Part, ...]]
+    see_columns: bool
+
+    def __new__(cls, parts: Iterable[Part] = ()) -> Parts:
+        """Return the parts in this order."""
+        own = super().__new__(cls, parts)
+        if len(names := [part.name for part in own]) != len(set(names)):
+            raise ValueError(f"parts must have different names, got {names}")
+        own.hooks = {hook: tuple(part for part in own if _has(part, hook)) for hook in _HOOKS}
+        own.see_columns = all(part.sees_columns for part in own)
+        return own
+
+
+def _has(part: Part, hook: str) -> bool:
+    return hook in vars(part) or getattr(type(part), hook) is not getattr(Part, hook)

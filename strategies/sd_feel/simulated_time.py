@@ -112,6 +112,8 @@ class SimulatedTime(Part):
         """Start at zero."""
         self._seconds = [0.0] * len(self._near)
         self._clients: dict[int, list[int]] = {}
+        # The seconds of a round without stragglers, by its uplink and whether servers mix.
+        self._constant: dict[tuple[float, bool], float] = {}
 
     def system(self, federation: Federation) -> System:
         """Return the modelled system."""
@@ -130,17 +132,16 @@ class SimulatedTime(Part):
         if not self._steps.all_report:
             return
         federation, tau1 = run.federation, self._tau1
-        system = self.system(federation)
         # The largest reply as a share of a model's bits; 1 without replies.
         bits = federation.ledger.largest(run.round, self._up_link)
         uplink = bits / federation.model_bits if bits else 1.0
         mixed = run.round % self._tau2 == 0
         if self._stragglers is None:
-            seconds = round_seconds(self._scheme, system, tau1=tau1, uplink=uplink)
-            if mixed:
-                seconds += inter_seconds(self._scheme, system, alpha=self._gossip_steps)
-            federation.clock.advance(seconds)
+            if (uplink, mixed) not in self._constant:
+                self._constant[uplink, mixed] = self._seconds_of(uplink, mixed, self.system(federation))
+            federation.clock.advance(self._constant[uplink, mixed])
             return
+        system = self.system(federation)
         for d in range(len(self._seconds)):
             slowest = self._stragglers.slowest(run.seed, run.round, self._clients.get(d, ()))
             self._seconds[d] += round_seconds(
@@ -151,6 +152,13 @@ class SimulatedTime(Part):
             for _ in range(self._gossip_steps):
                 self._seconds = [max(self._seconds[j] for j in near) + link for near in self._near]
         federation.clock.advance(max(self._seconds) - federation.clock.seconds)
+
+    def _seconds_of(self, uplink: float, mixed: bool, system: System) -> float:
+        """Return the seconds of a round without stragglers."""
+        seconds = round_seconds(self._scheme, system, tau1=self._tau1, uplink=uplink)
+        if mixed:
+            seconds += inter_seconds(self._scheme, system, alpha=self._gossip_steps)
+        return seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return the servers' clocks."""

@@ -19,6 +19,7 @@ from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.edges.mixers import GossipMixer
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.parts.part import Parts
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.probes import Probes
 from hedgerow.strategies.sd_feel.simulated_time import Stragglers
@@ -121,7 +122,9 @@ class SDFeel(ClusteredStrategy):
         if self.edges is not None:
             check_edge_rule(self.aggregation.rule, self.graph)
         links = (self.down_link, self.up_link)
-        self.parts += (Probes(probe_rounds, self.assignment, links, self._planned_with),)
+        if probe_rounds:
+            probes = Probes(probe_rounds, self.assignment, links, self._planned_with)
+            self.parts = Parts((*self.parts, probes))
 
     @property
     def mixing(self) -> Mixing:

@@ -36,6 +36,7 @@ from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.node import introduced
+from hedgerow.strategies.parts import Parts
 from hedgerow.strategies.run import read
 from hedgerow.wire import (
     MAX_EXAMPLES,
@@ -197,7 +198,7 @@ def averaged(compressor: str) -> Decoder:
     return refuses(
         f"worker-{compressor}",
         RecordDict({"update": arrays, "metrics": METRICS}),
-        lambda content: read(Run(federation, 1, {}, [2], ()), exchange, NODE, content),
+        lambda content: read(Run(federation, 1, {}, [2], Parts()), exchange, NODE, content),
         lambda value: finite(value.row, LAYOUT.size) and 0 < value.claimed <= MAX_EXAMPLES,
     )
 

@@ -110,7 +110,7 @@ def test_a_part_named_like_one_that_the_method_adds_is_refused() -> None:
         name = "probes"
 
     with pytest.raises(ValueError, match="parts must have different names"):
-        SDFeel(num_servers=2, parts=[Probes()])
+        SDFeel(num_servers=2, probe_rounds=1, parts=[Probes()])
 
 
 def test_a_round_without_training_is_repeated_from_the_same_state() -> None:

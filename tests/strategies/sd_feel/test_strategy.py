@@ -16,6 +16,7 @@ from tests.strategies.quadratic import Quadratics, initial, run, servers
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, Run, SDFeel, TooFewRepliesError
+from hedgerow.strategies.parts import Parts
 from hedgerow.strategies.sd_feel import ClusteredStrategy, contiguous_clusters
 
 PATH3 = [(0, 1), (1, 2)]
@@ -315,7 +316,7 @@ def test_running_statistics_are_averaged_in_clusters_but_never_gossiped() -> Non
     )
     strategy.federation.vector(record)
     models = np.arange(1.0, 7.0)[:, None] * np.ones((1, 3))
-    steps = strategy.mixer.mix(models, np.ones(6), Run(strategy.federation, 1, {}, range(6), ()))
+    steps = strategy.mixer.mix(models, np.ones(6), Run(strategy.federation, 1, {}, range(6), Parts()))
     with pytest.raises(StopIteration) as end:
         next(steps)
     mixed = end.value.value
