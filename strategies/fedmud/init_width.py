@@ -9,10 +9,10 @@ al., "Delving Deep into Rectifiers", 2015: 2 / fan-in.
 
 import math
 
-from hedgerow.strategies.fedmud.theory import step_gain
+from hedgerow.wire.checks import at_least, one_of, positive
 from hedgerow.wire.lowrank import FactoredLayer, Factorisation
 
-__all__ = ["PUBLISHED_GAIN", "init_width"]
+__all__ = ["PUBLISHED_GAIN", "init_width", "step_gain"]
 
 # eta gamma of the published pair: 0.01 * 2 * 5^2 / 3.
 PUBLISHED_GAIN = 1 / 6
@@ -45,3 +45,18 @@ def _he_width(layer: FactoredLayer) -> float:
     if layer.variant == "para":
         of_product = math.sqrt(of_product)
     return math.sqrt(3 * math.sqrt(of_product / layer.rank))
+
+
+def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
+    """Return gamma: the first SGD step after a reset moves the weights by -eta gamma G in expectation.
+
+    G is the gradient of the weights; the expectation is over the random factors, drawn from U(-a, a) with a =
+    ``init_a`` > 0. The gain of the matrix forms grows with the rank, r or r_F of the freezing variant, and
+    differs between layers; that of the Kronecker forms does not.
+    """
+    known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
+    one_of("variant", variant, known)
+    positive(init_a=init_a)
+    at_least(1, rank=rank)
+    parts, variance = variant.split("+"), init_a**2 / 3
+    return variance * (1 if "bkd" in parts else rank) * (2 if "aad" in parts else 1)

@@ -30,8 +30,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
-from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_of, positive, require
+from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
+from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
 from hedgerow.wire.extras import needed
 
 __all__ = [
@@ -42,22 +42,12 @@ __all__ = [
     "bound_any",
     "bound_diminishing",
     "bound_fixed",
-    "bound_fixed_product",
     "bound_step_decay",
-    "client_drift_bound",
-    "error_memory_bound",
-    "error_memory_radius",
-    "fedprox_similarity_margin",
-    "gradient_norms_bound",
     "max_step",
     "omega",
-    "prox_displacement_bound",
-    "robust_sgd_constants",
-    "rounds_any",
     "rounds_diminishing",
     "rounds_fixed",
     "rounds_step_decay",
-    "sgd_constants",
     "square_sum_bound",
     "step_decay_stage_bounds",
     "system_constants",
@@ -167,26 +157,6 @@ def system_constants(
     return Constants(2 * L * C2, 1 / 4, 2 * L * C2 * delta_inf + C3 * sigma2, error_weight)
 
 
-def sgd_constants(L: float, A: float, C: float) -> Constants:
-    """Return the constants of plain SGD, Appendix E.
-
-    A and C, >= 0, are those of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C; steps are at most 1 / (L B).
-    """
-    return robust_sgd_constants(L, A, C, angle=0.0)
-
-
-def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Constants:
-    """Return the constants of Byzantine-robust SGD, Appendix E.
-
-    L, A and C are as in ``sgd_constants``, for the robust aggregate. ``angle``, in [0, pi/2) radians, bounds
-    the deviation of the aggregate's direction from the gradient.
-    """
-    positive(L=L)
-    not_negative(A=A, C=C)
-    require("angle", angle, "a number in [0, pi/2)", is_real(angle) and 0 <= angle < math.pi / 2)
-    return Constants(L * A, (1 - math.sin(angle)) / 2, L * C / 2)
-
-
 # Bounds on min_{k < K} W_k
 
 
@@ -221,14 +191,6 @@ def bound_fixed(constants: Constants, V0: float, schedule: Fixed) -> float:
     The schedule is admissible if c <= ``max_step`` sqrt(K).
     """
     return _fixed_numerator(constants, V0, schedule.c) / math.sqrt(schedule.num_rounds)
-
-
-def bound_fixed_product(constants: Constants, V0: float, schedule: Fixed) -> float:
-    """Return Theorem 1 before its last relaxation: (1 + b1 gamma^2)^K V0 / (K b2 gamma) + b3 gamma / b2."""
-    not_negative(V0=V0)
-    gamma, K = schedule(0), schedule.num_rounds
-    start = _times_exp(V0, K * math.log1p(constants.b1 * gamma**2)) / (K * gamma)
-    return (start + constants.b3 * gamma) / constants.b2
 
 
 def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
@@ -387,20 +349,6 @@ def rounds_step_decay(
     return high
 
 
-def rounds_any(
-    constants: Constants, V0: float, schedule: Schedule, *, epsilon: float, limit: int = 1_000_000
-) -> int | float:
-    """Return the first number of rounds at which ``bound_any`` is <= epsilon; inf beyond ``limit`` (>= 1).
-
-    The schedule's steps are used as they are, whatever K a ``Fixed`` was made for.
-    """
-    positive(epsilon=epsilon)
-    not_negative(V0=V0)
-    first, second = _discounted_sums(constants, schedule.values(limit))
-    reached = V0 + constants.b3 * second <= epsilon * constants.b2 * first
-    return int(reached.argmax()) + 1 if reached.any() else math.inf
-
-
 def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: int) -> int | float:
     """Return rounds x nodes x bits per message, the uplink of all nodes; inf for infinitely many rounds.
 
@@ -417,88 +365,6 @@ def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: i
 def square_sum_bound(schedule: Diminishing) -> float:
     """Return 2 nu c^2 / (2 nu - 1), a bound on the sum of squares of a diminishing schedule (Lemma 2)."""
     return 2 * schedule.nu * schedule.c**2 / (2 * schedule.nu - 1)
-
-
-def client_drift_bound(
-    local_step: float, local_iters: int, *, L: float, grad_norm2: float, sigma2: float = 0.0
-) -> float:
-    """Return Lemma 3's bound on sum_{l < T} E||x^k - x_i^{k,l}||^2.
-
-    It is 6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2), for gamma^k in (0, 1 / (sqrt(6) T L)].
-    """
-    at_least(1, local_iters=local_iters)
-    positive(local_step=local_step, L=L)
-    not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
-    limit = 1 / (_SQRT6 * local_iters * L)
-    valid = f"a number in (0, 1 / (sqrt(6) T L)], which is {limit!r}"
-    require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
-    return 6 * local_step**2 * local_iters**3 * (grad_norm2 + sigma2)
-
-
-def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2: float = 0.0) -> float:
-    """Return the bound of Lemma 4 on E||x^k - p_i^k||^2: 6 gamma^2 (||grad f_i(x^k)||^2 + sigma^2).
-
-    ``step`` is the proximal parameter, in (0, 1 / (sqrt(6) L)].
-    """
-    return client_drift_bound(step, 1, L=L, grad_norm2=grad_norm2, sigma2=sigma2)
-
-
-def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
-    """Return 2 L (f(x) - f^inf) + 2 L Delta^inf, a bound on the mean of ||grad f_i(x)||^2 over nodes.
-
-    ``gap`` is f(x) - f^inf >= 0.
-    """
-    positive(L=L)
-    not_negative(gap=gap, delta_inf=delta_inf)
-    return 2 * L * (gap + delta_inf)
-
-
-def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: float) -> float:
-    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2."""
-    not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
-    return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
-
-
-def error_memory_radius(contraction: float, drift_norm: float) -> float:
-    """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G, which bounds the norm of every error memory.
-
-    ``drift_norm`` is G >= 0, a bound on every ||x_i^k - x^k||.
-    """
-    _contraction(contraction)
-    not_negative(drift_norm=drift_norm)
-    kept = math.sqrt(1 - contraction)
-    return kept * (1 + kept) / contraction * drift_norm
-
-
-def fedprox_similarity_margin(
-    *,
-    mu: float,
-    inexactness: float,
-    mu_bar: float,
-    num_sampled: int,
-    L: float,
-    dissimilarity: float,
-    form: str = "as-quoted",
-) -> float:
-    """Return rho of the similarity-based condition rho > 0 that the paper argues against.
-
-    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice. ``mu`` is the
-    proximal weight, ``mu_bar`` the strong convexity of the proximal objective, both > 0; ``inexactness`` is
-    gamma of the local solve, in [0, 1]; ``num_sampled`` is K, devices per round; ``dissimilarity`` is B >= 0
-    of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2. ``form`` is ``"as-quoted"`` in the paper, or ``"original"``:
-    Theorem 4 of the cited work by Li et al.
-    """
-    one_of("form", form, ("as-quoted", "original"))
-    positive(mu=mu, mu_bar=mu_bar, L=L)
-    not_negative(dissimilarity=dissimilarity)
-    in_range("inexactness", inexactness, 0.0, 1.0)
-    at_least(1, num_sampled=num_sampled)
-    quoted, gamma, B, K = form == "as-quoted", inexactness, dissimilarity, num_sampled
-    C1 = math.sqrt(2) / (mu_bar * math.sqrt(K)) + L / (mu_bar * mu)
-    C2 = L / ((2 * mu_bar) ** 2 if quoted else 2 * mu_bar**2)
-    C2 += L * (2 * math.sqrt(2 * K) + 2) / (K * mu_bar**2)
-    last = 1 + gamma**2 if quoted else (1 + gamma) ** 2
-    return (1 - gamma * B) / mu - (1 + gamma) * C1 * B - last * C2 * B**2
 
 
 def _times_exp(value: float, exponent: float) -> float:

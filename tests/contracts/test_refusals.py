@@ -451,8 +451,6 @@ calls("strategies.similarity_free.theory",
     system_constants=({"algorithm": "fedavg", "L": 1, "sigma2": 0, "delta_inf": 0},
         {"algorithm": FAMILY, "sigma2": NOT_NEGATIVE, "delta_inf": NOT_NEGATIVE, "local_iters": COUNT}),
     Constants=({"b1": 1, "b2": 1, "b3": 1}, {"b1": NOT_NEGATIVE, "b2": POSITIVE, "b3": NOT_NEGATIVE}),
-    robust_sgd_constants=({"L": 1, "A": 1, "C": 1, "angle": 0.1},
-        {"L": POSITIVE, "A": NOT_NEGATIVE, "angle": Range((0.0, 1.5), (-0.1, math.pi / 2, *NO_NUMBER))}),
     bound_any=({"constants": KNOWN, "V0": 1, "steps": [0.1]},
         {"V0": NOT_NEGATIVE, "steps": Range(([0.1],), ([], [0.1, 0.0], [INF]))}),
     bound_fixed=({"constants": KNOWN, "V0": 1, "schedule": FIXED}, {"V0": NOT_NEGATIVE}),
@@ -462,31 +460,13 @@ calls("strategies.similarity_free.theory",
     rounds_fixed=({"constants": KNOWN, "V0": 1, "c": 1, "epsilon": 0.1},
         {"c": POSITIVE, "epsilon": POSITIVE}),
     uplink_bits_to_accuracy=({"rounds": 1, "num_nodes": 1, "message_bits": 32},
-        {"num_nodes": COUNT, "message_bits": COUNT}),
-    fedprox_similarity_margin=(
-        {"mu": 1, "inexactness": 0, "mu_bar": 1, "num_sampled": 1, "L": 1, "dissimilarity": 1},
-        {"mu": POSITIVE, "inexactness": UNIT, "num_sampled": COUNT,
-            "form": one_of("as-quoted", "original")}))
+        {"num_nodes": COUNT, "message_bits": COUNT}))
 case("strategies.similarity_free.planner:estimates", {"L": 1, "sigma2": 1, "initial_loss": 2}, L=POSITIVE,
     sigma2=NOT_NEGATIVE, initial_loss=POSITIVE)
 
-ASSUMED = {"num_layers": 5, "num_dense_layers": 1, "smoothness": 2.0, "gradient_bound2": 1.0,
-    "noise2": 1.0, "kappa_u2": 1.0, "kappa_v2": 1.0, "epsilon_u2": 1.0, "epsilon_v2": 1.0, "psi2": 1.0,
-    "local_iters": 2, "num_clients": 2}
-calls("strategies.fedmud.theory",
-    Assumptions=(ASSUMED,
-        {"num_layers": Range((1, 5), (0, -1, *NO_NUMBER)), "noise2": NOT_NEGATIVE, "psi2": POSITIVE,
-            "kappa_u2": POSITIVE}),
-    theorem_bound=(
-        {"known": made("strategies.fedmud.theory:Assumptions", **ASSUMED), "step": 1e-3,
-            "reset_iters": 10, "c": 1.5, "num_iters": 100, "loss_gap": 1.0},
-        {"c": Range((1.5,), real(1, 2, "low high").bad), "num_iters": COUNT, "loss_gap": NOT_NEGATIVE,
-            "reset_iters": COUNT}),
+calls("strategies.fedmud.init_width",
     step_gain=({"variant": "mud", "init_a": 0.1},
-        {"variant": one_of("mud", "mud+aad"), "init_a": POSITIVE, "rank": COUNT}),
-    expected_downlink=({"count": 1, "dense_count": 10, "uncompressed": 0, "participation": 0.5},
-        {"count": COUNT, "dense_count": COUNT, "uncompressed": COUNT_OR_0, "participation": SHARE,
-            "reset_interval": COUNT}))
+        {"variant": one_of("mud", "mud+aad"), "init_a": POSITIVE, "rank": COUNT}))
 calls("strategies.ceps.theory",
     mixing_gap=({"num_nodes": 2, "window": 1}, {"num_nodes": integer(2), "window": COUNT}),
     least_c=({"num_nodes": 2, "window": 1, "lipschitz": 1.0}, {"lipschitz": POSITIVE}),
@@ -631,7 +611,6 @@ ONE, X, Y = np.array([0]), torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
 case("clients.similarity_free.proximal:ProximalWork",
     {"start": {}, "x": X, "y": Y, "batches": [ONE], "gamma": 0.1, "inner_lr": 0.1, "steps": 3},
     gamma=POSITIVE, inner_lr=POSITIVE, steps=COUNT, tol=real(0, 1, "high"))
-case("clients:LocalWork", {"start": {}, "x": X, "y": Y, "batches": [ONE], "lr": 0.1}, lr=POSITIVE)
 LINEAR = nn.Linear(3, 2)
 
 
@@ -970,12 +949,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"num_rounds": 3}, "num_rounds must be at least stage_len = 4, .*got 3"),
     ],
     "strategies.similarity_free.planner:estimates": [({"R": 1}, "R must be a finite number >= V0, 2, got 1")],
-    "strategies.fedmud.theory:Assumptions": [
-        ({"num_dense_layers": 6}, r"num_dense_layers must be in 0\.\.5, .*got 6"),
-    ],
-    "strategies.fedmud.theory:theorem_bound": [
-        ({"step": 0.3}, r"step must be a number in \(0, 0.25\], got 0.3"),
-    ],
     "strategies.topology:validate_topology": [
         ({"name": name, "num_nodes": nodes}, f"{word} must .*got ")
         for name, nodes, word in (

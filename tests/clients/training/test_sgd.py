@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -239,3 +240,10 @@ def test_an_error_on_a_thread_reaches_the_caller_and_the_setting_is_put_back():
         (1, 1),
         (2, 1),
     ]
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.1, float("nan"), float("inf"), 1e39])
+def test_a_step_size_must_be_positive_and_finite_in_float32(lr):
+    works = ragged_works(_small(), [[4], [4]])
+    with pytest.raises(ValueError, match=r"works\[1\].lr must be a finite number > 0, also in float32, got "):
+        local_sgd(_small(), [works[0], replace(works[1], lr=lr)])
