@@ -1,4 +1,4 @@
-"""The arrays of a model that stay at home, at a node: its own, verified by the run's checksum."""
+"""The frozen arrays of a model at a node: its own, verified by the run's checksum."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -70,7 +70,7 @@ def _candidates(context: Context, task: LocalTask) -> Iterator[Mapping[str, Tens
 
 
 def check_unchanged(home: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if training has changed an array that stays at home."""
+    """Raise ValueError if training has changed a frozen array."""
     if isinstance(state, StackRow):  # Stacks write only what is averaged.
         return
     for key, value in home.items():
