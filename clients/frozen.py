@@ -1,4 +1,4 @@
-"""The arrays of a model that stay at home, at a node: its own, verified by the run's checksum."""
+"""The frozen arrays of a model at a node: its own, verified by the run's checksum."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -70,12 +70,17 @@ def _candidates(context: Context, task: LocalTask) -> Iterator[Mapping[str, Tens
 
 
 def check_unchanged(home: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if training has changed an array that stays at home."""
+    """Raise ValueError if training has changed a frozen array."""
     if isinstance(state, StackRow):  # Stacks write only what is averaged.
         return
     for key, value in home.items():
-        if not torch.equal(torch.nan_to_num(state[key].to(value)), torch.nan_to_num(value)):
+        if not torch.equal(_bits(state[key].to(value)), _bits(value)):
             raise ValueError(
                 f"training must leave {key!r} as it is, which the run takes for frozen: pass frozen=() to "
                 "the strategy, or the keys that no training changes"
             )
+
+
+def _bits(value: Tensor) -> Tensor:
+    """Return a tensor's bytes: NaN equals itself there, and every dtype can be compared."""
+    return value.detach().reshape(-1).contiguous().view(torch.uint8)

@@ -117,7 +117,7 @@ def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
 def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     """Return a copy of the message's one ArrayRecord as a state dict, on the task's device, in its dtypes.
 
-    The arrays that stay at home (``wire/frozen.py``) are added, shared: never change them. ValueError unless
+    Frozen arrays (``wire/frozen.py``) are added, shared: never change them. ValueError unless
     there is one ArrayRecord, if keys or shapes are not the model's, or for a value that is not finite.
     """
     own, record = _entries(task.model), _only(call.content, ArrayRecord)

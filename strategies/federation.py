@@ -68,7 +68,7 @@ class FederationOptions(TypedDict, total=False):
     registry : Registry or None (default: None)
         The nodes that may take part (``Registry.read("nodes.toml")``); None accepts any node.
     frozen : Collection[str] or None (default: None)
-        Keys of the arrays that no training changes (``frozen_keys(model)``). They stay at home: messages have
+        Keys of the arrays that no training changes (``frozen_keys(model)``). Messages have
         their checksum only, and a node that lacks them is sent them once. () for none; None for those that
         all nodes name when they introduce themselves, as this suite's clients do with a task of yours.
     weighted_by_key, arrayrecord_key, configrecord_key : str
@@ -227,7 +227,7 @@ class Federation:
         self.clock = Clock()
         self.completed = 0
         self.layout: Layout | None = None
-        # All keys of the model, and the arrays that stay at home; the clients that are sent them next.
+        # All keys of the model, and the frozen arrays; the clients that are sent them next.
         self._keys: tuple[str, ...] = ()
         self.frozen = ArrayRecord()
         self.lacking: set[int] = set()
@@ -643,18 +643,18 @@ class Federation:
         return frozenset.intersection(*named) if named else frozenset()
 
     def travelling(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the arrays without those that stay at home."""
+        """Return the arrays without the frozen ones."""
         if not self.frozen:
             return arrays
         return ArrayRecord({key: array for key, array in arrays.items() if key not in self.frozen})
 
     def whole(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return a model's arrays with those that stay at home."""
+        """Return a model's arrays with the frozen ones."""
         return ArrayRecord({k: self.frozen[k] if k in self.frozen else arrays[k] for k in self._keys})
 
     @property
     def frozen_config(self) -> dict[str, str]:
-        """The config entry of messages with a model; nothing if no array stays at home."""
+        """The config entry of messages with a model; nothing if no array is frozen."""
         if not self.frozen:
             return {}
         if self._frozen_checksum[0] is not self.frozen:

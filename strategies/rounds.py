@@ -224,7 +224,7 @@ def _at_once(
 
 
 def _check_finite(current: int, arrays: ArrayRecord, strategy: Any) -> None:
-    """Raise DivergenceError unless all of a model is finite, but for what stays at home."""
+    """Raise DivergenceError unless all of a model is finite, but for its frozen arrays."""
     home = strategy.federation.frozen if hasattr(strategy, "federation") else ()
     for key, array in arrays.items():
         if key not in home and not np.isfinite(view(array)).all():

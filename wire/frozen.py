@@ -1,4 +1,4 @@
-"""What of a model stays at home: arrays that no training changes, which every node holds from the start.
+"""The frozen arrays of a model: those that no training changes, which every node holds from the start.
 
 These are the parameters without gradient and the constant buffers. Messages have their checksum alone. A node
 takes them from its own model, or from the run's initial one; if neither has the checksum, its reply fails,

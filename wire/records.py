@@ -321,7 +321,7 @@ def as_array(key: str, value: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
 def check_travels(state: Mapping[str, torch.Tensor], home: Collection[str] = ()) -> None:
     """Raise ValueError, with key and remedy, if an entry of a state dict cannot travel or is not finite.
 
-    ``home`` are keys of arrays that stay at home, which need not be finite.
+    ``home`` are keys of frozen arrays, which need not be finite.
     """
     for key, array in to_record(state).items():
         if key not in home and not np.isfinite(_named_view(key, array)).all():

@@ -111,7 +111,7 @@ def fedmud_client(
 
 
 def _home(call: Call, task: LocalTask) -> State:
-    """Return the arrays that stay at home."""
+    """Return the frozen arrays."""
     instruction = Instruction.of(call, task)
     return instruction.home(instruction.method().compressed)
 

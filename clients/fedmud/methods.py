@@ -118,7 +118,7 @@ class Instruction:
     def rest(self, compressed: Collection[str]) -> State:
         """Return the uncompressed arrays: copied, on the task's device, of the model's dtypes.
 
-        Those that stay at home are shared: never change them.
+        Frozen ones are shared: never change them.
 
         A ValueError if keys or shapes do not match the model, or a value is not finite.
         """
@@ -129,7 +129,7 @@ class Instruction:
         return {key: value.to(own[key].dtype) for key, value in sent.items()} | home
 
     def home(self, compressed: Collection[str]) -> State:
-        """Return the uncompressed arrays that stay at home, see ``clients/frozen.py``."""
+        """Return the uncompressed frozen arrays, see ``clients/frozen.py``."""
         there = {*compressed, *self._record("arrays")}
         return home_arrays(
             self.call, self.task, [key for key in self.task.model.state_dict() if key not in there]

@@ -36,7 +36,7 @@ class Learning:
     beside : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside a secure sum.
     home_of : Callable[[Call], Mapping[str, Tensor]] (default: nothing)
-        Returns the arrays of ``learn``'s states that stay at home, see ``clients/frozen.py``.
+        Returns the frozen arrays of ``learn``'s states, see ``clients/frozen.py``.
     at_once : bool (default: True)
         Whether to answer the engine's exchanges in columns; false if nodes fail one by one, or report
         different metrics.
@@ -54,7 +54,7 @@ class Learning:
         return masked_sum_handlers(answer, message_type, self.start_of, self.beside)
 
     def _learn(self, calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
-        """Train nodes; what they learnt has no array that stays at home."""
+        """Train nodes; what they learnt has no frozen array."""
         learnt = self.learn(calls)
         if not any(FROZEN_CHECKSUM in record for call in calls for record in call.content.values()):
             return learnt

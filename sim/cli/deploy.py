@@ -88,8 +88,8 @@ def deploy_local(
     """
     from hedgerow.sim.deploy.local import deploy_local as start
     from hedgerow.sim.deploy.processes import StartError
-    from hedgerow.sim.runs.app import find_app
-    from hedgerow.sim.runs.plan import plan_run, toml_value
+    from hedgerow.sim.runs.app import find_app, own_settings
+    from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.split import readable_by_others
 
     if level is Level.E3 or sites:
@@ -103,16 +103,15 @@ def deploy_local(
         )
     with bad_options():
         spec = find_app(app_path)
-        records = "output-dir" in spec.config
-        overrides = [
-            *(run_config or []),
-            *([f"output-dir={toml_value(str(out))}"] if out and records else []),
-        ]
+        overrides = list(run_config or [])
         overrides += [f"edge-servers={level.edge_servers}"] if level else []
         overrides += [f"num-servers={edges}"] if edges else []
         said, own = read_own_data(spec, own_data, nodes)
-        plan = plan_run(spec, [*said, *overrides], num_nodes=nodes)
+        plan = plan_run(
+            spec, [*said, *overrides], num_nodes=nodes, output_dir=None if out is None else str(out)
+        )
         plan.check_no_faults()
+        records = None if own_settings(spec) else _records(out)
         if own_data and plan.run_config.get("data-dir"):
             raise ValueError("data-dir must be left out with --own-data, whose nodes do not read it")
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
@@ -131,12 +130,23 @@ def deploy_local(
                 own_data=own_data is not None,
                 own_users=own_data is not None and not one_user,
                 keep_logs=keep_logs,
-                **({} if records else {"log_to": out or Path("runs")}),
+                records=records,
             )
     except StartError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     raise typer.Exit(code)
+
+
+def _records(out: Path | None) -> Path:
+    """Return where the run of another project's app is recorded; the suite's apps record themselves."""
+    from hedgerow.sim.runs.kinds import folder
+
+    try:
+        folder("a folder", writable=True).check(str(out or "runs"))
+    except ValueError as error:
+        raise ValueError(f"--out must be a folder, got {str(out)!r} ({error})") from error
+    return out or Path("runs")
 
 
 def _deploy_edges(

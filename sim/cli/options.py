@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.results import Results
 
 __all__ = [
+    "APP_HELP",
     "AppPath",
     "Costs",
     "Metrics",
@@ -41,14 +42,11 @@ __all__ = [
     "read_own_data",
 ]
 
-AppPath = Annotated[
-    str,
-    typer.Argument(
-        metavar="APP",
-        help=f"{' or '.join([', '.join([*shipped_apps()][:-1]), [*shipped_apps()][-1]])}; "
-        "or a Flower App's folder, or a module inside.",
-    ),
-]
+APP_HELP = (
+    f"{' or '.join([', '.join([*shipped_apps()][:-1]), [*shipped_apps()][-1]])}; "
+    "or a Flower App's folder, or a module inside"
+)
+AppPath = Annotated[str, typer.Argument(metavar="APP", help=f"{APP_HELP}.")]
 RunConfig = Annotated[
     list[str] | None,
     typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),

@@ -252,6 +252,7 @@ def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
     It returns an empty text if there is no checkpoint.
     """
     from hedgerow.sim.runs.folder import runs_folder
+    from hedgerow.sim.runs.generations import has_checkpoint
 
     config = plan.run_config
     parent = runs_folder(_output_dir(plan))
@@ -260,8 +261,8 @@ def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
     def say() -> str:
         made = sorted(set(_run_folders(parent)) - before, key=lambda folder: folder.stat().st_mtime)
         folder = config.get("resume") or (made[-1] if made else None)
-        # The first round leaves none, nor does an app that cannot go on.
-        if folder is None or not (Path(str(folder)) / "checkpoint").expanduser().is_dir():
+        # The first round leaves none, nor does an app that cannot go on, or a disk on which none fits.
+        if folder is None or not has_checkpoint((Path(str(folder)) / "checkpoint").expanduser()):
             return ""
         return shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
 

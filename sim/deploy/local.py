@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from flwr.app import UserConfigValue
 
 from hedgerow.sim.deploy.flower_run import follow
 from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
+from hedgerow.sim.deploy.recorded import recorded_path
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.folder import runs_folder
 from hedgerow.sim.runs.plan import Plan, absolute_output
@@ -28,7 +30,7 @@ def deploy_local(
     own_data: bool = False,
     own_users: bool = False,
     keep_logs: bool = False,
-    log_to: Path | None = None,
+    records: Path | None = None,
 ) -> int:
     """Run an app on its own loopback deployment, and return 0 if the run completed, else 1.
 
@@ -42,8 +44,8 @@ def deploy_local(
         Whether nodes have their own files; then no program gets a common data folder.
     keep_logs : bool (default: False)
         Keep the logs in ``logs-<time>`` beside the run folder.
-    log_to : Path or None (default: None)
-        Folder for the run's own log, ``<app>-<time>.log``: the record of an app that writes no run folder.
+    records : Path or None (default: None)
+        Parent of the run folder of an app that writes none itself; None for one that does.
 
     Raises
     ------
@@ -53,13 +55,22 @@ def deploy_local(
     run_config = absolute_output(plan.run_config)
     logs = None
     if keep_logs:
-        logs = Path(str(log_to or run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
+        logs = Path(str(records or run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
     # Hide a common data folder of the environment from server and nodes.
-    env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
-    deployment = Deployment(
-        spec, plan.num_nodes, tls=tls, node_config=node_config, env=env, keep_logs=logs, own_users=own_users
-    )
+    env = {"HEDGEROW_DATA_DIR": ""} if own_data else {}
     with ExitStack() as after:
+        if records is not None:
+            scripts = after.enter_context(tempfile.TemporaryDirectory(prefix="hedgerow-record-"))
+            env |= recorded_path(spec, runs_folder(records).absolute(), Path(scripts))
+        deployment = Deployment(
+            spec,
+            plan.num_nodes,
+            tls=tls,
+            node_config=node_config,
+            env=env,
+            keep_logs=logs,
+            own_users=own_users,
+        )
         if logs:
             after.callback(print, f"Logs: {logs}", flush=True)
         started = time.monotonic()
@@ -72,15 +83,7 @@ def deploy_local(
             )
             if own_data:
                 print(_users(deployment), flush=True)
-            run = deployment.submit(plan)
-            code = follow(run)
-            if log_to is not None:
-                file = runs_folder(log_to).absolute() / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("".join(run.lines), encoding="utf-8")
-                print(
-                    f"The app has no key output-dir, so it leaves no run folder. Its log: {file}", flush=True
-                )
+            code = follow(deployment.submit(plan))
             for node in deployment.nodes:
                 if not node.running:
                     print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)

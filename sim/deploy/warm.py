@@ -29,7 +29,7 @@ from typing import Any
 
 from flwr.common import log
 
-__all__ = ["PRELOAD", "warm_path"]
+__all__ = ["PRELOAD", "flower_program", "path_with", "warm_path"]
 
 # The environment variable with further modules to import once, separated by commas.
 PRELOAD = "HEDGEROW_PRELOAD"
@@ -43,12 +43,20 @@ _COLD = "--allow-runtime-dependency-installation"
 def warm_path(home: Path, path: str | None = None) -> dict[str, str]:
     """Return the environment in which ``flower-supernode`` finds this SuperExec as ``flower-superexec``.
 
-    A script is written into ``home``, a folder of the node such as its ``FLWR_HOME``. ``path`` is the rest of
-    the search path; None for this process's ``PATH``.
+    ``home`` is a folder of the node such as its ``FLWR_HOME``; ``path`` as in ``path_with``.
     """
-    script = home / "hedgerow" / "bin" / "flower-superexec"
+    return path_with("flower-superexec", "hedgerow.sim.deploy.warm", home, path)
+
+
+def path_with(command: str, module: str, home: Path, path: str | None = None) -> dict[str, str]:
+    """Return the environment in which a command of Flower is a module of ours.
+
+    A script is written into ``home``. ``path`` is the rest of the search path; None for this process's
+    ``PATH``.
+    """
+    script = home / "hedgerow" / "bin" / command
     script.parent.mkdir(parents=True, exist_ok=True)
-    text = f'#!/bin/sh\nexec "{sys.executable}" -m hedgerow.sim.deploy.warm "$@"\n'
+    text = f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n'
     if not script.is_file() or script.read_text(encoding="utf-8") != text:
         new = script.with_name(f".{os.getpid()}")
         new.write_text(text, encoding="utf-8")
@@ -60,7 +68,7 @@ def warm_path(home: Path, path: str | None = None) -> dict[str, str]:
 def main() -> None:
     """Run the forking process; its first fork is Flower's SuperExec, with this program's arguments."""
     # Imported before the fork, so that both processes share it.
-    flower_superexec = _program("flower-superexec")
+    flower_superexec = flower_program("flower-superexec")
     # On other systems it is not safe to fork after system libraries are loaded.
     if sys.platform != "linux":
         flower_superexec()
@@ -117,7 +125,7 @@ def _serve(channel: socket.socket) -> None:
     """Fork a ClientApp for each line, until the SuperExec is gone."""
     # Reap children automatically. Ctrl-C ends the SuperExec, and its end is the end of this process.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    program = _program(_COMMAND)
+    program = flower_program(_COMMAND)
     _preload([*_MODULES, *filter(None, os.environ.get(PRELOAD, "").split(","))])
     with channel.makefile(encoding="utf-8") as lines:
         for line in lines:
@@ -156,7 +164,7 @@ def _become(program: Callable[[], object], arguments: list[str], *, quiet: bool)
     program()
 
 
-def _program(command: str) -> Callable[[], object]:
+def flower_program(command: str) -> Callable[[], object]:
     """Return the function behind a Flower command."""
     (point,) = entry_points(group="console_scripts", name=command)
     program: Callable[[], object] = point.load()

@@ -74,6 +74,7 @@ class RunSettings(AppSettings):
         "own data, in simulations: fraction of each node's samples held out for evaluation. On "
         "devices, set `holdout` in the node config",
         "data",
+        own_data=True,
     )
     min_available_nodes: NodesOr0 = setting(
         0, "nodes that must be connected when the run starts; others may join later (0: all)", "deployment"
@@ -90,7 +91,9 @@ class RunSettings(AppSettings):
     )
     evaluate_every: Rounds = setting(5, "rounds between evaluations")
     train_loss_samples: SamplesOr0 = setting(
-        0, "number of training samples used to compute the loss, the same ones each time (0: all)"
+        0,
+        "number of training samples used to compute the loss, the same ones each time (0: all)",
+        own_data=False,
     )
     round_timeout: Annotated[float, _SECONDS] = setting(
         600.0, "seconds to wait for a reply", "deployment", role=Role.RESUME
@@ -147,6 +150,11 @@ class RunSettings(AppSettings):
         yield from super().rules()
         yield self.at_most("min-replies", self.SENDERS)
         yield self.at_most("min-available-nodes", "num-clients")
+        table = self.table()
+        if "partition" in table:
+            own = self.of("partition") == "own"
+            unread = (key for key, one in table.items() if one.own_data is (not own))
+            yield from self.usual(f"{'with' if own else 'unless'} partition = 'own'", *unread)
 
 
 class IterationSettings(AppSettings):
@@ -193,17 +201,22 @@ class TaskSettings(AppSettings):
     GROUP = "data"
 
     dataset: str = setting("mnist-5k", "a name from `hedgerow data`, or `module:function`", first=True)
-    data_dir: Annotated[str, folder("a folder, or empty")] = setting("", "folder with the data set's files")
+    data_dir: Annotated[str, folder("a folder, or empty")] = setting(
+        "", "folder with the data set's files", own_data=False
+    )
     partition: str = setting(
         "iid", "how the data are split across nodes; `own`: each node uses its own data", first=True
     )
     classes: str = setting(
-        "", "own data: number of classes, or the labels in class order, such as `benign,malignant`"
+        "",
+        "own data: number of classes, or the labels in class order, such as `benign,malignant`",
+        own_data=True,
     )
     standardise: str = setting(
         "federated",
         "own data: standardise with statistics over all nodes (`federated`), with a given mean and "
         "standard deviation, or not at all (`none`)",
+        own_data=True,
     )
     model: str = setting("lenet", "model to train", "training", first=True)
 
@@ -216,6 +229,7 @@ class ImageSettings(TaskSettings):
     scaling: str = setting(
         "standard",
         "`standard`: pixels with mean 0 and standard deviation 1 per channel; `unit`: pixels in [0, 1]",
+        own_data=False,
     )
     device: str = setting("cpu", "device that nodes train on", "training", role=Role.REPETITION)
 

@@ -30,6 +30,7 @@ from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
 from hedgerow.sim.runs.repeats import LEGACY, WHICH_ARE_LATE, Unrepeated
+from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch
@@ -46,6 +47,7 @@ __all__ = [
     "about_app",
     "earlier_run",
     "scalars",
+    "show_run",
     "watched_run",
 ]
 
@@ -61,6 +63,14 @@ RESUMES = (
     "state, from its state_dict or else its attributes. Not restored: what the log names, and other state of "
     "the app, such as variables of its modules or of its main function"
 )
+
+
+# Of a run on a deployment.
+DEVICES = (
+    "every node is a SuperNode with processes of its own, and messages travel over the network; how many "
+    "machines there are is not recorded. Seconds are real"
+)
+NO_RESUME = "no: of a run on a deployment nothing is kept that another could start from"
 
 
 class AllLostError(RunFailedError):
@@ -144,6 +154,17 @@ def about_app(spec: AppSpec) -> About:
     return About(spec.name, str(pyproject["project"].get("version", "")), spec.folder)
 
 
+def show_run(done: Watched, title: str) -> None:
+    """Print a run's rounds as a table, and where its folder is."""
+    shown = [
+        {**end, "central": scalars(end["central"], end["evaluate"], end["train"])} for end in done.rounds
+    ]
+    # As many of the app's metrics as fit on a terminal.
+    metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
+    print(round_table(shown, title, metrics=metrics))
+    print(run_end(done.rounds, done.folder), flush=True)
+
+
 @dataclass(frozen=True)
 class Earlier:
     """Options of a recorded run of another project's app: run config, nodes, seed and clock."""
@@ -184,12 +205,12 @@ def earlier_run(folder: str | Path, keys: Collection[str], name: str = "") -> Ea
 
 def watched_run(
     main: Callable[[Grid], object],
-    grid: InProcessGrid,
+    grid: Grid,
     about: About,
     run_config: Mapping[str, Any],
     records: Records,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     own: bool = False,
 ) -> Watched:
     """Call a ServerApp's main with a grid and record the run.
@@ -198,16 +219,16 @@ def watched_run(
     ----------
     main : Callable[[Grid], object]
         The function to call.
-    grid : InProcessGrid
-        The nodes.
+    grid : Grid
+        The nodes, of this engine or of a deployment.
     about : About
         The app, for ``config.json``.
     run_config : Mapping[str, Any]
         Everything that determines the run besides its code, JSON values.
     records : Records
         Where and how to record it.
-    seed : int (default: 0)
-        The run's seed, for the record.
+    seed : int or None (default: 0)
+        The run's seed, for the record; None if there is none, as on a deployment.
     own : bool (default: False)
         Whether it is one of the suite's apps, which record themselves: only their rounds are collected.
 
@@ -220,18 +241,22 @@ def watched_run(
     Exception
         Whatever ``main`` raises.
     """
+    simulated = isinstance(grid, InProcessGrid)
+    real_time = not isinstance(grid, InProcessGrid) or grid.real_time
     config = {
         "app": about.name,
         "version": about.version,
-        "realism": REAL_TIME if grid.real_time else REALISM,
+        "realism": DEVICES if not simulated else REAL_TIME if real_time else REALISM,
         # A stranger's server says of no metric on what it was measured.
         "measured": {},
-        "time": "real" if grid.real_time else "virtual",
-        "seed": seed,
+        "time": "real" if real_time else "virtual",
+        **({} if seed is None else {"seed": seed}),
         "run": dict(run_config),
-        "nodes": len(grid.get_node_ids()),
-        "resumes": RESUMES,
-        "environment": environment(engine="inprocess", app=about.folder),
+        "nodes": len(list(grid.get_node_ids())),
+        "resumes": RESUMES if simulated else NO_RESUME,
+        "environment": environment(
+            engine="inprocess" if simulated else "flower-deployment", app=about.folder
+        ),
     }
     recorder = None
     if records.resume is not None or records.output_dir is not None:
@@ -248,15 +273,16 @@ def watched_run(
 
 def _run(
     main: Callable[[Grid], object],
-    grid: InProcessGrid,
+    grid: Grid,
     records: Records,
     recorder: RunRecorder | None,
     config: Mapping[str, Any] | None,
 ) -> Watched:
     """Run an app that records itself (``config`` is None) or is recorded here, and report the result."""
     live = LiveProgress(1, records.quiet)
-    unrepeated = None if config is None else Unrepeated(config["seed"], config["run"], foreign=True)
-    if unrepeated is not None and grid.real_time:
+    seed = None if config is None else config.get("seed")
+    unrepeated = None if config is None or seed is None else Unrepeated(seed, config["run"], foreign=True)
+    if unrepeated is not None and getattr(grid, "real_time", False):
         unrepeated.add(WHICH_ARE_LATE)
     rounds: list[dict[str, Any]] = []
 
@@ -264,7 +290,10 @@ def _run(
         live.num_rounds = num_rounds or live.num_rounds
         if recorder is None:
             return
-        if watch.can_resume:
+        if not isinstance(grid, InProcessGrid):
+            # Nodes keep their state, and a deployment starts no run from a checkpoint.
+            recorder.keep_state()
+        elif watch.can_resume:
             recorder.keep_state(watch=watch, engine=grid)
             if lost := watch.left_behind:
                 log(WARNING, "A checkpoint cannot hold these attributes of the strategy: %s", ", ".join(lost))
@@ -303,11 +332,11 @@ def _run(
             main(watch.grid)
         if config is not None:
             _check_heard(rounds if recorder is None else recorder.rounds)
-        if recorder is None or unrepeated is None:
+        if recorder is None or config is None:
             return Watched(watch.result, rounds)
-        if watch.is_legacy:
+        if unrepeated is not None and watch.is_legacy:
             unrepeated.add(LEGACY)
-        summary = {**run_summary(recorder.rounds), **unrepeated.summary()}
+        summary = {**run_summary(recorder.rounds), **(unrepeated.summary() if unrepeated else {})}
         recorder.finish(summary, _model(watch.arrays))
         return Watched(watch.result, recorder.rounds, recorder.folder)
 

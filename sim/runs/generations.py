@@ -14,7 +14,7 @@ from hedgerow.sim.runs.checkpoint import (
 )
 from hedgerow.sim.runs.durable import make_folder, move, write_aside
 
-__all__ = ["LATEST", "PREVIOUS", "drop_damaged", "load_newest", "save_newest"]
+__all__ = ["LATEST", "PREVIOUS", "drop_damaged", "has_checkpoint", "load_newest", "save_newest"]
 
 LATEST, PREVIOUS, DAMAGED = "latest.safetensors", "previous.safetensors", "damaged.safetensors"
 _logger = logging.getLogger("flwr")
@@ -32,6 +32,11 @@ def save_newest(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]
         # A run that is killed here resumes from the previous checkpoint.
         move(latest, folder / PREVIOUS)
     move(aside, latest)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, intact or not; on a full disk it may have none yet."""
+    return any((folder / name).is_file() for name in (LATEST, PREVIOUS))
 
 
 def load_newest(folder: Path) -> tuple[Path, Checkpoint]:

@@ -12,9 +12,8 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, app_packages
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp, load_app
-from hedgerow.sim.runs.foreign import Records, Watched, about_app, scalars, watched_run
+from hedgerow.sim.runs.foreign import Records, about_app, show_run, watched_run
 from hedgerow.sim.runs.plan import Plan, plan_run
-from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.sim.runs.simulate import server_context
@@ -88,7 +87,7 @@ def run_app(
             done = watched_run(
                 lambda watched: app.server_app(watched, context), grid, about, config, records, seed=seed
             )
-            _show(done, about.name)
+            show_run(done, about.name)
     return context
 
 
@@ -98,16 +97,6 @@ def run_seed(plan: Plan) -> int:
         return plan.seed
     seed = plan.run_config.get("seed")
     return seed if type(seed) is int and seed >= 0 else draw_seed()
-
-
-def _show(done: Watched, title: str) -> None:
-    shown = [
-        {**end, "central": scalars(end["central"], end["evaluate"], end["train"])} for end in done.rounds
-    ]
-    # As many of the app's metrics as fit on a terminal.
-    metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
-    print(round_table(shown, title, metrics=metrics))
-    print(run_end(done.rounds, done.folder), flush=True)
 
 
 def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Cluster | None]:

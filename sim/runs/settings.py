@@ -102,6 +102,8 @@ class Setting:
         One of ``GROUPS``.
     first : bool (default: False)
         Whether it is among the few most important ones, which are shown first.
+    own_data : bool or None (default: None)
+        Whether only runs with ``partition = "own"`` read it (True), only others (False), or both (None).
     """
 
     default: UserConfigValue
@@ -110,6 +112,7 @@ class Setting:
     role: Role = Role.RESULTS
     group: str = "method"
     first: bool = False
+    own_data: bool | None = None
 
 
 def setting(
@@ -119,13 +122,14 @@ def setting(
     *,
     role: Role | None = None,
     first: bool | None = None,
+    own_data: bool | None = None,
 ) -> Any:
     """Return a field of an ``AppSettings``; parameters as in ``Setting``.
 
     A subclass's field inherits omitted parameters from its base's. The default group is the class's
     ``GROUP``.
     """
-    options: dict[str, Any] = {"group": group, "role": role, "first": first}
+    options: dict[str, Any] = {"group": group, "role": role, "first": first, "own_data": own_data}
     given = {key: value for key, value in options.items() if value is not None}
     return Field(default, description=help, json_schema_extra=given)
 
@@ -181,6 +185,7 @@ class AppSettings(BaseModel):
             options.get("role", Role.RESULTS),
             options["group"],
             options.get("first", False),
+            options.get("own_data"),
         )
 
     @classmethod

@@ -113,7 +113,7 @@ def test_what_cannot_travel_is_one_error_that_names_the_array_and_the_remedy(kin
         Layout.of(to_record(state("table", REFUSED[kind]())))
 
 
-# What stays at home
+# Frozen arrays
 
 
 class Frozen(nn.Module):

@@ -31,6 +31,11 @@ class AppCase:
     def small(self) -> Mapping[str, Any]:
         return self.registered.small
 
+    def small_for(self, partition: object) -> dict[str, Any]:
+        """The small run's settings that a run with this partition reads."""
+        unread = {key for key, one in self.settings.SETTINGS.items() if one.own_data is (partition != "own")}
+        return {key: value for key, value in self.small.items() if key not in unread}
+
     @property
     def learnt(self) -> str:
         return self.registered.learnt
@@ -90,7 +95,10 @@ class AppCase:
     ) -> list[dict[str, Any]]:
         """Run with changed settings; return the rounds, without what they took in real seconds."""
         before = set(parent.iterdir())
-        overrides = [f"{key}={json.dumps(value)}" for key, value in {**self.small, **changes}.items()]
+        overrides = [
+            f"{key}={json.dumps(value)}"
+            for key, value in {**self.small_for(changes.get("partition")), **changes}.items()
+        ]
         plan = plan_run(self.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])
         run_app(self.loaded, plan, strict=strict, node_configs=node_configs)
         (folder,) = set(parent.iterdir()) - before

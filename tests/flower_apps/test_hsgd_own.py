@@ -396,7 +396,7 @@ def recorded(
     """Run the app itself; return the run's folder and rounds."""
     before = set(parent.iterdir()) if parent.is_dir() else set()
     values = {
-        **CASE.small,
+        **CASE.small_for("own"),
         "partition": "own",
         "num-clients": len(configs),
         "output-dir": str(parent),

@@ -2,18 +2,20 @@
 
 import json
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 
 from hedgerow.sim import plan_run, read_config, read_rounds, run_app
 from hedgerow.strategies import RosterError, SimilarityFree, TooFewRepliesError
 from hedgerow.tasks import federated, write_split
 
-from .cases import CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
+from .cases import CASES, CEPS, FEDMUD, HSGD, SD_FEEL, SIMILARITY_FREE, AppCase
+from .hsgd_own import files as hsgd_files
 
 pandas = pytest.importorskip("pandas")
 
@@ -30,7 +32,12 @@ SMALL: dict[str, dict[str, Any]] = {
 def run(case: AppCase, parent: Path, configs: list[dict[str, Any]], **changes: Any) -> Path:
     """Run an app with node configs; return the run's folder."""
     parent.mkdir(parents=True, exist_ok=True)
-    settings = {**case.small, "evaluate-every": 1, "num-clients": len(configs), **changes}
+    settings = {
+        **case.small_for(changes.get("partition")),
+        "evaluate-every": 1,
+        "num-clients": len(configs),
+        **changes,
+    }
     overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     plan = plan_run(case.spec, [*overrides, f"output-dir={json.dumps(str(parent))}", "quiet=true"])
     run_app(case.loaded, plan, node_configs=configs)
@@ -116,6 +123,100 @@ def test_an_app_learns_from_tables_that_only_their_nodes_have(
     USE_MODEL(folder, tmp_path / "rows.csv")
     sick = [float(line.split()[1]) > 0.5 for line in capsys.readouterr().out.splitlines()[-200:]]
     assert np.mean(np.where(sick, "sick", "well") == fresh["outcome"]) > 0.8
+
+
+class Read(dict[str, Any]):
+    """A run config that notes which keys are read, in ``noted``."""
+
+    def __init__(self, values: Mapping[str, Any], noted: set[str]) -> None:
+        super().__init__(values)
+        self.noted = noted
+
+    def __getitem__(self, key: str) -> Any:
+        self.noted.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.noted.add(key)
+        return super().get(key, default)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Callable[[AppCase], set[str]]:
+    """Return the set of keys that an app's server or nodes will have read, other than in rules."""
+
+    def watch(case: AppCase) -> set[str]:
+        kind, keys, checking = case.settings.Settings, set[str](), list[bool]()
+        fields = {name: name.replace("_", "-") for name in kind.model_fields}
+        rules, made = kind.rules, Context.__init__
+
+        def checked(self: Any) -> Any:
+            checking.append(True)
+            found = list(rules(self))
+            checking.pop()
+            return found
+
+        def read(self: Any, name: str) -> Any:
+            if name in fields and not checking:
+                keys.add(fields[name])
+            return object.__getattribute__(self, name)
+
+        def context(self: Any, *args: Any, **options: Any) -> None:
+            made(self, *args, **options)
+            self.run_config = Read(self.run_config, keys)
+
+        monkeypatch.setattr(kind, "rules", checked)
+        monkeypatch.setattr(kind, "__getattribute__", read, raising=False)
+        monkeypatch.setattr(
+            kind, "run_config", property(lambda self: Read(self.model_dump(by_alias=True), keys))
+        )
+        monkeypatch.setattr(Context, "__init__", context)
+        return keys
+
+    return watch
+
+
+# Read in one kind of run only and yet not refused in the other: the default of ``dataset`` is the app's,
+# which `hedgerow new` changes; ``probe-batch`` is held against dealt people; own data
+# have ``tdcd`` with another method.
+READ_ONCE = {"dataset", "probe-batch", "tdcd"}
+NETWORK = {"problem": "network", "codec": "dense64", "model": "logistic"}
+
+
+@pytest.mark.parametrize("case", CASES[:5], ids=lambda case: case.name)
+def test_a_setting_that_is_read_with_one_kind_of_data_alone_says_so(
+    case: AppCase,
+    tables: list[dict[str, Any]],
+    tmp_path: Path,
+    noted: Callable[[AppCase], set[str]],
+) -> None:
+    found, small = noted(case), {**case.small, "model": case.defaults["model"]}
+    configs, own = tables, {"num-clients": len(tables), "classes": "well,sick", "model": "logistic"}
+    if case is CEPS:
+        small |= NETWORK
+        own |= NETWORK
+    if case is FEDMUD:
+        own |= {"model": "mlp", "ratio": 0.9}
+    if case is HSGD:
+        configs = hsgd_files(tmp_path)
+        own = {"num-clients": 4, "num-groups": 2}
+    flags = {key: one.own_data for key, one in case.settings.SETTINGS.items()}
+    read = []
+    for name, changes, nodes in (
+        ("dealt", small, None),
+        ("own", {**own, "partition": "own"}, configs),
+    ):
+        (tmp_path / name).mkdir()
+        found.clear()
+        case.run(tmp_path / name, node_configs=nodes, **changes)
+        read.append(found & flags.keys())
+    dealt, with_own = read
+    said = {flag: {key for key, one in flags.items() if one is flag} for flag in (True, False)}
+    # Parties of a dealt HSGD must all be there; the strategy takes the number for both.
+    assert dealt & said[True] <= {"min-available-nodes"}
+    assert not with_own & said[False]
+    assert with_own - dealt <= said[True] | READ_ONCE
+    assert dealt - with_own <= said[False] | READ_ONCE
 
 
 LONGER: dict[str, dict[str, Any]] = {

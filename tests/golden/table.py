@@ -96,6 +96,8 @@ _BASE: Mapping[str, Settings] = {
         "global-interval": 4, "local-interval": 2, "evaluate-every": 1,
     },
 }  # fmt: skip
+# What only a run that deals its data reads.
+_DEALT = ("train-loss-samples", "features", "samples-low", "samples-high", "patients-per-group")
 # One table per node, two classes.
 _TABLES = {"partition": "own", "classes": "well,sick", "model": "logistic"}
 _SUMS: dict[str, Any] = {"secure-sum": True}
@@ -111,7 +113,9 @@ _RARELY_CORRUPT: Settings = {"fault-corrupt": "shape", "fault-corrupt-rate": 0.0
 
 def _row(app: str, name: str, *tags: str, **options: Any) -> Row:
     """Return a row of an app's base with changes, each under its keyword."""
-    settings = {**_BASE[app], **options.pop("settings", {})}
+    settings = options.pop("settings", {})
+    unread = _DEALT if settings.get("partition") == "own" else ()
+    settings = {**{key: value for key, value in _BASE[app].items() if key not in unread}, **settings}
     return Row(f"{app} {name}", app, settings, tags=tags, **options)
 
 
@@ -361,7 +365,7 @@ def _nodes() -> Iterator[Row]:
         "hsgd", "own files", "own data", data="parties",
         settings={
             "partition": "own", "num-groups": 2, "num-clients": 4, "participation": 0.5,
-            "patients-per-group": 0, "classes": "malignant,benign",
+            "classes": "malignant,benign",
         },
     )  # fmt: skip
     yield _row(

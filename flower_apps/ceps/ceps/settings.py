@@ -195,16 +195,20 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
         "data",
         first=True,
     )
-    features: Features = setting(1000, "number of features n in `linear`", "data")
+    features: Features = setting(1000, "number of features n in `linear`", "data", own_data=False)
     noise: Annotated[float, number("a number from 0 to 1e6", 0, 1e6)] = setting(
-        0.5, "observation noise in `linear`", "data"
+        0.5, "observation noise in `linear`", "data", own_data=False
     )
-    samples_low: Features = setting(250, "minimum number of samples per node in `linear`", "data")
-    samples_high: Features = setting(750, "maximum number of samples per node in `linear`", "data")
-    class_0: Label = setting(0, "first class of `logistic`", "data")
-    class_1: Label = setting(1, "second class of `logistic`", "data")
+    samples_low: Features = setting(
+        250, "minimum number of samples per node in `linear`", "data", own_data=False
+    )
+    samples_high: Features = setting(
+        750, "maximum number of samples per node in `linear`", "data", own_data=False
+    )
+    class_0: Label = setting(0, "first class of `logistic`", "data", own_data=False)
+    class_1: Label = setting(1, "second class of `logistic`", "data", own_data=False)
     libsvm: Annotated[str, text("a file in data-dir, or empty")] = setting(
-        "", "LIBSVM file for `logistic`, instead of images", "data"
+        "", "LIBSVM file for `logistic`, instead of images", "data", own_data=False
     )
     l2: NotNegative = setting(0.001, "lambda of `logistic`", "data")
     model: str = setting("mlp", "model of `network`", first=False)
@@ -270,8 +274,6 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
                 yield not own, "problem", f"'logistic' or 'network' with partition = {OWN!r}"
             case "logistic" if not own and not self.libsvm:
                 yield self.class_1 != self.class_0, "class-1", "another class than class-0"
-        if own:
-            yield from self.usual(f"with partition = {OWN!r}", "libsvm")
         if self.topology and not (self.method == "sgp" and self.topology.strip() == ONE_PEER):
             try:
                 validate_topology(self.topology, self.num_clients, directed=self.method in _DIRECTED)
@@ -284,6 +286,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
             yield from self.usual(f"with {method}, whose weights are a mixing matrix's", "aggregation")
         if self.method in ("choco-sgd", "beer") and self.top_k:
             yield from self.usual(f"with top-k = {self.top_k}, whose values have 32", "bits")
+        yield from self.usual("in this app, which does not use it", "train-loss-samples")
         yield self.bits != 1, "bits", "0 (none) or 2 to 16"
         if self.peer_addresses:
             yield from self._site_rules()

@@ -101,13 +101,16 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
         "edges",
         "nodes besides the hospitals: one edge per hospital (`edges`), or every device (`devices`)",
         "data",
+        own_data=False,
     )
     num_clients: Nodes = setting(8, "total number of nodes")
     min_available_nodes: int = setting(
-        0, "own data: nodes that must be connected when the run starts, a complete group among them (0: all)"
+        0,
+        "own data: nodes that must be connected when the run starts, a complete group among them (0: all)",
+        own_data=True,
     )
     patients_per_group: SamplesOr0 = setting(
-        0, "K_m, at most the number of people available (0: all)", "data"
+        0, "K_m, at most the number of people available (0: all)", "data", own_data=False
     )
     participation: PositiveFraction = setting(
         0.2, "alpha: a batch has max(1, floor(alpha K_m)) devices of a group"
@@ -206,14 +209,20 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
         "none", "class weights in the loss; `balanced`: all classes have the same total weight", "training"
     )
     rematch_every: RoundsOr0 = setting(
-        0, "own data: rounds between re-reading the files and matching people again (0: never)", "data"
+        0,
+        "own data: rounds between re-reading the files and matching people again (0: never)",
+        "data",
+        own_data=True,
     )
     predict: Annotated[str, folder("the folder of an earlier run, or empty")] = setting(
         "",
         "own data: folder of a run whose model is evaluated on all matched people, without training",
         "run",
+        own_data=True,
     )
-    specificity: UnitFraction = setting(0.9, "own data: specificity at which sensitivity is reported", "data")
+    specificity: UnitFraction = setting(
+        0.9, "own data: specificity at which sensitivity is reported", "data", own_data=True
+    )
     model: Annotated[str, _known_or_import_path("auto", *SPLIT_MODELS)] = setting(
         "auto",
         "`auto` chooses by the samples' shape: `cnn` for images, `lstm` for series, `mlp` for tables",
@@ -266,11 +275,9 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
         for key, divisor in (("global-interval", "local-interval"), ("iterations", "global-interval")):
             least = self.of(divisor)
             yield not self.of(key) % least, key, f"a multiple of {divisor} = {least}"
-        if not self.is_own:
-            yield from self.usual("unless partition = 'own'", "min-available-nodes", "predict")
-            if self.layout == "edges":
-                hospitals = 1 if self.merged else self.num_groups
-                yield self.size_rule(2 * hospitals, f"{hospitals} hospitals and {hospitals} edges")
+        if not self.is_own and self.layout == "edges":
+            hospitals = 1 if self.merged else self.num_groups
+            yield self.size_rule(2 * hospitals, f"{hospitals} hospitals and {hospitals} edges")
         yield self.both_or_neither("clip", "noise-multiplier")
         yield self.both_or_neither("upload-clip", "upload-noise-multiplier")
         rules = [parse_aggregation(rule) for rule in self.robust]

@@ -230,7 +230,7 @@ def build_strategy(
     dealt_sizes : Sequence[int] or None (default: None)
         Each client's number of samples, if the server deals the data.
     frozen : Collection[str] or None (default: None)
-        Keys of the arrays that stay at home, as in ``FederationOptions``.
+        Keys of the frozen arrays, as in ``FederationOptions``.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round.
     """

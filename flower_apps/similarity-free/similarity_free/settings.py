@@ -175,7 +175,7 @@ def build_strategy(
 
     ``on_round_end`` is called after each round; ``roster`` has the nodes, if they are already known.
     ``dealt_sizes`` are the clients' numbers of samples, if the server deals the data, and
-    ``frozen`` the keys of the arrays that stay at home, as in ``FederationOptions``.
+    ``frozen`` the keys of the frozen arrays, as in ``FederationOptions``.
     """
     operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
     options = training_options(values.run_config)

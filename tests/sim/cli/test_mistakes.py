@@ -98,6 +98,31 @@ def test_changed_settings_of_all_runs_of_a_folder(tmp_path: Path, monkeypatch: p
     first, second, *_ = hedgerow("settings", "--changed", "a", "b", "c").output.split("\n\n")
     assert first.startswith("a\ntau1 = 7\n")
     assert second == "b\nall settings are the defaults"
+    assert hedgerow("settings", "--changed", "a").output.startswith("tau1 = 7\n")
+    assert hedgerow("settings", "--changed", "a", "report.html").output.startswith("a\ntau1 = 7\n")
+
+
+@pytest.mark.parametrize(
+    ("app", "copy", "options", "words"),
+    [
+        ("mine", "sd_feel", "--changed run", "tau1 = 7"),
+        ("moons", "", "--changed run", "APP must be given: run is a run of 'moons'"),
+        ("moons", "", "--changed runs", "runs is not a run folder"),
+        ("moons", "", "", "APP must be given, or --changed RUN"),
+        ("moons", "", "--write --changed run", "--write must be used without --changed"),
+        ("moons", "", "sd-feel run", "a run must be given by --changed"),
+    ],
+)
+def test_a_run_says_whose_settings_it_changed(
+    app: str, copy: str, options: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    config = {"format": 2, "app": app, "run": {"tau1": 7}, **({"copy-of": copy} if copy else {})}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    shown = hedgerow("settings", *options.split())
+    assert words in " ".join((shown.stdout + shown.stderr).split())
+    assert shown.exit_code == (0 if copy else 2)
 
 
 def test_the_version_is_told() -> None:

@@ -11,7 +11,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 from tests.sim.tiny_app import CLIENT_APP, write_package
 
 from hedgerow.sim.cli.mistakes import BUG
-from hedgerow.sim.runs import durable
+from hedgerow.sim.runs import durable, generations
 
 # What a server's main does, and the words by which the error's place is named.
 MISTAKES = {
@@ -67,29 +67,32 @@ def test_a_failed_assertion_of_ours_is_our_bug(tmp_path: Path, monkeypatch: pyte
     assert shown.stderr.splitlines()[-1] == BUG
 
 
-@pytest.mark.parametrize("rounds", [0, 3])
-def test_a_full_disk_has_its_own_exit_and_promises_a_resume_only_after_a_checkpoint(
-    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("there", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(durable.Lines, "append"), (generations, "write_aside"), (generations, "move")]
+)
+def test_a_full_disk_has_its_own_exit_and_promises_only_a_resume_that_works(
+    owner: Any, name: str, there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At whichever write the disk is full: a line of the record, a checkpoint, its place."""
     small = "num-clients=2 num-servers=1 iterations=5 tau1=1 tau2=1 topology=complete model=logistic"
-    done, append = 0, durable.Lines.append
+    done, real = 0, getattr(owner, name)
 
-    def full(self: durable.Lines, line: bytes) -> None:
+    def full(*args: Any, **options: Any) -> Any:
         nonlocal done
         done += 1
-        if done > rounds:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "rounds.jsonl")
-        append(self, line)
+        if done > there:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
+        return real(*args, **options)
 
-    monkeypatch.setattr(durable.Lines, "append", full)
+    monkeypatch.setattr(owner, name, full)
     shown = hedgerow(
         "run", APPS / "sd-feel", "-q", "-c", f"{small} checkpoint-every=1", "--output-dir", tmp_path
     )
     assert shown.exit_code == 3, shown.output
     last = shown.stderr.splitlines()[-1]
-    assert last.startswith("Run failed: rounds.jsonl: No space left on device. ")
-    assert ("--resume" in last) == (rounds > 0)
-    if rounds:
-        monkeypatch.setattr(durable.Lines, "append", append)
-        again = hedgerow(*last.split("hedgerow ")[1].split(), "-q")
-        assert again.exit_code == 0, again.output
+    assert "No space left on device. " in last
+    monkeypatch.setattr(owner, name, real)
+    (folder,) = tmp_path.iterdir()
+    again = hedgerow("run", APPS / "sd-feel", "-q", "--resume", folder)
+    assert (again.exit_code == 0) == ("--resume" in last), again.output

@@ -24,7 +24,7 @@ def program():
     sys.exit(3)
 
 warm._MODULES = ("numpy", "no_such_module")
-warm._program = lambda command: program
+warm.flower_program = lambda command: program
 ours, theirs = socket.socketpair()
 def ask():
     for name in ("one", "two"):

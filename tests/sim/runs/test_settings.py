@@ -1,12 +1,13 @@
 """Settings are read whole: every value checked, every bad key in one error."""
 
+import re
 from math import inf, nan
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
 from hedgerow.sim import AppSettings, SettingsError
-from hedgerow.sim.runs.common_settings import RunSettings, role_of
+from hedgerow.sim.runs.common_settings import RunSettings, TaskSettings, role_of
 from hedgerow.sim.runs.kinds import above, in_range, text, whole
 from hedgerow.sim.runs.settings import GROUPS, Role, Rules, setting
 
@@ -152,3 +153,34 @@ def test_a_setting_has_one_role_in_all_apps() -> None:
         assert role_of(key) is role
     assert role_of("peers") is role_of("registry") is Role.IRRELEVANT
     assert role_of("anything") is Role.RESULTS
+
+
+class OfData(TaskSettings, RunSettings):
+    """Settings that one kind of data reads, with another default in an app."""
+
+    TEXTS: ClassVar = {
+        key: ("a text", str) for key in ("dataset", "partition", "classes", "standardise", "model")
+    }
+    train_loss_samples: int = setting(7)
+
+
+@pytest.mark.parametrize("partition", ["own", "iid"])
+def test_a_setting_that_the_runs_data_do_not_read_has_its_default(partition: str) -> None:
+    defaults = {**OfData.defaults(), "partition": partition}
+    OfData.read(defaults)
+    where = "with" if partition == "own" else "unless"
+    others: dict[str, Any] = {"holdout": 0.5, "train-loss-samples": 0, "data-dir": "."}
+    for key, one in OfData.table().items():
+        if one.own_data is None:
+            continue
+        value = others.get(key, "other")
+        if one.own_data is (partition == "own"):
+            OfData.read({**defaults, key: value})
+        else:
+            words = f"{key} must be {one.default!r} {where} partition = 'own', got {value!r}"
+            with pytest.raises(SettingsError, match=re.escape(words)):
+                OfData.read({**defaults, key: value})
+
+
+def test_an_app_without_partitions_reads_all() -> None:
+    RunSettings.read({**RunSettings.defaults(), "holdout": 0.5})

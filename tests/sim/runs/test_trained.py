@@ -20,7 +20,7 @@ from hedgerow.sim.runs.measured import where
 def trained(
     case: AppCase, parent: Path, node_configs: list[dict[str, Any]] | None = None, **settings: Any
 ) -> Path:
-    asked = {**case.small, "quiet": True, **settings}
+    asked = {**case.small_for(settings.get("partition")), "quiet": True, **settings}
     plan = plan_run(
         case.spec, [*(f"{k}={json.dumps(v)}" for k, v in asked.items()), f"output-dir='{parent}'"]
     )
