@@ -9,8 +9,8 @@ from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
 from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, GossipPlace, Memory, Problem, gossip_app
 from hedgerow.clients.gradient_noise import GradientPrivacy, gaussian_variance, noised, privacy_of
 from hedgerow.clients.handlers import each
-from hedgerow.clients.hsgd.client import hsgd_client
-from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.node import hsgd_client
+from hedgerow.clients.hsgd.step import Party
 from hedgerow.clients.local_task import (
     TASK_TEXTS,
     LocalTask,

@@ -23,7 +23,7 @@ ELSEWHERE = {
     "hedgerow.wire.failures": {"contracts/test_charges", "contracts/test_disclosed"},
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
-    "hedgerow.strategies.hsgd.groups": {"flower_apps/test_hsgd"},
+    "hedgerow.strategies.hsgd.parties": {"flower_apps/test_hsgd"},
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
     "hedgerow.wire.edge_servers": {
         "clients/sd_feel/test_edge_server",
@@ -52,7 +52,7 @@ ELSEWHERE = {
         "strategies/gossip/test_sealed_runs",
         "strategies/gossip/test_sites",
     },
-    "hedgerow.clients.hsgd.work": {"strategies/hsgd/test_rejected_updates"},
+    "hedgerow.clients.hsgd.node": {"strategies/hsgd/test_rejected_updates"},
     "hedgerow.clients.links": {
         "strategies/gossip/test_sealed_runs",
         "strategies/gossip/test_sites",

@@ -19,8 +19,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from hedgerow.wire.fixed_point import joined, split
 
-__all__ = ["MatchKey"]
-
 LEAST_BYTES, MOST_BYTES = 16, 4096
 _NONCE = 12
 _SEED = 32

@@ -1,4 +1,4 @@
-"""The arithmetic of HSGD at its nodes, for many nodes at once: encodings, and the steps between exchanges.
+"""The data and the arithmetic of HSGD at its nodes, for many nodes at once: encodings, and the steps.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, eqs. (5)-(7). A block of parameters is
@@ -6,8 +6,9 @@ one flat vector in the order of its module's state dict; a stack has one such ro
 independent of each other.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from logging import WARNING
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -19,21 +20,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hedgerow.clients.training.proof import both, difference
-from hedgerow.tasks.split_models import SplitModel
+from hedgerow.tasks.split_models import SplitModel, split_loss
 from hedgerow.tasks.threads import map_on_threads
+from hedgerow.wire.checks import at_least, one_of
+from hedgerow.wire.parties import ROLES
 from hedgerow.wire.seeds import Purpose, torch_generator
-
-__all__ = [
-    "DeviceStack",
-    "HospitalStack",
-    "Loss",
-    "block_size",
-    "can_vmap",
-    "device_steps",
-    "encodings",
-    "hospital_steps",
-    "unflatten",
-]
 
 # (logits, targets) -> one loss per sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -42,6 +33,78 @@ R = TypeVar("R")
 
 # Largest number of samples per stack, so that it fits a CPU's caches.
 _MOST_SAMPLES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Party:
+    """One node's data: its part of its people's features, their labels, and the model's architecture.
+
+    Parameters
+    ----------
+    role : {"hospital", "device", "edge"}
+        A device has exactly one person; an edge hosts the devices of a whole group.
+    group : int
+        m, >= 0.
+    ids : sequence of str
+        The people, each once, in the order of the rows of ``x``.
+    x : Tensor, (n, ...)
+        X_1 at a hospital, else X_2, with the model's dtype and on its device.
+    y : Tensor, (n,)
+        Labels.
+    model : SplitModel
+        The architecture; parameters come by message, and the object's own are not changed. Parties that share
+        the object are computed together.
+    loss : Loss (default: split_loss)
+        f of (logits, labels), one value per sample.
+    """
+
+    role: str
+    group: int
+    ids: Sequence[str]
+    x: Tensor
+    y: Tensor
+    model: SplitModel
+    loss: Loss = split_loss
+
+    def __post_init__(self) -> None:
+        one_of("role", self.role, ROLES)
+        at_least(0, group=self.group)
+        if not len(self.ids) == len(self.x) == len(self.y) or not len(self.ids):
+            raise ValueError(
+                f"ids, x and y must have equal numbers of rows, at least one, got {len(self.ids)}, "
+                f"{len(self.x)} and {len(self.y)}"
+            )
+        if self.role == "device" and len(self.ids) != 1:
+            raise ValueError(f"a device must have one person, got {len(self.ids)}")
+        if len(self.places) < len(self.ids):
+            raise ValueError(f"ids must have each id once, got {len(self.ids) - len(self.places)} twice")
+        if self.x.dtype != (dtype := next(self.model.parameters()).dtype):
+            raise ValueError(f"x must be of the model's type {dtype}, got {self.x.dtype}")
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The row of each id."""
+        return {str(name): row for row, name in enumerate(self.ids)}
+
+    @property
+    def encoding(self) -> int:
+        """The length of this party's encodings, e_1 or e_2."""
+        return self.model.hospital_encoding if self.role == "hospital" else self.model.device_encoding
+
+    @property
+    def dtype(self) -> Any:
+        """The model's NumPy dtype."""
+        return torch.empty(0, dtype=self.x.dtype).numpy().dtype
+
+    def rows(self, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return x and y of these people; ValueError if the party does not have one of them."""
+        if lacking := [name for name in ids if name not in self.places]:
+            raise ValueError(
+                f"ids must be among the {len(self.ids)} people of this {self.role} of group {self.group}, "
+                f"got {lacking[:3]} in the message's config, {len(lacking)} in all"
+            )
+        places = [self.places[name] for name in ids]
+        return self.x[places], self.y[places]
 
 
 def block_size(module: nn.Module) -> int:

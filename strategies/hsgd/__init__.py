@@ -10,13 +10,12 @@ plain or robust), ``strategy`` (the settings).
 - Theory, and the choice of P, Q and eta: ``theory``, ``estimates``, ``probes``, ``adaptive``.
 """
 
-from hedgerow.strategies.hsgd.adaptive import Adaptive
-from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
-from hedgerow.strategies.hsgd.own import OwnDataSetup
-from hedgerow.strategies.hsgd.probes import Probing
+from hedgerow.strategies.hsgd.adaptive import Adaptive, Probing
+from hedgerow.strategies.hsgd.costs import ModelledSystem
+from hedgerow.strategies.hsgd.own_data import OwnDataSetup
+from hedgerow.strategies.hsgd.parties import PairingError
+from hedgerow.strategies.hsgd.privacy import EmbeddingNoise, UploadNoise
 from hedgerow.strategies.hsgd.strategy import HSGD
-from hedgerow.strategies.hsgd.system import ModelledSystem
 
 __all__ = [
     "HSGD",

@@ -1,31 +1,21 @@
-"""Predicted traffic and time of HSGD and its baselines: two accounts of bytes, and a time model.
+"""The traffic and time of HSGD and its baselines: accounts of bytes, a time model, and the modelled system.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning": cost (19), the round time and its rates.
-Differs: (19) counts neither downlinks, nor the encoders of a global aggregation, nor a device's copy of the
-head; ``traffic`` counts every transfer. The paper names the parts of its round time without defining them,
-and gives no cost of the baselines; both are derived here from its message flow.
+E-health with Horizontal and Vertical Data Partitioning": cost (19), the round time and its rates, and
+the set-up of the experiments.
+Differs: (19) counts neither downlinks, nor the encoders of a global aggregation, nor an encoding's hop from
+device to edge, nor a device's copy of the head; ``traffic`` counts every transfer. The paper names the parts
+of its round time without defining them, and gives no cost of the baselines; both are derived here from its
+message flow.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from hedgerow.wire.checks import at_least, not_negative, one_of
+from hedgerow.wire.checks import at_least, in_range, int_at_least, not_negative, one_of
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.sparse_rows import row_bytes
-
-__all__ = [
-    "COMPRESSION_RATIO",
-    "PAPER_RATES",
-    "MethodName",
-    "RoundParts",
-    "Sizes",
-    "paper_bytes",
-    "require_intervals",
-    "round_parts",
-    "round_seconds",
-    "traffic",
-]
 
 _BYTES_PER_SCALAR = 4
 _BITS_PER_SCALAR = 32
@@ -213,3 +203,83 @@ def _ratio(method: MethodName) -> float:
 def _valid_method(method: str) -> MethodName:
     one_of("method", method, MethodName)
     return MethodName(method)
+
+
+_MERGED = (MethodName.TDCD, MethodName.C_TDCD)
+
+
+@dataclass(frozen=True)
+class ModelledSystem:
+    """The modelled system: computation time, link rates, and the cost of TDCD's merger of groups.
+
+    Parameters
+    ----------
+    compute_seconds : float (default: 0.0)
+        t_c of one iteration, >= 0.
+    rates : Rates (default: PAPER_RATES)
+        Rates of the links.
+    original_groups : int (default: 1)
+        Number of groups that TDCD merged, >= 1; the paper states its cost per original group.
+    raw_bytes, raw_seconds : float (default: 0.0)
+        Bytes of raw data that TDCD transfers first, per original group, and the delay of the start; >= 0.
+    """
+
+    compute_seconds: float = 0.0
+    rates: Rates = PAPER_RATES
+    original_groups: int = 1
+    raw_bytes: float = 0.0
+    raw_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        int_at_least(1, original_groups=self.original_groups)
+        for key in ("compute_seconds", "raw_bytes", "raw_seconds"):
+            in_range(key, getattr(self, key), 0.0, 1e300)
+
+
+@dataclass(frozen=True)
+class MethodVariant:
+    """A method, and whether its groups aggregate; ValueError if it is incompatible with the system."""
+
+    method: MethodName
+    aggregate: bool = True
+    system: ModelledSystem = ModelledSystem()
+
+    def __post_init__(self) -> None:
+        method, system = self.method, self.system
+        if method is MethodName.JFL and not self.aggregate:
+            raise ValueError("aggregate must be True in jfl, whose pairs last one round")
+        if system.original_groups != 1 and not self.merged:
+            raise ValueError(
+                f"original_groups must be 1 unless tdcd merges groups, got {system.original_groups!r}"
+            )
+        for key in ("raw_bytes", "raw_seconds"):
+            if (value := getattr(system, key)) and method not in _MERGED:
+                raise ValueError(f"{key} must be 0 in {method}, got {value!r}: no raw data moves")
+
+    @property
+    def compressed(self) -> bool:
+        """Whether encodings and heads are compressed."""
+        return self.method in (MethodName.C_HSGD, MethodName.C_TDCD)
+
+    @property
+    def merged(self) -> bool:
+        """Whether all people are at one hospital."""
+        return self.method in _MERGED and self.aggregate
+
+    @property
+    def pairs(self) -> bool:
+        """Whether every sampled pair has its own model in a round."""
+        return self.method is MethodName.JFL
+
+    @property
+    def has_cloud(self) -> bool:
+        """Whether a cloud aggregates the groups' models."""
+        return self.aggregate and not self.merged
+
+    def seconds(self, groups: Iterable[Sizes], P: int, Q: int) -> float:
+        """Return the seconds of a global interval of the slowest group; 0 without groups."""
+        apart = MethodName.C_TDCD if self.compressed else MethodName.TDCD
+        method, system = self.method if self.aggregate else apart, self.system
+        parts = [round_parts(sizes, rates=system.rates, method=method) for sizes in set(groups)]
+        seconds = (round_seconds(one, P=P, Q=Q, compute_seconds=system.compute_seconds) for one in parts)
+        return max(seconds, default=0.0)

@@ -17,11 +17,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.hsgd.conversation import Conversation
-from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import PartyLinks
-from hedgerow.strategies.hsgd.messages import Encodings, Schema, records
-from hedgerow.strategies.hsgd.theta import Theta
+from hedgerow.strategies.hsgd.messages import Schema, Share, Theta, records, refused_peers
+from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
 from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED, INTRODUCTIONS
@@ -62,39 +59,43 @@ def evaluate_groups(
     hospitals: dict[int, int] = {}
     contents = []
     for m, group in sorted(groups.items()):
-        hosts = sorted({i for i in group.hosts.values() if links.takes_part(i)})
-        for host in hosts if links.takes_part(group.hospital) else ():
-            asked[host] = group.people_at(host)
-            hospitals[host] = group.hospital
-            own = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
-            content = RecordDict({"config": own, **records(device=models[m].device)})
-            contents.append((host, _with(links, host, [group.hospital], content)))
+        there = {i for i in group.partitions if not links.sealed or i in links.names}
+        for node in sorted({*group.node_of.values()} & there) if group.hospital in there else ():
+            asked[node], hospitals[node] = group.people_at(node), group.hospital
+            blocks = records(device=models[m].device)
+            about = {**config, "ids": asked[node]}
+            contents.append((node, _content(links, node, [group.hospital], about, blocks)))
 
-    def check(i: int, content: RecordDict) -> Encodings:
-        rest, refused = links.refusals(content)
-        links.met(i, [hospitals[i]], refused)
-        return links.of_device(schema, rest, len(asked[i]), False, EVALUATED)
+    def check(i: int, content: RecordDict) -> Sequence[Share]:
+        if links.sealed:
+            content, refused = refused_peers(content)
+            links.met(i, [hospitals[i]], refused)
+        return schema.device_exchange(content, len(asked[i]), EVALUATED)
 
     shares = {one.node.partition_id: one.value for one in talk.ask(grid, ENCODE, contents, check)}
-    contents, counted, hosts_of = [], {}, {}
+    contents, counted, nodes_of = [], {}, {}
     for m, group in sorted(groups.items()):
-        there = [p for p in group.ids if len(shares.get(i := group.hosts[p], ())) and len(shares[i][0])]
-        if not there:
+        people = [p for p in group.ids if len(shares.get(i := group.node_of[p], ())) and len(shares[i][0])]
+        if not people:
             continue
-        hosts = list(dict.fromkeys(group.hosts[person] for person in there))
-        own = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
-        rows = {p: (i, asked[i].index(p)) for i in hosts for p in asked[i]}
-        parts = links.for_scores(shares, hosts, [rows[person] for person in there])
-        blocks = records(head=models[m].head, hospital=models[m].hospital, **parts)
-        content = RecordDict({"config": own, **blocks})
-        contents.append((group.hospital, _with(links, group.hospital, hosts, content)))
-        counted[group.hospital], hosts_of[group.hospital] = (m, len(there)), hosts
+        nodes = list(dict.fromkeys(group.node_of[person] for person in people))
+        if links.sealed:
+            zeta2 = {EVALUATED: [shares[i][0] for i in nodes]}
+        else:
+            row_of = {p: row for i in nodes for p, row in zip(asked[i], shares[i], strict=True)}
+            zeta2 = {"zeta2": [row_of[person] for person in people]}
+        blocks = records(head=models[m].head, hospital=models[m].hospital, **zeta2)
+        about = {**config, "ids": people, "bins": BINS}
+        contents.append((group.hospital, _content(links, group.hospital, nodes, about, blocks)))
+        counted[group.hospital], nodes_of[group.hospital] = (m, len(people)), nodes
 
     def check_scores(i: int, content: RecordDict) -> Scores:
-        rest, refused = links.refusals(content)
-        strangers = links.met(i, hosts_of[i], refused)
-        links.count_unopened(refused)
-        return _scores(rest, counted[i][1] - sum(len(asked[host]) for host in strangers))
+        count = counted[i][1]
+        if links.sealed:
+            content, refused = refused_peers(content)
+            count -= sum(len(asked[node]) for node in links.met(i, nodes_of[i], refused))
+            links.count_unopened(refused)
+        return _scores(content, count)
 
     answers = talk.ask(grid, SCORE, contents, check_scores)
     if len(answers) < len(groups):
@@ -103,9 +104,16 @@ def evaluate_groups(
     return {counted[one.node.partition_id][0]: one.value for one in answers}
 
 
-def _with(links: PartyLinks, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
-    if (new := links.introduce(i, peers)) is not None:
-        content[INTRODUCTIONS] = new
+def _content(
+    links: PartyLinks, i: int, peers: Sequence[int], config: Mapping[str, Any], blocks: Mapping[str, Any]
+) -> RecordDict:
+    """Return a message; on sealed links, with the names of the peers, and the introductions of new ones."""
+    if not links.sealed:
+        return RecordDict({"config": ConfigRecord({**config}), **blocks})
+    about = ConfigRecord({**config, **links.config(peers)})
+    content = RecordDict({"config": about, **blocks})
+    if lacking := links.lacking({i: peers}):
+        content[INTRODUCTIONS] = lacking[i]
     return content
 
 

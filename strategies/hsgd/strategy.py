@@ -21,25 +21,16 @@ from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation, FederationOptions
-from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer
-from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
-from hedgerow.strategies.hsgd.books import Books
-from hedgerow.strategies.hsgd.conversation import Conversation
-from hedgerow.strategies.hsgd.costs import MethodName, require_intervals
+from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
+from hedgerow.strategies.hsgd.algorithm import Algorithm, Asked, Means, PlainMeans, State, local_interval
+from hedgerow.strategies.hsgd.costs import MethodName, MethodVariant, ModelledSystem, Sizes, require_intervals
 from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
-from hedgerow.strategies.hsgd.groups import Group, batch_size
-from hedgerow.strategies.hsgd.interval import Interval, IntervalTerms, Local
-from hedgerow.strategies.hsgd.links import PartyLinks, SealedPartyLinks
-from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import Asked, Means, PlainMeans
-from hedgerow.strategies.hsgd.members import Members
-from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
-from hedgerow.strategies.hsgd.own import OwnDataSetup, OwnSetup
-from hedgerow.strategies.hsgd.probes import ProbedConstants, Prober
-from hedgerow.strategies.hsgd.setup import DealtSetup, Setup
-from hedgerow.strategies.hsgd.system import MethodVariant, ModelledSystem
-from hedgerow.strategies.hsgd.theta import Blocks, Theta
+from hedgerow.strategies.hsgd.exchange import Interval, IntervalTerms, Local
+from hedgerow.strategies.hsgd.membership import DealtSetup, Matching, Members, Setup
+from hedgerow.strategies.hsgd.messages import Blocks, Books, Schema, Theta
+from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup
+from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks, batch_size
+from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
@@ -180,7 +171,7 @@ class HSGD(Algorithm):
         federation = Federation(**options)
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
         self._hold = partial(federation.check_update, noise=deviation)
-        self.links: PartyLinks = SealedPartyLinks(federation.settings.seed) if sealed else PartyLinks()
+        self.links = PartyLinks(sealed, federation.settings.seed)
 
         def new_setup() -> Setup:
             if own is None:
@@ -349,7 +340,7 @@ class HSGD(Algorithm):
         system = self.variant.system
         if server_round == 1 and not self.ledger.total().messages:
             if system.raw_bytes:
-                self._books().raw_data(1, system.raw_bytes)
+                self._books(self._schema(), 1).raw_data(system.raw_bytes)
             self.clock.advance(system.raw_seconds)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -370,11 +361,9 @@ class HSGD(Algorithm):
         return after
 
     def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
-        """Return the exchanges of the local interval that starts at t."""
-        return Interval(
-            self._terms(t, starts=starts, uploads=uploads), self._schema(), self.links, self._books(),
-            run.round, self.exposure, self._hold, run.contents,
-        )  # fmt: skip
+        """Return the local interval that starts at t."""
+        terms, schema = self._terms(t, starts=starts, uploads=uploads), self._schema()
+        return Interval(terms, schema, self.links, self._books(schema, run.round), self.exposure, self._hold)
 
     def _terms(self, t: int, *, starts: bool, uploads: bool) -> IntervalTerms:
         seed, (_, Q, eta0, period) = self.settings.seed, self.pace
@@ -394,12 +383,11 @@ class HSGD(Algorithm):
         assert self.state is not None
         if not self.groups:
             raise ValueError("no group is online")
+        schema = self._schema(plain=True)
 
         def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
-            interval = Interval(
-                terms, self._schema(plain=True), self.links, self._books(plain=True), run.round,
-                self.exposure, beside=True,
-            )  # fmt: skip
+            books = self._books(schema, run.round)
+            interval = Interval(terms, schema, self.links, books, self.exposure, beside=True)
             made = yield from local_interval(interval, groups, PlainMeans(), run)
             self._advance(1, 1)
             return made
@@ -441,15 +429,17 @@ class HSGD(Algorithm):
             len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
             protected=self.exposure.uploads is not None,  # hospitals then report no loss
+            sealed=self.links.sealed,
         )  # fmt: skip
 
-    def _books(self, plain: bool = False) -> Books:
-        return Books(self.ledger, self._schema(plain), self.variant)
+    def _books(self, schema: Schema, server_round: int) -> Books:
+        return Books(self.ledger, schema, self.variant, server_round)
 
     def _advance(self, P: int, Q: int) -> None:
         """Advance the clock by a global interval of the slowest group."""
-        batches = [self._count(group) for group in self.groups]
-        self.clock.advance(self.variant.seconds(self._schema(), batches, P, Q))
+        n0, n1, n2 = map(len, self._known_state().theta)
+        groups = [Sizes(n0, n1, n2, *self.members.encodings, self._count(group)) for group in self.groups]
+        self.clock.advance(self.variant.seconds(groups, P, Q))
 
 
 def _theta(blocks: Mapping[str, Any]) -> Theta:

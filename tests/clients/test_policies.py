@@ -24,7 +24,7 @@ from hedgerow.clients import (
     sd_feel_client,
     similarity_free_client,
 )
-from hedgerow.clients.hsgd.own import own_party
+from hedgerow.clients.hsgd.own_data import own_party
 from hedgerow.clients.mods.guard import UNPROTECTED, check_privacy
 from hedgerow.clients.own_share import _held
 from hedgerow.clients.policy import POLICY_VARIABLE

@@ -365,7 +365,7 @@ def calls(
         case(f"{module}:{name}", good, names=names, **ranges)
 
 
-ESTIMATES = made("strategies.hsgd.estimates:Estimates", 2.3, 0.5, 0.5)
+ESTIMATES = made("strategies.hsgd.theory:Estimates", 2.3, 0.5, 0.5)
 SIZES = made("strategies.hsgd.costs:Sizes", 33, 3584, 3584, 16, 16, 29)
 PARTS = made("strategies.hsgd.costs:RoundParts", 1.0, 1.0, 1.0)
 PQT = {"P": 2, "Q": 2, "T": 4}
@@ -404,7 +404,7 @@ calls("strategies.hsgd.costs",
     round_parts=({"sizes": SIZES}, {"method": one_of("hsgd", "jfl", "tdcd")}),
     round_seconds=({"parts": PARTS, "P": 2, "Q": 2, "compute_seconds": 0.1},
         {"compute_seconds": NOT_NEGATIVE}))
-case("strategies.hsgd.estimates:Estimates", {"F0": 2.0, "rho": 1.0, "delta": 1.0},
+case("strategies.hsgd.theory:Estimates", {"F0": 2.0, "rho": 1.0, "delta": 1.0},
     F0=real(0, opened="low"), rho=POSITIVE, delta=NOT_NEGATIVE,
     final_loss=Range((0.0, -1e3), (2.0, *NO_NUMBER)))
 
@@ -912,7 +912,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"T": 2**21, "eta": 2.0**-23}, "T or .* must be at most .*got T 2097152 and eta"),
     ],
     "strategies.hsgd.theory:q_star": [
-        ({"known": made("strategies.hsgd.estimates:Estimates", 2.3, 0.5, 0.0)},
+        ({"known": made("strategies.hsgd.theory:Estimates", 2.3, 0.5, 0.0)},
             "delta must be a finite number > 0, got 0.0"),
     ],
     "strategies.hsgd.costs:paper_bytes": [

@@ -32,8 +32,8 @@ from hedgerow.strategies.compressed import Uplink
 from hedgerow.strategies.gossip.looks import seen
 from hedgerow.strategies.gossip.state import Appointment, next_communication
 from hedgerow.strategies.gossip.state import introduced as greeted
-from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.messages import Schema
+from hedgerow.strategies.hsgd.parties import Introduction, introduction
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.node import introduced
 from hedgerow.strategies.parts import Parts
@@ -151,7 +151,7 @@ PARTIES = [
     refuses(
         "hospital-exchange",
         EXCHANGED,
-        lambda content: schema().hospital_exchange(content, 3),
+        lambda content: schema().hospital_exchange(content, 3, hosted=True),
         lambda value: finite(value[0], 5) and rows(value[1], 3, 6),
     ),
     refuses(
@@ -163,7 +163,7 @@ PARTIES = [
     refuses(
         "compressed-exchange",
         RecordDict({"payload": CODED}),
-        lambda content: schema(compressed=True).hospital_exchange(content, 3),
+        lambda content: schema(compressed=True).hospital_exchange(content, 3, hosted=True),
         lambda value: isinstance(value[0], bytes) and rows(value[1], 3, 6),
     ),
     refuses(

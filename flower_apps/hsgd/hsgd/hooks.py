@@ -24,7 +24,7 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
 
 def node_keys() -> Sequence[str]:
     """Return the keys of a node config about own data."""
-    from hedgerow.clients.hsgd.own import OWN_KEYS
+    from hedgerow.clients.hsgd.own_data import OWN_KEYS
 
     return OWN_KEYS
 

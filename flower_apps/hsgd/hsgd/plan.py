@@ -12,8 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from hedgerow.strategies.hsgd.costs import Sizes
-    from hedgerow.strategies.hsgd.estimates import Estimates
-    from hedgerow.strategies.hsgd.theory import IntervalPlan
+    from hedgerow.strategies.hsgd.theory import Estimates, IntervalPlan
 
 __all__ = ["plan"]
 
@@ -79,7 +78,7 @@ def plan(
     """
     from hedgerow.sim.runs.recorder import read_rounds
     from hedgerow.strategies.hsgd import costs, theory
-    from hedgerow.strategies.hsgd.estimates import Estimates
+    from hedgerow.strategies.hsgd.theory import Estimates
 
     groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
     settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}

@@ -37,7 +37,7 @@ from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
 from hedgerow.strategies.hsgd import OwnDataSetup
 from hedgerow.strategies.hsgd.costs import MethodName, Sizes
-from hedgerow.strategies.hsgd.groups import batch_size
+from hedgerow.strategies.hsgd.parties import batch_size
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme

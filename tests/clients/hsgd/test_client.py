@@ -20,8 +20,8 @@ from tests.oracles.test_hsgd_oracle import (
 )
 
 from hedgerow.clients import Party, hsgd_client
+from hedgerow.clients.hsgd.node import _warn_of_revealing
 from hedgerow.clients.hsgd.step import block_size
-from hedgerow.clients.hsgd.work import _warn_of_revealing
 from hedgerow.tasks import split_loss, split_model
 from hedgerow.wire import Call, view
 
@@ -194,7 +194,7 @@ def test_a_party_introduces_itself_without_data_or_labels() -> None:
 def test_an_encoding_as_long_as_the_features_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _warn_of_revealing.cache_clear()
     said: list[Any] = []
-    monkeypatch.setattr("hedgerow.clients.hsgd.work.log", lambda *words: said.append(words))
+    monkeypatch.setattr("hedgerow.clients.hsgd.node.log", lambda *words: said.append(words))
     toy = Federation(scalar_model(), [(np.ones((2, 1)), np.ones((2, 1)), np.ones(2))], {}, loss=half_square)
     # Encodings of 1 of 1 feature, and of 2 of 3.
     for federation, device in ((toy, np.ones(1)), (tanh_federation(), np.ones(6))):

@@ -12,8 +12,7 @@ from tests.clients.hsgd.federation import sent
 
 from hedgerow.clients import Refusal, hsgd_client, own_share
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.clients.hsgd.own import own_party
-from hedgerow.clients.hsgd.own_work import own_handlers
+from hedgerow.clients.hsgd.own_data import own_handlers, own_party
 from hedgerow.wire import SealingKey
 from hedgerow.wire.message_types import EXCHANGE, PAIR, POOL, SETUP, UNMASK
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies.hsgd.estimates import estimate, gradient_variance, secant_smoothness
+from hedgerow.strategies.hsgd.theory import estimate, gradient_variance, secant_smoothness
 
 # The scalar split regression of the golden trajectories: y_hat = a u x_1 + b v x_2, theta = (a, b, u, v).
 GROUPS = (np.array([[1, 1, 1], [2, 0.5, 2], [-1, 2, 0]]), np.array([[0.5, -1, -1]]))

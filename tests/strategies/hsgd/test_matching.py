@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.evaluation import BINS, Scores, score_metrics
-from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
-from hedgerow.strategies.hsgd.matching import form_of, match
+from hedgerow.strategies.hsgd.membership import form_of, match
+from hedgerow.strategies.hsgd.parties import Introduction, own_introduction
 from hedgerow.wire import PayloadError
 
 
@@ -31,7 +31,7 @@ def matched(*parties: Introduction, **options: Any) -> Any:
 def test_people_of_both_sides_are_in_the_order_of_hashes() -> None:
     found = matched(one("hospital", 5, 3, 9), one("edge", 9, 5, 4))
     assert found.groups[0].ids == ids(5, 9)
-    assert found.groups[0].hosts == dict.fromkeys(ids(5, 9), 1)
+    assert found.groups[0].node_of == dict.fromkeys(ids(5, 9), 1)
     assert +found.counts == {"matched": 2, "unmatched-hospital": 1, "unmatched-device": 1}
 
 
@@ -43,7 +43,7 @@ def test_of_two_hospitals_the_one_with_more_matches_counts() -> None:
 
 def test_a_device_that_claims_anothers_person_is_left_out() -> None:
     found = matched(one("hospital", 5, 3), one("device", 5), one("device", 5), one("device", 3))
-    assert found.groups[0].hosts == {ids(5)[0]: 1, ids(3)[0]: 3}
+    assert found.groups[0].node_of == {ids(5)[0]: 1, ids(3)[0]: 3}
     assert found.counts["left-out-second-device"] == 1
 
 
@@ -105,7 +105,7 @@ def test_who_comes_later_takes_nobodys_place() -> None:
     # Whose owner is away gives its place up.
     del later[1], later[2]
     found = match(later, form, standing=standing)
-    assert (found.groups[0].hospital, found.groups[0].hosts) == (0, {ids(5)[0]: -1, ids(3)[0]: 3})
+    assert (found.groups[0].hospital, found.groups[0].node_of) == (0, {ids(5)[0]: -1, ids(3)[0]: 3})
 
 
 def test_an_edge_that_is_there_keeps_its_devices() -> None:
@@ -113,7 +113,7 @@ def test_an_edge_that_is_there_keeps_its_devices() -> None:
     form = form_of(before)
     assert form is not None
     found = match({**before, 0: one("edge", 3, 5, 7)}, form, standing=match(before, form).standing)
-    assert set(found.groups[0].hosts.values()) == {2}
+    assert set(found.groups[0].node_of.values()) == {2}
 
 
 BAD: dict[str, Any] = {

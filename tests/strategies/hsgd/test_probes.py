@@ -11,13 +11,11 @@ from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
-from hedgerow.strategies.hsgd.adaptive import IntervalChoice
-from hedgerow.strategies.hsgd.estimates import Estimates
-from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.interval import Local
-from hedgerow.strategies.hsgd.probes import ProbedConstants, device_variance
-from hedgerow.strategies.hsgd.theory import choose_eta, choose_same_interval, eta_max
-from hedgerow.strategies.hsgd.theta import Theta
+from hedgerow.strategies.hsgd.adaptive import IntervalChoice, ProbedConstants, device_variance
+from hedgerow.strategies.hsgd.exchange import Local
+from hedgerow.strategies.hsgd.messages import Theta
+from hedgerow.strategies.hsgd.parties import Group
+from hedgerow.strategies.hsgd.theory import Estimates, choose_eta, choose_same_interval, eta_max
 
 
 def observed(parties: Parties, probing: Probing, **options: Any) -> ProbedConstants:

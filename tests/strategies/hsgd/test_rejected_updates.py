@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from tests.strategies.hsgd.real_nodes import GROUPS, Server, World, run, strategy
 
-from hedgerow.clients.hsgd import work
+from hedgerow.clients.hsgd import node
 from hedgerow.strategies import RoundEnd, UploadNoise
 
 KIND = "train.update"
@@ -149,13 +149,13 @@ def test_a_group_that_missed_an_interval_goes_on_from_the_same_bits_whoever_made
 
 def test_in_a_stack_it_is_who_stands_beside_a_node_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    steps = work.device_steps
+    steps = node.device_steps
 
     def counted(model: Any, loss: Any, stack: Any, *rest: Any) -> Any:
         sizes.append(len(stack.device))
         return steps(model, loss, stack, *rest)
 
-    monkeypatch.setattr(work, "device_steps", counted)
+    monkeypatch.setattr(node, "device_steps", counted)
     refused, _ = ended("devices", 5, other_weight, "auto")
     assert set(sizes) == {GROUPS * PEOPLE}
     sizes.clear()

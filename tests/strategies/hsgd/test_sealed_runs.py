@@ -24,8 +24,7 @@ from tests.strategies.hsgd.real_nodes import (
 
 from hedgerow.sim import FaultModel
 from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
-from hedgerow.strategies.hsgd.introductions import LinkIntroduction
-from hedgerow.strategies.hsgd.links import SealedPartyLinks
+from hedgerow.strategies.hsgd.parties import LinkIntroduction, PartyLinks
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, NodeIdentity
 
@@ -344,7 +343,7 @@ def test_of_encodings_that_as_many_tell_those_go_first_that_fit_the_head(liar: i
 
 def test_nobody_is_called_by_anothers_place() -> None:
     """Who told the hospital's name first would have its group left out."""
-    links = SealedPartyLinks(0)
+    links = PartyLinks(True, 0)
     told = LinkIntroduction("0", NodeIdentity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
     links.begin(1)
     links.introduced(3, told)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.oracles.hsgd import Group, Theta, draw, run
 
 from hedgerow.strategies.hsgd.costs import Sizes, paper_bytes, round_parts, round_seconds
-from hedgerow.strategies.hsgd.estimates import Estimates, gradient_variance
 from hedgerow.strategies.hsgd.theory import (
+    Estimates,
     bound,
     broken_conditions,
     choose_eta,
@@ -19,6 +19,7 @@ from hedgerow.strategies.hsgd.theory import (
     descent,
     eta_2,
     eta_max,
+    gradient_variance,
     halved_eta,
     interval_max,
     iterations,

@@ -17,12 +17,15 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.conversation import Conversation
-from hedgerow.strategies.hsgd.groups import Group, PairingError
-from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
-from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
-from hedgerow.strategies.hsgd.parties import QUESTIONS
-from hedgerow.strategies.hsgd.setup import Setup
+from hedgerow.strategies.hsgd.membership import PartyForm, Matching, Setup, form_of, match
+from hedgerow.strategies.hsgd.parties import (
+    QUESTIONS,
+    Conversation,
+    Group,
+    Introduction,
+    PairingError,
+    own_introduction,
+)
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.own_data import Moments, pooled
 from hedgerow.strategies.whoami import grid_clock, raised_words
@@ -30,8 +33,6 @@ from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.fixed_point import from_fixed_point, split, squared_deviations
 from hedgerow.wire.message_types import POOL, SETUP, UNMASK
 from hedgerow.wire.records import PayloadError, config_in, view
-
-__all__ = ["Agreed", "OwnDataSetup", "OwnSetup"]
 
 Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
 # Nodes named in an error.
@@ -103,7 +104,7 @@ class OwnDataSetup:
 class Agreed:
     """Settings fixed for the whole run, also for people who join later."""
 
-    form: Form  # Shapes, columns and classes.
+    form: PartyForm  # Shapes, columns and classes.
     # Mean and deviation of each side's columns; empty: no standardisation.
     hospital: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
@@ -112,7 +113,7 @@ class Agreed:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Agreed":
         """Restore the settings from a checkpoint's JSON values."""
-        form = Form(**{key: tuple(value) for key, value in state["form"].items()})
+        form = PartyForm(**{key: tuple(value) for key, value in state["form"].items()})
         sides = {key: (tuple(state[key][0]), tuple(state[key][1])) for key in ("hospital", "device")}
         return cls(form, **sides, weights=tuple(state["weights"]))
 
@@ -144,7 +145,7 @@ class OwnSetup(Setup):
         """Restore the agreement."""
         self.agreed = None if agreed is None else Agreed.restored(agreed)
 
-    def initial_model(self, form: Form) -> ArrayRecord:
+    def initial_model(self, form: PartyForm) -> ArrayRecord:
         """Return the initial model."""
         return self.own.build(form.hospital_shape, form.device_shape, len(form.classes))
 
@@ -164,7 +165,7 @@ class OwnSetup(Setup):
         self._read_at = self.federation.completed
         return matching
 
-    def _first_groups(self, grid: Grid) -> tuple[dict[int, Introduction], Form, Matching]:
+    def _first_groups(self, grid: Grid) -> tuple[dict[int, Introduction], PartyForm, Matching]:
         now, sleep = grid_clock(grid)
         end = now() + self.federation.settings.max_wait
         while True:
@@ -237,7 +238,7 @@ class OwnSetup(Setup):
             self._send(grid, parties, found, agreed, only=lacking)
         return self._settled(grid, parties, agreed.form)
 
-    def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: Form) -> Matching:
+    def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: PartyForm) -> Matching:
         """Return the groups of the parties that have the agreement and are ready."""
         found = self._match(parties, form)
         self._seen = set(parties)
@@ -261,7 +262,7 @@ class OwnSetup(Setup):
         reasons = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
         return ", ".join(reasons) or "none came"
 
-    def _match(self, parties: Mapping[int, Introduction], form: Form) -> Matching:
+    def _match(self, parties: Mapping[int, Introduction], form: PartyForm) -> Matching:
         return match(
             parties, form, holdout=self.own.holdout if self.trains else 0.0,
             seed=self.federation.settings.seed, num_groups=self.num_groups, standing=self._standing,
@@ -286,12 +287,12 @@ class OwnSetup(Setup):
         unlabelled: dict[int, list[str]] = {}
         asked: dict[int, Group] = {}
         for group in matching.groups:
-            m, hosts = group.number, standing[group.number].hosts
+            m, node_of = group.number, standing[group.number].node_of
             lacking = unlabelled[m] = [
                 person
                 for person in standing[m].ids
-                if not parties[hosts[person]].labelled
-                and (only is None or hosts[person] in only)
+                if not parties[node_of[person]].labelled
+                and (only is None or node_of[person] in only)
                 and (m, person) not in self._sealed
             ]
             asked |= dict.fromkeys(group.partitions, group)
@@ -299,7 +300,7 @@ class OwnSetup(Setup):
                 more = {"classes": list(form.classes), "counts": counts, "labels-of": lacking}
                 question = self._question(form.hospital_features, sums, list(group.ids), **more)
                 contents.append((group.hospital, question))
-            for i in sorted(set(group.hosts.values())) if sums else ():
+            for i in sorted(set(group.node_of.values())) if sums else ():
                 contents.append((i, self._question(form.device_features, True, group.people_at(i))))
         if not contents:
             return {}
@@ -375,7 +376,7 @@ class OwnSetup(Setup):
         """Add the moments of masked sums of groups' devices; the hospitals send the sums of the masks."""
         contents, masked = [], {}
         for group in matching.groups:
-            there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.hosts[p], {})]
+            there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.node_of[p], {})]
             if not there:
                 continue
             config: dict[str, Any] = {"ids": [p for p, _ in there], "seeds": [v["seed"] for _, v in there]}
@@ -398,7 +399,7 @@ class OwnSetup(Setup):
             sums = zip(total[:width], total[width:], strict=True)
             into.append((rows, mean, np.array([squared_deviations(s, q, rows) for s, q in sums])))
 
-    def _agree(self, form: Form, found: Mapping[str, Any]) -> Agreed:
+    def _agree(self, form: PartyForm, found: Mapping[str, Any]) -> Agreed:
         weights = self.own.class_weights
         if weights == "balanced":
             counts = found["counts"]

@@ -10,29 +10,16 @@ ones. If anything about a record is sent on another path, epsilon is infinite.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.hsgd.parties import Group
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, PrivacyReport, open_paths
 from hedgerow.strategies.run import Run
 from hedgerow.wire.gaussian_dp import gaussian_epsilon
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.hsgd.interval import Local
-
-__all__ = [
-    "ENCODINGS",
-    "HEADS",
-    "SUMS",
-    "UPLOADS",
-    "EmbeddingNoise",
-    "RecordExposure",
-    "Report",
-    "UploadNoise",
-]
 
 
 @dataclass(frozen=True)
@@ -108,34 +95,37 @@ class RecordExposure(Part):
         if (report := self.report()) is not None:
             run.metrics |= report.metrics()
 
-    def exchange(self, groups: Iterable["Local"], *, starts: bool) -> None:
-        """Count an encoding of each half, and note heads that are sent between aggregations."""
-        for one in groups if self.noise is not None else ():
-            for person in one.ids:
-                self._of(one.group.number, person)[0] += 2
+    def exchange(self, people: Mapping[int, Collection[str]], *, starts: bool) -> None:
+        """Count an encoding of each half, and note heads that are sent between aggregations.
+
+        ``people`` has A_m by group.
+        """
+        for m, ids in people.items() if self.noise is not None else ():
+            for person in ids:
+                self._of(m, person)[0] += 2
         if not starts and not self.hidden:
             self.note_open(HEADS)
 
-    def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
+    def update(self, group: Group, ids: Collection[str], *, pairs: bool, ends: bool) -> None:
         """Count a group's uploads after one interval's steps.
 
-        - ``one``: The group. An edge node uploads at the end of the round, its devices never.
+        - ``ids``: A_m. An edge node uploads at the end of the round, its devices never.
         - ``pairs``: Whether every pair has its own model, which depends on no other person.
         - ``ends``: Whether the round ends; hospitals then upload.
         """
         if self.uploads is None:
             return
-        group, hosted = one.group.number, one.group.hosted
-        those, there = set(one.ids), self._there.setdefault(group, set())
-        if not hosted:
+        m, those = group.number, set(ids)
+        there = self._there.setdefault(m, set())
+        if not group.hosted:
             for person in those:
-                self._of(group, person)[1] += 1
+                self._of(m, person)[1] += 1
             for person in there if not pairs else ():
-                self._of(group, person)[1] += len(those - {person})
+                self._of(m, person)[1] += len(those - {person})
         there |= those
         if ends:
             for person in there:
-                self._of(group, person)[1] += 2 if hosted else 1
+                self._of(m, person)[1] += 2 if group.hosted else 1
 
     def note_open(self, *paths: str) -> None:
         """Note paths on which something about the records was sent without noise."""
