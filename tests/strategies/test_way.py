@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Functions, files and changes of file at most. Python 3.12 inlines comprehensions: there are fewer changes.
 WAYS = {
     "sd-feel iterations=20": (255, 56, 470),
