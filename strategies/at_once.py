@@ -18,6 +18,7 @@ from hedgerow.strategies.run import Run, read
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.limits import MAX_METRIC
 from hedgerow.wire.records import PayloadError, payload_bytes
 
 __all__ = ["at_once"]
@@ -79,7 +80,7 @@ def _checked(
     # A row at a finite distance is finite; the others are read as a message is.
     likely = np.isfinite(norms)
     for values in metrics.values():
-        likely &= np.isfinite(values)
+        likely &= np.abs(values) <= MAX_METRIC
     errors: dict[int, PayloadError] = {}
     for k in np.flatnonzero(~(likely & federation.claims.valid(weights))).tolist():
         try:

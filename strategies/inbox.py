@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
-from math import isfinite
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.whoami import RAISED, RosterError, grid_clock
-from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.limits import MAX_EXAMPLES, MAX_METRIC
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError, only_record, records_of
 
@@ -206,13 +206,19 @@ def _check_size(content: RecordDict) -> None:
         if len(record) > most:
             kind = type(record).__name__
             raise PayloadError("too many keys", f"{len(record)} in a {kind}, expected at most {most}")
+        if isinstance(record, MetricRecord):
+            count = sum(len(value) for value in record.values() if isinstance(value, list))
+            if count > _MOST_VALUES:
+                raise PayloadError(
+                    "bad metrics", f"{count} numbers in lists, expected at most {_MOST_VALUES}"
+                )
     for keys in (content, *content.values()):
         if longest := next((key for key in keys if len(key) > _LONGEST_KEY), None):
             raise PayloadError("long key", f"{len(longest)} characters, expected at most {_LONGEST_KEY}")
 
 
 def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
-    """Return a reply's one MetricRecord if its weight is in (0, 2^53] and all its values are finite.
+    """Return a reply's one MetricRecord if its weight is in (0, 2^53] and all its values in [-1e30, 1e30].
 
     Else raise PayloadError with reason ``bad metrics``, ``bad weight`` or ``non-finite``.
     """
@@ -223,8 +229,10 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
             "bad weight", f"{weighted_by_key}={quoted(weight)}, expected 0 < weight <= {MAX_EXAMPLES}"
         )
     for key, value in metrics.items():
-        if not all(isfinite(v) for v in (value if isinstance(value, list) else [value])):
-            raise PayloadError("non-finite", f"metric {shown(key)}={quoted(value)}")
+        for one in value if isinstance(value, list) else [value]:
+            if not abs(one) <= MAX_METRIC:  # Neither is NaN.
+                reason = "bad metrics" if one == one and abs(one) != inf else "non-finite"  # noqa: PLR0124
+                raise PayloadError(reason, f"{shown(key)}={quoted(one)}, expected -1e30 to 1e30")
     return metrics
 
 

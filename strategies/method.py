@@ -5,15 +5,17 @@ It sends, checks and books for all methods. Everything but the algorithm is an a
 
 from __future__ import annotations
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from io import BytesIO
 from logging import INFO
+from types import FunctionType
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -31,8 +33,6 @@ from hedgerow.strategies.wrappers import Handed
 __all__ = ["Method"]
 
 S = TypeVar("S")
-# Types of attributes in which an object keeps state.
-_CHANGES = (dict, list, set, bytearray, np.ndarray)
 
 
 class Method(FederatedStrategy, Generic[S]):
@@ -65,7 +65,6 @@ class Method(FederatedStrategy, Generic[S]):
         # An aggregator that keeps state is a part too.
         kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
         self.parts = Parts((*parts, *kept, *federation.settings.parts))
-        _check_kept(self.aggregator)
         super().__init__(federation)
 
     # The algorithm.
@@ -123,8 +122,10 @@ class Method(FederatedStrategy, Generic[S]):
         # The current round, until it ends: its steps, and its training exchange.
         self._pending: tuple[Run, Steps[S], Exchange | Together] | None = None
         # The state of the caller's own parts and aggregator before the attempt, until the round counts.
-        self.__dict__.pop("_owned", None)  # it may have another aggregator
+        for cached in ("_owned", "_stateless"):  # it may have another aggregator
+            self.__dict__.pop(cached, None)
         self._before: list[tuple[Any, Any]] = []
+        self._attributes: list[dict[str, object]] = []
         for part in self.parts:
             part.forget()
         if self.sums is not None:
@@ -160,10 +161,35 @@ class Method(FederatedStrategy, Generic[S]):
         own = [*self.settings.parts, *(one for one in [self.aggregator] if isinstance(one, Part)), self._kept]
         return [one for one in own if one is not None]
 
+    @cached_property
+    def _stateless(self) -> list[Any]:
+        """The caller's own parts and aggregator that have no ``state_dict``: no round may change them."""
+        aggregator = [] if any(one is self.aggregator for one in self.settings.parts) else [self.aggregator]
+        return [
+            one
+            for one in (*self.settings.parts, *aggregator)
+            if getattr(type(one), "state_dict", Part.state_dict) is Part.state_dict
+            and not type(one).__module__.startswith("hedgerow.")
+        ]
+
     def _take(self) -> None:
         """Take the state of the caller's own parts and aggregator."""
         self._put_back()
         self._before = [(one, deepcopy(one.state_dict())) for one in self._owned]
+        self._attributes = [_attributes(one) for one in self._stateless]
+
+    def _check_unchanged(self, server_round: int) -> None:
+        """Raise ValueError if a round has changed what no checkpoint or repeated round has."""
+        for one, before in zip(self._stateless, self._attributes, strict=True):
+            now = _attributes(one)
+            if moved := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+                what = "aggregation" if one is self.aggregator else "parts"
+                raise ValueError(
+                    f"{what} must have state_dict, load_state_dict and forget if a round changes their "
+                    f"attributes, got {type(one).__name__}, of which round {server_round} changed "
+                    f"{', '.join(moved)}: a repeated or resumed round would start elsewhere (leave what is "
+                    "only a cache out of state_dict)"
+                )
 
     def _put_back(self) -> None:
         """Restore what was taken before an attempt that did not count."""
@@ -236,7 +262,7 @@ class Method(FederatedStrategy, Generic[S]):
         there = self.federation.open_round(grid).present
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        if self._owned:
+        if self._owned or self._stateless:
             self._take()
         before, state = partial(self.model, self.state), self.state
         run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
@@ -308,6 +334,8 @@ class Method(FederatedStrategy, Generic[S]):
         for part in self.parts.hooks["ended"]:
             part.ended(run)
         self.ended(self._known_state(), run)
+        if self._stateless:
+            self._check_unchanged(run.round)
         table = run.table
         metrics = self.train_metrics(run.contents) if table is None else self.table_metrics(table)
         metrics.update(run.metrics)
@@ -322,14 +350,27 @@ class Method(FederatedStrategy, Generic[S]):
         return self.federation.train_metrics(contents)
 
 
-def _check_kept(aggregator: Any) -> None:
-    """Raise ValueError for an aggregator that keeps state which no checkpoint or repeated round has."""
-    cls = type(aggregator)
-    own = getattr(cls, "state_dict", Part.state_dict) is not Part.state_dict
-    if own or cls.__module__.startswith("hedgerow."):
-        return
-    if state := sorted(key for key, value in vars(aggregator).items() if isinstance(value, _CHANGES)):
-        raise ValueError(
-            f"aggregation must have state_dict, load_state_dict and forget if it keeps state, got "
-            f"{cls.__name__} with {', '.join(state)}: a repeated or resumed round would start elsewhere"
-        )
+class _Values(pickle.Pickler):
+    """Writes values of any classes and functions, also of local ones, which pickle finds by no name."""
+
+    def reducer_override(self, value: Any) -> Any:
+        is_named = isinstance(value, type | FunctionType) and value.__module__ != "builtins"
+        return (int, (id(value),)) if is_named else NotImplemented
+
+
+def _attributes(one: Any) -> dict[str, object]:
+    """Return an object's attributes as bytes that change when a value does.
+
+    Pickle follows arrays, generators and nested objects alike, so no type has to be known here. Of what it
+    cannot follow, such as a lock or an open file, only a replacement is seen.
+    """
+    state = object.__getstate__(one)
+    plain, slots = state if isinstance(state, tuple) else (state, None)
+    found: dict[str, object] = {}
+    for key, value in {**(plain or {}), **(slots or {})}.items():
+        try:
+            _Values(written := BytesIO()).dump(value)
+            found[key] = written.getvalue()
+        except Exception:  # Anything can be raised.
+            found[key] = id(value)
+    return found

@@ -24,7 +24,7 @@ from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.whoami import RosterError, raised_words
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.limits import MAX_EXAMPLES, MAX_METRIC
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record
 
@@ -39,8 +39,6 @@ _MAX_WAIT = 120.0
 _ATTEMPTS = 2
 # Nodes named in an error.
 _MOST_NAMED = 5
-# Largest feature that can be standardised in float32.
-_LARGEST = 1e30
 # A deviation below this share of the mean is rounding of a constant in float64.
 _RESOLUTION = 1e-14
 # The reason for sending a node the standardisation again: its ClientApp raised.
@@ -300,7 +298,7 @@ def pooled(moments: Sequence[Moments]) -> tuple[Floats, Floats]:
         squares = squares + s + delta**2 * (count / total * n)
         count = total
     std = np.sqrt(squares / count)
-    constant = std <= np.maximum(_RESOLUTION * np.abs(mean), 1 / _LARGEST)
+    constant = std <= np.maximum(_RESOLUTION * np.abs(mean), 1 / MAX_METRIC)
     return mean, np.where(constant, 1.0, std)
 
 
@@ -322,7 +320,11 @@ def _moments(content: RecordDict, features: int) -> Moments:
     if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
         raise PayloadError("bad statistics", "count is not from 1 to 2^53")
     mean, squares = (_numbers(metrics, key, features) for key in ("mean", "squares"))
-    if (np.abs(mean) > _LARGEST).any() or (squares < 0).any() or (np.sqrt(squares / count) > _LARGEST).any():
+    if (
+        (np.abs(mean) > MAX_METRIC).any()
+        or (squares < 0).any()
+        or (np.sqrt(squares / count) > MAX_METRIC).any()
+    ):
         raise PayloadError("bad statistics", "a mean or a deviation is out of range")
     return count, mean, squares
 
@@ -338,11 +340,11 @@ def _measured(_: Node, content: RecordDict) -> dict[str, float]:
     metrics = checked_metrics(content, "num-examples")
     found: dict[str, float] = {}
     shares = dict.fromkeys(("accuracy", "auc", "held-out"), 1.0)
-    for key, most in {"num-examples": MAX_EXAMPLES, "loss": _LARGEST, **shares}.items():
+    for key, most in {"num-examples": MAX_EXAMPLES, "loss": MAX_METRIC, **shares}.items():
         value = metrics.get(key)
         if value is None and key in ("auc", "held-out"):
             continue
-        least = 0.0 if key in shares else -_LARGEST
+        least = 0.0 if key in shares else -MAX_METRIC
         if not isinstance(value, int | float) or not least <= value <= most:
             raise PayloadError("bad metrics", f"{key} is out of range")
         found[key] = float(value)

@@ -29,6 +29,8 @@ ELSEWHERE = {
         "clients/sd_feel/test_edge_server",
         "strategies/sd_feel/test_lying_edges",
     },
+    # The fate of one node's messages, as faults draw it.
+    "hedgerow.sim.engine.faults": {"contracts/test_failures"},
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},
     "hedgerow.wire.masked_sums": {
         "clients/sums",
@@ -63,7 +65,11 @@ ELSEWHERE = {
     "hedgerow.tasks.models": {"wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},
-    "hedgerow.tasks.global_draws": {"clients/training/test_own", "clients/training/test_proof"},
+    "hedgerow.tasks.global_draws": {
+        "clients/training/test_epochs",
+        "clients/training/test_own",
+        "clients/training/test_proof",
+    },
     "hedgerow.wire.simulated": {
         "contracts/test_charges",
         "clients/test_guard",

@@ -7,6 +7,7 @@ other numbers. They are far above what a run needs, and far below what would exh
 __all__ = [
     "MAX_EXAMPLES",
     "MAX_FEATURES",
+    "MAX_METRIC",
     "MAX_PLACES",
     "MAX_SAMPLES",
     "MAX_STEPS",
@@ -24,6 +25,8 @@ MAX_WORK_BYTES = 2**32
 MAX_FEATURES = 2**24
 # Examples of a node: integers up to this are exact in float64.
 MAX_EXAMPLES = 2**53
+# A metric's size, far below what would make a weighted sum of many infinite.
+MAX_METRIC = 1e30
 # Nodes of a federation without a fixed number of nodes.
 MAX_PLACES = 100_000
 # Characters of a name, role or group in a node's introduction.

@@ -1,9 +1,15 @@
 """Untrusted text made safe for logs, terminals and errors."""
 
-__all__ = ["cell", "file_name", "quoted", "reason", "shown"]
+import traceback
+from hashlib import sha256
+
+__all__ = ["cell", "file_name", "quoted", "reason", "shown", "traced"]
 
 # Python refuses to write longer integers in decimal.
 _DECIMAL_BITS = 10_000
+# Bytes of a file's name, of at most 255 on most systems.
+_LONGEST_NAME = 240
+_MOST_LINES = 300
 
 
 def shown(text: object, limit: int = 100) -> str:
@@ -36,13 +42,20 @@ def cell(text: str) -> str:
 def file_name(text: str) -> str:
     """Return a text as the name of one file or folder, which never leads out of its folder.
 
+    Different texts have different names: one that cannot be a name itself gets a digest.
+
     Examples
     --------
+    >>> file_name("tau1=2, topology=ring")
+    'tau1=2, topology=ring'
     >>> file_name("../a b/c")
-    '_.._a b_c'
+    '_.._a b_c~b716564e103b6e2ee9c795a8aff60b3a'
     """
-    name = "".join(c if c.isalnum() or c in " ._-=+,()" else "_" for c in shown(text, 200))
-    return "_" + name if name.startswith(".") or not name else name
+    name = "".join(c if c.isalnum() or c in " ._-=+,()" else "_" for c in text)
+    if name == text and name[:1] not in ("", ".") and len(name.encode()) <= _LONGEST_NAME:
+        return name
+    head = name.encode()[: _LONGEST_NAME - 40].decode(errors="ignore")
+    return f"_{head}~{sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
 def quoted(value: object, limit: int = 100) -> str:
@@ -71,6 +84,12 @@ def reason(error: BaseException, *, file: bool = True) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if file and error.filename is not None else error.strerror
+
+
+def traced(error: BaseException) -> str:
+    """Return an error's traceback, in lines without control characters, of which the last ones are kept."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join(shown(line, 1000) for line in lines[-_MOST_LINES:])
 
 
 def _cut(line: str, limit: int) -> str:

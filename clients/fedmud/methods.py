@@ -38,6 +38,7 @@ from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.elias_fano import added
+from hedgerow.wire.frozen import FROZEN_CHECKSUM
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation, between, layers_of
 from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
@@ -130,6 +131,8 @@ class Instruction:
 
     def home(self, compressed: Collection[str]) -> State:
         """Return the uncompressed frozen arrays, see ``clients/frozen.py``."""
+        if FROZEN_CHECKSUM not in self.config:
+            return {}
         there = {*compressed, *self._record("arrays")}
         return home_arrays(
             self.call, self.task, [key for key in self.task.model.state_dict() if key not in there]

@@ -37,6 +37,7 @@ from hedgerow.tasks.sources import DATA_DIR_VARIABLE
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED, MASKED_SUM
 from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE
+from hedgerow.wire.printable import shown, traced
 from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.simulated import is_simulated, simulation, simulation_folder
 
@@ -256,9 +257,10 @@ def _answer(
         refusal.__cause__ = answer
         answer = refusal
     if isinstance(answer, Refusal):
-        log(WARNING, "Refused %s: %s (%s)", message_type, answer, answer.__cause__ or "policy")
+        cause = shown(answer.__cause__ or "policy", 300)
+        log(WARNING, "Refused %s: %s (%s)", shown(message_type), answer, cause)
         return answer
-    log(ERROR, "%s was not answered", message_type, exc_info=answer)
+    log(ERROR, "%s was not answered\n%s", shown(message_type), traced(answer))
     return Refusal(FAILED, answer.key if isinstance(answer, KeyMistake) else None)
 
 

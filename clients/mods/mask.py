@@ -47,6 +47,7 @@ from hedgerow.wire.masked_sums import (
     told_content,
 )
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
+from hedgerow.wire.printable import traced
 from hedgerow.wire.records import PayloadError, change_of, config_in, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
@@ -227,7 +228,7 @@ def _masked_answer(job: _Job, answer: Answer, start_of: StartOf, beside: Beside)
     except Exception as error:
         if not is_guarded():
             raise
-        log(ERROR, "This node adds nothing to sum %d", plan.number, exc_info=error)
+        log(ERROR, "This node adds nothing to sum %d\n%s", plan.number, traced(error))
         numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
     # The server cannot and need not derive this key, which includes the node's state.
     key = sha256(about + job.sum.state).digest()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hedgerow.tasks import augmented
+from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator, generators
 
@@ -98,14 +99,14 @@ def epoch_batches(
 def fails_on_one(model: nn.Module, sample: Tensor) -> bool:
     """Return whether a model cannot train on one sample (1, ...), as batch normalisation often cannot.
 
-    It is tried once per model; the model and torch's generator stay as they are.
+    It is tried once per model; the model and the global generators stay as they are.
     """
     if model not in _fails_on_one:
         was_training = model.training
         model.train()
         try:
             held = {key: value.clone() for key, value in (*model.named_parameters(), *model.named_buffers())}
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with GlobalDraws.restored(), torch.no_grad():
                 functional_call(model, held, (sample,))
             _fails_on_one[model] = False
         except ValueError:  # batch normalisation: more than one value per channel is needed

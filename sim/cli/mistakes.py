@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import inspect
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from typer.utils import get_params_from_function
 
 from hedgerow.wire.extras import MissingExtraError
 from hedgerow.wire.paths import foreign_path
-from hedgerow.wire.printable import quoted
+from hedgerow.wire.printable import quoted, traced
 
 __all__ = ["BUG", "Command", "CommandGroup", "machine_lacks"]
 
@@ -138,6 +137,6 @@ class CommandGroup(TyperGroup):
             if lacks := machine_lacks(error):
                 typer.echo(f"Error: {lacks}", err=True)
                 sys.exit(1)
-            traceback.print_exc()
+            typer.echo(traced(error), err=True)
             typer.echo(BUG, err=True)
             sys.exit(1)

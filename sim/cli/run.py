@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -186,6 +185,7 @@ def _run_here(
     from hedgerow.sim.runs.recorder import RunFolderError
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.wire.failures import RunFailedError
+    from hedgerow.wire.printable import traced
 
     if quiet:
         logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -211,7 +211,7 @@ def _run_here(
             typer.echo(f"Run failed: {error}. {then}", err=True)
             raise typer.Exit(3) from error
         if not is_bug(error) and not isinstance(error, bad):
-            traceback.print_exc()
+            typer.echo(traced(error), err=True)
             typer.echo(f"Run failed: {blame(error, spec)}", err=True)
             raise typer.Exit(1) from error
         with bad_options(*bad, FileNotFoundError):

@@ -6,7 +6,6 @@ node is ever changed or removed.
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from hedgerow.sim.deploy.certificates import (
     registered,
     signed_anew,
 )
+from hedgerow.sim.runs.durable import write_file
 from hedgerow.wire.printable import quoted
 
 __all__ = ["add_nodes", "certificates_of", "renew_certificates", "revoke_node"]
@@ -64,7 +64,7 @@ def add_nodes(folder: Path, number: int) -> list[NodeKey]:
     free = [i for i in range(len(taken) + number) if i not in taken][:number]
     made = [make_node_key(folder, i) for i in free]
     entries += [registered(node.public, i) for i, node in zip(free, made, strict=True)]
-    _put(folder / _REGISTRY, "\n".join(entries).encode(), 0o644)
+    _put(folder / _REGISTRY, "\n".join(entries).encode())
     return made
 
 
@@ -81,7 +81,7 @@ def revoke_node(folder: Path, partition: int) -> Path:
         raise ValueError(f"the node to revoke must be one of {there}, got {partition}")
     # Refused by runs first, so that a crash here leaves no key that is registered and lost.
     kept = [text for text in _entries(folder) if _parsed(text).get("key") != public.name]
-    _put(folder / _REGISTRY, "\n".join(kept).encode(), 0o644)
+    _put(folder / _REGISTRY, "\n".join(kept).encode())
     (folder / f"node{partition}").unlink(missing_ok=True)
     revoked = folder / f"node{partition}.revoked-{sha256(public.read_bytes()).hexdigest()[:8]}.pub"
     return public.rename(revoked)
@@ -126,7 +126,7 @@ def renew_certificates(
         changed[authority] = certificate_authority(key, max(days, KEPT_CA_DAYS))
     changed |= made
     for file, certificate in changed.items():
-        _put(file, certificate.public_bytes(Encoding.PEM), 0o644)
+        _put(file, certificate.public_bytes(Encoding.PEM))
     return list(changed)
 
 
@@ -159,11 +159,6 @@ def _parsed(text: str) -> dict[str, object]:
     return dict(entry)
 
 
-def _put(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically, in place of the one that is there."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+def _put(path: Path, content: bytes) -> None:
+    """Write a file atomically, readable by others."""
+    write_file(path, lambda file: file.write(content), 0o644)

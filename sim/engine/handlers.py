@@ -34,7 +34,7 @@ from hedgerow.wire.calls import (
     LocalDataError,
 )
 from hedgerow.wire.message_types import WHOAMI
-from hedgerow.wire.printable import shown
+from hedgerow.wire.printable import shown, traced
 from hedgerow.wire.simulated import simulated
 
 __all__ = ["App", "Handlers", "NodeJob"]
@@ -226,8 +226,8 @@ def _exception(job: NodeJob, error: Exception, *, expected: bool = False) -> Err
     if expected:
         return _raised(reason)
     kind = job.message.metadata.message_type
-    trace = None if isinstance(error, LocalDataError) else error
-    log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=trace)
+    trace = "" if isinstance(error, LocalDataError) else "\n" + traced(error)
+    log(ERROR, "Partition %s, %s: %s%s", partition_id, kind, shown(reason, 300), trace)
     return _raised(reason)
 
 

@@ -17,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from hedgerow.sim.runs.durable import write_file
+from hedgerow.sim.runs.folder import opened
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DamagedCheckpointError",
     "load_checkpoint",
+    "load_safetensors",
     "pack_checkpoint",
     "plain_array",
     "read_checkpoint",
@@ -118,9 +120,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"No checkpoint at {path}") from FileNotFoundError(str(path))
     try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        arrays, metadata = load_safetensors(path)
         form, digest = int(metadata["format"]), metadata.pop("sha256")
     except Exception as error:  # A damaged file can raise anything.
         raise DamagedCheckpointError(f"{path} is not a checkpoint: {error}") from error
@@ -129,6 +129,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if digest != _digest(metadata, arrays):
         raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 does not match")
     return Checkpoint(_unpacked(json.loads(metadata["tree"]), arrays), json.loads(metadata["about"]))
+
+
+def load_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return arrays and metadata of a safetensors file; OSError as in ``opened``, SafetensorError."""
+    # safetensors takes a path alone, and reads no array unless the file has the size that its header says.
+    with opened(path), safe_open(path, "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def plain_array(array: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.sim.runs.durable import write_file
-from hedgerow.sim.runs.folder import lost_replies
+from hedgerow.sim.runs.folder import lost_replies, read_file
 from hedgerow.sim.runs.results import COSTS, OF_LINKS, SOURCES, RecordedRun, Results, numbers, spent
 from hedgerow.wire.printable import reason
 
@@ -95,7 +95,7 @@ def write_collected(results: Results, path: str | Path) -> int:
 def read_collected(file: Path, *, prefix: bool = False) -> Results:
     """Read the file; ``prefix`` puts its name before each label. ValueError if it is not such a file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_file(file.resolve()))
         if content["format"] != FORMAT:
             raise ValueError(f"format must be {FORMAT!r}, got {content['format']!r}")
         failed = {

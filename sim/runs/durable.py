@@ -18,19 +18,19 @@ __all__ = ["Lines", "make_folder", "move", "remove", "write_aside", "write_file"
 _NO_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 
 
-def write_file(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file atomically; an OSError names the file and leaves the old one."""
-    move(write_aside(path, fill), path)
+def write_file(path: Path, fill: Callable[[IO[bytes]], object], mode: int = 0o666) -> None:
+    """Write a file atomically, with a mode as of ``open``; an OSError names it and leaves the old one."""
+    move(write_aside(path, fill, mode), path)
 
 
-def write_aside(path: Path, fill: Callable[[IO[bytes]], object]) -> Path:
+def write_aside(path: Path, fill: Callable[[IO[bytes]], object], mode: int = 0o666) -> Path:
     """Write and sync a temporary file beside ``path``, for ``move``; a failure leaves no file."""
     aside = path.with_name(path.name + ".partial")
     try:
         # A link or pipe of this name, in a folder that others may have written, is replaced and not followed.
         remove(aside)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with _named(path), open(os.open(aside, flags, 0o666), "wb") as file:
+        with _named(path), open(os.open(aside, flags, mode), "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())

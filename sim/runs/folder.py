@@ -1,14 +1,19 @@
-"""Read and write the files of a run's folder, and lock it."""
+"""Read and write the files of a run's folder, and lock it.
 
+What a folder holds is data that others may have written: only regular files of a sane size are read.
+"""
+
+import errno
 import json
 import logging
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -24,8 +29,11 @@ __all__ = [
     "json_text",
     "lost_replies",
     "new_run_folder",
+    "opened",
     "parse_rounds",
     "read_config",
+    "read_file",
+    "read_json",
     "read_rounds",
     "recorded_settings",
     "refused",
@@ -38,6 +46,14 @@ __all__ = [
 FORMAT = 2
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", ".lock"
 PRIVACY = "privacy.json"
+# Largest file of text (bytes): a million rounds of 1 kB.
+_LARGEST_TEXT = 1 << 30
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFLNK: "a link",
+    stat.S_IFSOCK: "a socket",
+}
 # Placeholder for an infinity in JSON text, in a private-use character so that no real text equals it.
 _INFINITY = "\ue000infinity\ue000"
 # Flower's logger by its name: reading a folder must not import Flower.
@@ -122,12 +138,45 @@ def in_use(folder: Path) -> bool:
     return False
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file for reading, without waiting; an OSError that names the file for anything else."""
+    # Checked before the opening too, since opening a device may act on it.
+    _check_regular(path, os.lstat(path))
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115
+    try:
+        _check_regular(path, os.fstat(file.fileno()))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(path: Path, about: os.stat_result) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(about.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"must be a regular file, got {kind}", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Return the contents of a file of text; OSError as in ``opened``, or if it is larger than 1 GiB."""
+    with opened(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _LARGEST_TEXT:
+            raise OSError(errno.EINVAL, f"must have at most {_LARGEST_TEXT} bytes, got {size}", str(path))
+        return file.read(_LARGEST_TEXT)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file; RunFolderError if it is unreadable or something else."""
+    with refused(path.parent):
+        return _parsed(read_file(path), str(path))
+
+
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return a run folder's ``config.json``; RunFolderError if it is unreadable or of a newer format."""
     file = Path(folder) / CONFIG
     try:
-        with refused(file.parent):
-            config = _parsed(file.read_bytes(), str(file))
+        config = read_json(file)
     except RunFolderError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise RunFolderError(f"{folder} is not a run folder: it has no config.json") from error
@@ -162,14 +211,14 @@ def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rounds of a run folder, without a truncated last line.
+def read_rounds(folder: str | os.PathLike[str], name: str = ROUNDS) -> list[dict[str, Any]]:
+    """Return the rounds in a file of a run folder, without a truncated last line.
 
     Raises RunFolderError if a round is unreadable or out of order.
     """
-    file = Path(folder) / ROUNDS
+    file = Path(folder) / name
     with refused(file.parent):
-        return parse_rounds(file.read_bytes(), file)
+        return parse_rounds(read_file(file), file)
 
 
 def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:

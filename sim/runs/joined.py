@@ -11,6 +11,7 @@ run orders all events by iteration.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -193,9 +194,7 @@ def joined_rounds(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-    )
+    return read_rounds(file.parent, file.name) if os.path.lexists(file) else []
 
 
 def _by_round(servers: Sequence[OrchestratorFolder]) -> dict[int, list[Mapping[str, Any]]]:

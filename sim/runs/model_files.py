@@ -5,6 +5,7 @@ Both hold the same arrays under the same names; neither needs unpickling.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
@@ -15,11 +16,11 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
-from hedgerow.sim.runs.checkpoint import plain_array
+from hedgerow.sim.runs.checkpoint import load_safetensors, plain_array
 from hedgerow.sim.runs.durable import remove, write_file
-from hedgerow.sim.runs.folder import RunFolderError, refused
+from hedgerow.sim.runs.folder import RunFolderError, opened, refused
 
 __all__ = [
     "MODELS",
@@ -61,7 +62,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an ``.npz`` file; OSError if it is missing, ValueError if it is not of arrays."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with opened(path) as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except OSError:
         raise
@@ -129,13 +130,15 @@ def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        found = next((file / name for name in (NPZ, SAFETENSORS) if (file / name).is_file()), None)
+        found = next((file / name for name in (NPZ, SAFETENSORS) if os.path.lexists(file / name)), None)
         if found is None:
             raise RunFolderError(f"{file} has neither {NPZ} nor {SAFETENSORS}")
-        file = found
+        file = place = found
+    else:
+        place = file.resolve()  # the caller may name a link, as caches of models have them
     try:
         with refused(file):
-            return load(file.read_bytes()) if file.suffix == ".safetensors" else load_arrays(file)
+            return load_safetensors(place)[0] if file.suffix == ".safetensors" else load_arrays(place)
     except RunFolderError:
         raise
     except (KeyError, TypeError, ValueError, SafetensorError) as error:

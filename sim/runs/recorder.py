@@ -34,6 +34,7 @@ from hedgerow.sim.runs.folder import (
     new_run_folder,
     parse_rounds,
     read_config,
+    read_file,
     read_rounds,
     refused,
     write_json,
@@ -169,7 +170,7 @@ class RunRecorder:
         with refused(self.folder):
             if self._lines is None:
                 file = self.folder / ROUNDS
-                self._open_lines(file.read_bytes() if file.exists() else b"")
+                self._open_lines(read_file(file) if file.exists() else b"")
             assert self._lines is not None
             self._lines.append(line)
         self.rounds.append(record)
@@ -240,7 +241,7 @@ class RunRecorder:
             begun = {"format": FORMAT, **known}
             write_json(self.folder / CONFIG, begun)
             self._open_lines(b"")
-        self._config = sha256((self.folder / CONFIG).read_bytes()).hexdigest()
+        self._config = sha256(read_file(self.folder / CONFIG)).hexdigest()
 
     def _open_lines(self, content: bytes) -> None:
         self._lines = Lines(self.folder / ROUNDS)
@@ -286,7 +287,7 @@ class RunRecorder:
     def _rounds_until(self, place: Path, found: Checkpoint) -> bytes:
         """Return the contents of ``rounds.jsonl`` at the time of the checkpoint."""
         file, last = self.folder / ROUNDS, found.state["round"]
-        data = file.read_bytes()
+        data = read_file(file)
         parse_rounds(data, file)
         then = found.about["rounds"]
         kept = data[: then["bytes"]]

@@ -8,6 +8,7 @@ evaluated rounds are points: nothing is interpolated.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hedgerow.sim.runs.common_settings import role_of
+from hedgerow.sim.runs.folder import opened, read_config, read_json, read_rounds
 from hedgerow.sim.runs.joined import (
     SERVERS,
     SITES,
@@ -27,7 +29,6 @@ from hedgerow.sim.runs.joined import (
     parts_beneath,
     parts_of_runs,
 )
-from hedgerow.sim.runs.recorder import read_config, read_rounds
 from hedgerow.wire.extras import needed
 from hedgerow.wire.printable import shown
 
@@ -57,6 +58,8 @@ _UNOBSERVED = {
 }
 # Longest reason shown for a failed run, in characters.
 _LONGEST = 300
+# Bytes of a log's end in which its last line is sought.
+_TAIL = 1 << 16
 # Sources of metrics, in order of precedence.
 SOURCES = ("central", "evaluate", "train")
 
@@ -355,8 +358,8 @@ def load(paths: Sequence[str | Path]) -> Results:
     """
     named = [Path(path).expanduser().resolve() for path in paths]
     folders = list(dict.fromkeys(one for place in named for one in _expanded(place)))
-    sweeps = [folder for folder in folders if folder.is_file() or (folder / "sweep.json").is_file()]
-    strangers = [f for f in folders if f not in sweeps and not (f / "rounds.jsonl").is_file()]
+    sweeps = [folder for folder in folders if folder.is_file() or os.path.lexists(folder / "sweep.json")]
+    strangers = [f for f in folders if f not in sweeps and not os.path.lexists(f / "rounds.jsonl")]
     if strangers or not folders:
         names = ", ".join(map(str, strangers)) or "no path"
         raise ValueError(
@@ -431,7 +434,7 @@ def _expanded(folder: Path) -> list[Path]:
 
 
 def _is_read(folder: Path) -> bool:
-    return (folder / "sweep.json").is_file() or (folder / "rounds.jsonl").is_file()
+    return any(os.path.lexists(folder / name) for name in ("sweep.json", "rounds.jsonl"))
 
 
 def _joined(parts: Sequence[OrchestratorFolder]) -> RecordedRun:
@@ -462,7 +465,7 @@ def _run(
 
 
 def _read_sweep(folder: Path, *, prefix: bool) -> Results:
-    asked = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    asked = read_json(folder / "sweep.json")
     runs, warnings = [], []
     failed: dict[str, dict[int, str]] = {}
     for variant in asked["variants"]:
@@ -497,7 +500,9 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
 def last_line(log: Path) -> str:
     """Return the last line of a failed run's output, which gives the reason; "" if there is none."""
     with suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        with opened(log) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read(_TAIL).decode(errors="replace").split("\n")
         return next((shown(line, _LONGEST) for line in reversed(lines) if line.strip()), "")
     return ""
 

@@ -11,7 +11,6 @@ A sweep's folder holds ``sweep.json`` (the sweep, and how each run ended) and fo
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -26,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs.folder import read_json, write_json
 from hedgerow.sim.runs.generations import LATEST
 from hedgerow.sim.runs.plan import toml_text
-from hedgerow.sim.runs.recorder import write_json
 from hedgerow.sim.runs.sweep_file import Sweep
 from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_resume
 from hedgerow.sim.signals import sigterm_raises
@@ -96,7 +95,7 @@ def run_sweep(
 def _seconds_before(out: Path) -> dict[tuple[str, int], float]:
     """Return the durations of finished runs from an earlier ``sweep.json``."""
     file = out / "sweep.json"
-    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
+    runs = read_json(file)["runs"] if os.path.lexists(file) else []
     return {(run["label"], run["seed"]): run["seconds"] for run in runs}
 
 

@@ -19,7 +19,7 @@ from flwr.app import UserConfig
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.common_settings import role_of
-from hedgerow.sim.runs.folder import read_config
+from hedgerow.sim.runs.folder import opened, read_config, refused
 from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.settings import Role
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
@@ -166,7 +166,7 @@ def can_resume(run: Path, file: Path, settings: UserConfig, defaults: UserConfig
 
     It must have a checkpoint, and its app the key ``resume``; only ``iterations`` may differ, and only grow.
     """
-    before = {**(defaults or {}), **read_toml(file)}
+    before = {**(defaults or {}), **_stored(file)}
     if "resume" not in settings or not (run / "checkpoint").is_dir():
         return False
     changed = _changed(before, settings)
@@ -180,8 +180,13 @@ def changed_settings(file: Path, settings: UserConfig, defaults: UserConfig | No
 
     A key that the app did not have then counts with its value in ``defaults``.
     """
-    before = {**(defaults or {}), **read_toml(file)}
+    before = {**(defaults or {}), **_stored(file)}
     return [f"{key} = {before.get(key)!r}, now {settings.get(key)!r}" for key in _changed(before, settings)]
+
+
+def _stored(file: Path) -> UserConfig:
+    with refused(file.parent), opened(file):
+        return read_toml(file)
 
 
 def _changed(before: UserConfig, settings: UserConfig) -> list[str]:

@@ -8,12 +8,14 @@ Without a cloud each server knows only its own model, and keeps it in the rounds
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hedgerow.sim.runs.app import find_app, load_app
+from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.joined import TOGETHER, OrchestratorFolder, joined_config
 from hedgerow.sim.runs.model_files import MODELS, load_arrays
 from hedgerow.sim.runs.serverapp import Experiment, experiment_of
@@ -40,13 +42,13 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
     if not isinstance(made, Experiment) or made.together is None:
         raise ValueError(f"app {spec.name!r} does not combine the models of several servers")
     layout = Layout.of(made.initial_arrays)
-    kept = {int(file.stem) for part in parts for file in (part.folder / MODELS).glob("*.npz")}
+    kept = {int(file.stem) for part in parts for file in (part.folder / MODELS).glob("[0-9]*.npz")}
     if not kept:
         raise ValueError(f"{parts[0].folder} and the others must have {MODELS}")
     records = []
     for number in sorted(kept):
         name = f"{number:06d}.npz"
-        there = [part for part in parts if (part.folder / MODELS / name).is_file()]
+        there = [part for part in parts if os.path.lexists(part.folder / MODELS / name)]
         arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
         models = np.stack([layout.flatten(one, layout.float_type) for one in arrays])
         u, metrics = made.together(models, [_size(part, number) for part in there])
@@ -59,7 +61,7 @@ def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any
         }
         records.append(record)
     lines = "".join(json.dumps(record) + "\n" for record in records)
-    (parts[0].folder / TOGETHER).write_text(lines, encoding="utf-8")
+    write_file(parts[0].folder / TOGETHER, lambda file: file.write(lines.encode()))
     return records
 
 

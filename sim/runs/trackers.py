@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from flwr.common import log
 
-from hedgerow.sim.runs.folder import CONFIG, write_json
+from hedgerow.sim.runs.folder import CONFIG, read_json, write_json
 from hedgerow.sim.runs.model_files import NPZ, SAFETENSORS
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean
@@ -414,10 +414,8 @@ class Tracking:
         if self._folder is None:
             return {}
         try:
-            known = json.loads((self._folder / FILE).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        if not isinstance(known, dict):
+            known = read_json(self._folder / FILE)
+        except ValueError:
             return {}
         return {str(name): identity for name, identity in known.items() if isinstance(identity, dict)}
 

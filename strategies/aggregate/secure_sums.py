@@ -205,6 +205,8 @@ class SecureSums:
         self._trusted: dict[int, bytes] = {}
         self._open: dict[int, _Open] = {}
         self._group_of: dict[int, int] = {}
+        # In how many attempts of the round a member's masked update has not arrived.
+        self._missing = Counter[int]()
         # Nodes with shares that restored no seed.
         self._excluded: set[int] = set()
         self._told_of_sizes = False
@@ -236,17 +238,23 @@ class SecureSums:
             self._number = int(state["sums"])
             self.releases.load_state_dict(state["released"])
 
+    def _failed(self, at: int) -> bool:
+        # One loss may be of the network: the next attempt asks the member again.
+        return self._missing[at] > 1 or self.federation.fails(at)
+
     def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
         """Begin a round: return the nodes of each group that can be in its sum; others are counted."""
         self._open, self._group_of, self._left_out = {}, {}, Counter()
         able = {group: [node for node in nodes if self._is_able(node)] for group, nodes in groups.items()}
         if self._round == server_round:
-            # A repeated round: one member that fails must not fail it again.
+            # A repeated round: one member that fails, or is silent, must not fail it again.
             for group, nodes in able.items():
-                sound = [node for node in nodes if not self.federation.fails(node.partition_id)]
+                sound = [node for node in nodes if not self._failed(node.partition_id)]
                 if len(sound) >= self.least_of(group):
                     self._left_out[FAILED] += len(nodes) - len(sound)
                     able[group] = sound
+        else:
+            self._missing.clear()
         self._round = server_round
         self._group_of = {node.partition_id: group for group, nodes in able.items() for node in nodes}
         yield from self._ask_keys(server_round, [node for nodes in able.values() for node in nodes])
@@ -380,6 +388,7 @@ class SecureSums:
         for at, group in self._group_of.items():
             if at not in arrived[group]:  # It may have restarted, with a new key.
                 del self._keys[at]
+                self._missing[at] += 1
         sums: dict[int, Unmasking] = {}
         for group, one in self._open.items():
             alive = connected_survivors(one.plan, one.plan.graph(one.about), arrived[group])

@@ -18,7 +18,13 @@ from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.gossip.links import OpenLinks
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.gossip.state import Appointment, State, introduced, next_communication
+from hedgerow.strategies.gossip.state import (
+    Appointment,
+    State,
+    check_wanted,
+    introduced,
+    next_communication,
+)
 from hedgerow.strategies.inbox import Node, checked_metrics
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.rounds import TooFewRepliesError
@@ -117,7 +123,7 @@ class Algorithm(Method[State]):
         unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
         asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
         config = {"method": self.method.name, "run-seed": run.seed, **self.node_settings}
-        hello = Exchange(HELLO, asks, config, reads=self._introduced, group="hello", timeout=_PATIENCE)
+        hello = Exchange(HELLO, asks, config, reads=self._appointed, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
@@ -125,6 +131,13 @@ class Algorithm(Method[State]):
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
         return state
+
+    def _appointed(self, node: Node, content: RecordDict) -> Appointment:
+        """Return a node's answer to a hello, held against the run's settings; else PayloadError."""
+        told = introduced(node, content)
+        told.check({**self.node_settings, **self.method.instructions(node.partition_id)})
+        check_wanted(told.next, told.want, node.partition_id, self.method)
+        return told
 
     # An update, and whether the event was lost.
 
@@ -139,28 +152,9 @@ class Algorithm(Method[State]):
         if records_of(content, ArrayRecord):
             raise PayloadError("bad arrays", "an update must hold only scalars")
         checked_metrics(content, self.settings.weighted_by_key)
-        return self._held(node.partition_id, *next_communication(content, "next", after=k))
-
-    def _introduced(self, node: Node, content: RecordDict) -> Appointment:
-        """Return a node's answer to a hello, held against the run's settings; else PayloadError."""
-        i, told = node.partition_id, introduced(node, content)
-        settings = {**self.node_settings, **self.method.instructions(i)}
-        steps = settings.get("local-steps", told.kappa)
-        low, high = settings.get("kappa-low", steps), settings.get("kappa-high", steps)
-        if not low <= told.kappa <= high:  # type: ignore[operator]
-            raise PayloadError("bad hello", f"kappa={told.kappa}, expected {low} to {high}")
-        if told.next % told.kappa:
-            raise PayloadError("bad next", f"next={told.next}, expected a multiple of kappa = {told.kappa}")
-        self._held(i, told.next, told.want)
+        told = next_communication(content, "next", after=k)
+        check_wanted(*told, node.partition_id, self.method)
         return told
-
-    def _held(self, i: int, k: int, want: list[int]) -> tuple[int, list[int]]:
-        """Return a node's next communication; PayloadError if it wants what none of its neighbours sends."""
-        if self.method.wants(i, k) is None and (
-            len(set(want)) < len(want) or not set(want) <= set(self.method.peers(i))
-        ):
-            raise PayloadError("bad next", f"want={want}, expected different neighbours")
-        return k, want
 
     def _lost_in_a_row(self, state: State, run: Run) -> int:
         """Return the number of lost events in a row; TooFewRepliesError if there are too many."""

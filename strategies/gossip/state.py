@@ -5,7 +5,7 @@ communicates at the iterations kappa_i, 2 kappa_i, … Nodes need each other onl
 are all the state between two events: models stay on the nodes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from logging import WARNING
 from typing import Any, Self
@@ -13,10 +13,11 @@ from typing import Any, Self
 from flwr.app import Error, RecordDict
 from flwr.common import log
 
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.inbox import RAISED, Node
 from hedgerow.wire.records import PayloadError, config_in
 
-__all__ = ["Appointment", "State", "introduced", "next_communication"]
+__all__ = ["Appointment", "State", "check_wanted", "introduced", "next_communication"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,15 @@ class Appointment:
         if self.next > k:
             return self
         return replace(self, next=self.next + ((k - self.next) // self.kappa + 1) * self.kappa)
+
+    def check(self, settings: Mapping[str, Scalar]) -> None:
+        """Raise PayloadError unless the period is one of the node's settings, and k a multiple of it."""
+        steps = settings.get("local-steps", self.kappa)
+        low, high = settings.get("kappa-low", steps), settings.get("kappa-high", steps)
+        if not low <= self.kappa <= high:  # type: ignore[operator]
+            raise PayloadError("bad hello", f"kappa={self.kappa}, expected {low} to {high}")
+        if self.next % self.kappa:
+            raise PayloadError("bad next", f"next={self.next}, expected a multiple of kappa = {self.kappa}")
 
 
 @dataclass(frozen=True)
@@ -148,3 +158,9 @@ def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, 
     if not all(isinstance(j, int) for j in want):
         raise PayloadError("bad next", f"want={want!r}, expected a list of partition ids")
     return k, want  # type: ignore[return-value]
+
+
+def check_wanted(k: int, want: Sequence[int], i: int, method: GossipMethod) -> None:
+    """Raise PayloadError if node i wants at iteration k what none of its neighbours sends."""
+    if method.wants(i, k) is None and (len(set(want)) < len(want) or not set(want) <= set(method.peers(i))):
+        raise PayloadError("bad next", f"want={want}, expected different neighbours")

@@ -1,11 +1,18 @@
-"""One participant whose failures must not stop everybody: every app, every message type of a round."""
+"""One participant whose failures or silence must not stop everybody: every app, every message of a round."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
-from flwr.app import Error
+from flwr.app import Error, Message
 from tests.contracts.plays import METHODS, VARIANTS, Method, Passed, passing, play
 from tests.flower_apps.cases import CASES, CEPS
+
+from hedgerow.sim import InProcessGrid
+from hedgerow.sim.engine.faults import Fate
 
 # A method of each app, and the ones whose nodes also mix, publish, or merge.
 CHOSEN = [
@@ -30,5 +37,40 @@ def test_a_node_that_answers_with_errors_does_not_end_a_run(
     with passing(fail) as passed:
         played = play(method, tmp_path)
     assert any(one.partition == 1 and one.reply.has_error() for one in passed)
+    assert sum(end["accepted"] for end in played.rounds) > 0
+    assert (played.folder / "summary.json").exists()
+
+
+@contextmanager
+def quiet(fate: Fate, introduced: bool) -> Iterator[list[str]]:
+    """Give one node's messages a fate; with an introduction, only those of training. Lists their types."""
+    real = InProcessGrid._fate
+    met: list[str] = []
+
+    def drawn(self: InProcessGrid, node: Any, message: Message, number: int | None) -> tuple[Fate, int]:
+        own, key = real(self, node, message, number)
+        kind = message.metadata.message_type
+        if (
+            node.partition_id != 1
+            or kind == "query.whoami"
+            or not (kind.startswith("train") or not introduced)
+        ):
+            return own, key
+        met.append(kind)
+        return fate, key
+
+    with patch.object(InProcessGrid, "_fate", drawn), passing():
+        yield met
+
+
+@pytest.mark.parametrize("method", CHOSEN, ids=str)
+@pytest.mark.parametrize("introduced", [True, False])
+@pytest.mark.parametrize("fate", [Fate(dropped=True), Fate(delay=1e7)], ids=["never", "late"])
+def test_a_node_that_is_silent_or_late_does_not_end_a_run(
+    method: Method, introduced: bool, fate: Fate, tmp_path: Path
+) -> None:
+    with quiet(fate, introduced) as met:
+        played = play(method, tmp_path)
+    assert met
     assert sum(end["accepted"] for end in played.rounds) > 0
     assert (played.folder / "summary.json").exists()

@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.registry import REGISTRY
 from tests.strategies.quadratic import Quadratics, run
 
@@ -93,16 +96,75 @@ def test_the_state_of_an_aggregator_is_put_back_unless_the_round_counts(kind: An
     assert model(trained(kind(), 4, trained(kind(), 2).state_dict())) == whole
 
 
-def test_an_aggregator_that_keeps_state_of_which_no_checkpoint_knows_is_refused() -> None:
-    class Forgetful:
-        def __init__(self) -> None:
-            self.moved: dict[int, Any] = {}
+class Inner:
+    __slots__ = ("count",)
 
-        def means(self, exchange: Any, run: Any) -> Any:
-            return (yield from WeightedMean().means(exchange, run))
+    def __init__(self) -> None:
+        self.count = 0
 
-    with pytest.raises(ValueError, match=r"must have state_dict.*Forgetful with moved"):
-        FedAvg(aggregation=Forgetful())
+
+class Keeps(WeightedMean):
+    """Has attributes of many kinds, and changes one of them in each round."""
+
+    def __init__(self, changes: str | None) -> None:
+        class Local(Inner):
+            pass
+
+        self.changes = changes
+        self.number, self.text, self.none, self.pair = 0, "", None, ((1,), 2)
+        self.table: dict[str, Any] = {"a": {"b": [1]}}
+        self.array, self.tensor, self.module = np.zeros(3), torch.zeros(3), torch.nn.Linear(1, 1)
+        self.drawn, self.inner, self.local, self.many = np.random.default_rng(0), Inner(), Local(), [Local()]
+        self.lock, self.function = Lock(), lambda: None
+
+    def means(self, exchange: Any, run: Any) -> Any:
+        means = yield from super().means(exchange, run)
+        match self.changes:
+            case "number" | "array" | "tensor":
+                setattr(self, self.changes, getattr(self, self.changes) + 1)
+            case "text" | "none" | "pair" | "lock" | "function" | "added":
+                setattr(self, self.changes, Lock())
+            case "table":
+                self.table["a"]["b"].append(2)
+            case "module":
+                torch.nn.init.constant_(self.module.weight, 3.0)
+            case "drawn":
+                self.drawn.random()
+            case "inner" | "local":
+                getattr(self, self.changes).count += 1
+            case "many":
+                self.many[0].count += 1
+        return means
+
+
+KINDS = [key for key in vars(Keeps(None)) if key != "changes"]
+
+
+@pytest.mark.parametrize("changes", [*KINDS, "added"])
+def test_an_aggregator_whose_state_no_checkpoint_has_is_refused_by_the_attribute(changes: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"must have state_dict.*Keeps, of which round 1 changed {changes}:"
+    ):
+        trained(Keeps(changes), 2)
+
+
+def test_an_aggregator_that_no_round_changes_needs_no_state_dict() -> None:
+    assert model(trained(Keeps(None), 2)) == model(trained(WeightedMean(), 2))
+
+
+def test_a_part_whose_counter_no_checkpoint_has_is_refused() -> None:
+    class Counts(Part):
+        name = "counts"
+        rounds = 0
+
+        def ended(self, run: Any) -> None:
+            self.rounds += 1
+
+    options: Any = {"min_available_nodes": 2, "fraction_evaluate": 0.0, "parts": [Counts()]}
+    with pytest.raises(
+        ValueError, match=r"parts must have state_dict.*Counts, of which round 1 changed rounds:"
+    ):
+        run(FedAvg(**options), Quadratics(sizes=[3, 2], centres=[1.0, 2.0]), 2)
 
 
 def test_a_part_named_like_one_that_the_method_adds_is_refused() -> None:

@@ -125,8 +125,8 @@ def test_below_the_threshold_the_round_is_repeated_and_the_run_goes_on(phase: st
 
 
 def test_always_below_the_threshold_ends_the_run_with_the_reason() -> None:
-    grid = LossyGrid(6, lambda kind, node, time: kind == "train" and node < 3)
-    with pytest.raises(TooFewRepliesError, match="3 x sum below threshold"):
+    grid = LossyGrid(6, lambda kind, node, time: kind == "train" and node < 4)
+    with pytest.raises(TooFewRepliesError, match="2 x sum below threshold"):
         run(fedavg(6), grid)
 
 

@@ -1,13 +1,14 @@
 """What a node wrote reaches a log line as one short line without control characters."""
 
+import ast
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hedgerow.wire import PayloadError
-from hedgerow.wire.printable import cell, file_name, quoted, shown
+from hedgerow.wire.printable import cell, file_name, quoted, shown, traced
 
 HOSTILE = "\x1b[2J\r\nINFO: all is well\u202e\x00\x7f\udc80\u2028"
 
@@ -40,6 +41,40 @@ def test_the_detail_of_a_payload_error_is_printable_and_short() -> None:
     error = PayloadError("unknown key", HOSTILE * 1000)
     assert str(error).isprintable()
     assert len(str(error)) < 400
+
+
+def test_a_traceback_has_lines_and_nothing_else_that_a_terminal_obeys() -> None:
+    try:
+        try:
+            raise KeyError(HOSTILE)
+        except KeyError as error:
+            raise ValueError(HOSTILE * 1000 + "\n" * 1000) from error
+    except ValueError as error:
+        text = traced(error)
+    assert all(line.isprintable() and len(line) <= 1001 for line in text.split("\n"))
+    assert len(text.split("\n")) <= 300
+    assert "ValueError" in traced(ValueError("a"))
+    assert __file__ in text or len(text.split("\n")) == 300
+
+
+def test_no_traceback_is_logged_as_python_has_it() -> None:
+    """What an error says may come from a node or a server; ``traced`` alone makes it printable."""
+    rooms = [Path(__file__).parents[2] / room for room in ("clients", "sim", "strategies", "tasks", "wire")]
+    for file in (file for room in rooms for file in room.rglob("*.py") if file.name != "printable.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = {getattr(node, "attr", ""), getattr(node, "arg", "")} | {getattr(node, "id", "")}
+            assert not names & {"exc_info", "format_exc", "print_exc", "format_exception"}, file
+
+
+@given(st.text(), st.text())
+@example("a/b", "a_b")
+@example("a/b", file_name("a/b"))
+@example("x" * 300, "x" * 301)
+@example(".a", "_.a")
+@example("", "_")
+def test_different_texts_have_different_names(one: str, other: str) -> None:
+    assert (file_name(one) == file_name(other)) == (one == other)
+    assert len(file_name(one).encode()) <= 255
 
 
 @given(st.text())

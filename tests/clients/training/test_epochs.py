@@ -1,5 +1,7 @@
 """Local epochs: every sample once an epoch, in an order of (seed, round, client) alone."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.clients.training.batches import epoch_batches, fails_on_one
+from hedgerow.tasks.global_draws import GlobalDraws
 
 PART = np.array([3, 1, 4, 15, 92, 65, 35])
 KEY = {"seed": 1, "round": 2, "partition_id": 3}
@@ -66,6 +69,17 @@ def test_which_models_cannot_train_on_one_sample_and_that_trying_changes_nothing
     assert torch.equal(torch.rand(3), drawn)
     assert not model.training
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + float(np.random.random()) + random.random()  # noqa: NPY002
+
+
+def test_trying_one_sample_moves_no_global_generator() -> None:
+    with GlobalDraws.restored() as before:
+        assert not fails_on_one(Noise(), torch.ones(1, 3))
+        assert not before.moved
 
 
 def test_the_order_is_a_function_of_seed_round_and_client_and_another_in_each_epoch() -> None:
