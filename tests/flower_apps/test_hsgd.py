@@ -298,9 +298,10 @@ def test_a_federation_of_another_size_than_its_people_is_refused() -> None:
     ("dataset", "model", "encoding"), [("breast-cancer", "mlp", 7), ("mnist-5k", "cnn", 144)]
 )
 def test_the_model_fits_the_data(dataset: str, model: str, encoding: int) -> None:
-    found = dealt(dataset=dataset)
+    # Of a seed of its own, as earlier runs in this process train the model that equal settings share.
+    found = dealt(dataset=dataset, seed=90)
     assert found.model.hospital_encoding == encoding
-    named = dealt(dataset=dataset, model=model).model.state_dict()
+    named = dealt(dataset=dataset, model=model, seed=90).model.state_dict()
     assert all(torch.equal(named[key], value) for key, value in found.model.state_dict().items())
 
 

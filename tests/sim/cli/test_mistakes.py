@@ -156,6 +156,7 @@ def test_an_interrupted_run_says_how_to_go_on_if_it_can(
         (folder / "config.json").write_text("{}")
         if checkpoint:
             (folder / "checkpoint").mkdir()
+            (folder / "checkpoint" / "latest.safetensors").touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "run_app", interrupted)
