@@ -292,7 +292,7 @@ def _graph(members: tuple[int, ...], neighbours: int, about: bytes) -> dict[int,
 
 
 def told_content(content: RecordDict) -> bytes:
-    """Return a SHA-256 digest of the arrays and settings of an instruction.
+    """Return a SHA-256 digest of the arrays, in their order, and of the settings of an instruction.
 
     If a server sends members different models, to predict the updates of all but one, their masks do not
     cancel.
@@ -301,7 +301,8 @@ def told_content(content: RecordDict) -> bytes:
     for name in sorted(content):
         record = content[name]
         digest.update(json.dumps([name, type(record).__name__]).encode())
-        for key in sorted(record):
+        # A member's numbers follow the arrays' order: others' zeros at another place would leave one alone.
+        for key in record if isinstance(record, ArrayRecord) else sorted(record):
             value: Any = record[key]
             if isinstance(record, ArrayRecord):
                 array = np.ascontiguousarray(view(value))

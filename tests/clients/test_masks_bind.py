@@ -112,6 +112,12 @@ def contents(sent: RecordDict) -> Iterator[tuple[str, RecordDict]]:
             yield f"{name}/{key}", RecordDict({**sent, name: changed(record, key)})
             left = {one: record[one] for one in record if one != key}
             yield f"{name}/{key} left out", RecordDict({**sent, name: type(record)(left)})
+        if isinstance(record, ArrayRecord) and len(record) > 1:
+            first, *rest = record
+            yield (
+                f"{name}: another order",
+                RecordDict({**sent, name: ArrayRecord({k: record[k] for k in (*rest, first)})}),
+            )
         if isinstance(record, ConfigRecord):
             yield f"{name}: one more", RecordDict({**sent, name: ConfigRecord({**record, "another": 1})})
     yield "one more record", RecordDict({**sent, "another": ConfigRecord({"key": 1})})
