@@ -17,7 +17,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.membership import PartyForm, Matching, Setup, form_of, match
+from hedgerow.strategies.hsgd.membership import Matching, PartyForm, Setup, form_of, match
 from hedgerow.strategies.hsgd.parties import (
     QUESTIONS,
     Conversation,
