@@ -210,32 +210,31 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
     return tuple(map(str, ids))
 
 
-def has_arrays(call: Call) -> bool:
-    """Return whether the message has a model, as at the start of a global interval."""
-    return _ARRAYS in records_of(call.content, ArrayRecord)
+def received(call: Call, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> dict[str, Vector]:
+    """Return arrays of the message in the model's dtype; PayloadError if one is missing or invalid.
 
-
-def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
-    """Return an array of the message in the model's dtype; PayloadError if it is missing or invalid.
-
-    ``key`` is in the record ``arrays``, or in ``payload`` with top-k rows along the last axis of ``shape``.
+    They are in the record ``arrays``, or in ``payload`` with top-k rows along the last axis of their shape.
     """
     payload = config_in(call.content, _PAYLOAD)
-    if key in payload:
-        coded, count = payload[key], int(np.prod(shape[:-1], dtype=np.int64))
-        rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
-        return rows.reshape(shape).astype(dtype, copy=False)
     arrays = records_of(call.content, ArrayRecord).get(_ARRAYS, ArrayRecord())
-    if key not in arrays:
-        raise PayloadError("missing key", f"{key!r}, as an array or as top-k rows")
-    values = view(arrays[key])
-    if values.shape != shape:
-        raise PayloadError("wrong shape", f"{key!r} has {values.shape}, expected {shape}")
-    if values.dtype.kind != "f":
-        raise PayloadError("wrong dtype", f"{key!r} is {values.dtype}, expected {np.dtype(dtype)}")
-    if not np.isfinite(values).all():
-        raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
-    return values.astype(dtype, copy=False)
+    found: dict[str, Vector] = {}
+    for key, shape in shapes.items():
+        if key in payload:
+            coded, count = payload[key], int(np.prod(shape[:-1], dtype=np.int64))
+            rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
+            found[key] = rows.reshape(shape).astype(dtype, copy=False)
+            continue
+        if key not in arrays:
+            raise PayloadError("missing key", f"{key!r}, as an array or as top-k rows")
+        values = view(arrays[key])
+        if values.shape != shape:
+            raise PayloadError("wrong shape", f"{key!r} has {values.shape}, expected {shape}")
+        if values.dtype.kind != "f":
+            raise PayloadError("wrong dtype", f"{key!r} is {values.dtype}, expected {np.dtype(dtype)}")
+        if not np.isfinite(values).all():
+            raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+        found[key] = values.astype(dtype, copy=False)
+    return found
 
 
 def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict:
@@ -383,8 +382,8 @@ class Channel:
     refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
-    def of(cls, call: Call, config: ConfigRecord) -> "Channel | None":
-        """Take a message's introductions and return its channel; None if the run is not sealed.
+    def of(cls, call: Call, config: ConfigRecord, t: int) -> "Channel | None":
+        """Take the introductions of a message of iteration t and return its channel; None if not sealed.
 
         Raises ValueError if the node has no key of the run or the config names no peers, and Refusal as in
         ``introduction_of``.
@@ -395,7 +394,7 @@ class Channel:
         if not isinstance(peers, list) or not peers or not all(isinstance(one, str) for one in peers):
             raise ValueError(f"peers must be a list of nodes' names, got {peers!r} in the message's config")
         links = NodeLinks(call, whole(config, "seed", 0))
-        names, t = tuple(map(str, peers)), whole(config, "t", 0)
+        names = tuple(map(str, peers))
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
         new: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
         if new:

@@ -9,14 +9,14 @@ encodings can be clipped and noised before they leave a node. ``step.py`` has th
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,7 +30,6 @@ from hedgerow.clients.hsgd.messages import (
     PartyMemory,
     UpdateRequest,
     config_of,
-    has_arrays,
     introduction_of,
     received,
     reply,
@@ -58,6 +57,9 @@ Request = TypeVar("Request")
 
 
 class _Job(Protocol):
+    call: Call
+    party: Party
+
     def answer(self) -> RecordDict: ...
 
 
@@ -101,8 +103,8 @@ def hsgd_client(
     - ``compress``: head and encodings are in the ConfigRecord ``payload`` instead: ``head`` as bytes, the
       encodings as lists of bytes, one per row (``hedgerow.wire.sparse_rows``). Requests may use either form.
     - ``sealed``, with ``seed``, ``peers`` and the record ``introductions``: hospital and devices encrypt
-      heads and encodings for each other (``sealing.py``). The reply to ``query.pair`` then also has ``name``,
-      ``introduction`` and ``pinned``.
+      heads and encodings for each other (``messages.py``). The reply to ``query.pair`` then also has
+      ``name``, ``introduction`` and ``pinned``.
     - ``upload-clip`` bounds the L2 norm of the uploaded change; ``upload-noise-multiplier`` times it is the
       standard deviation of its noise. Hospitals then report no loss.
     - ``clip`` bounds each encoding's L2 norm, and ``noise-multiplier`` times it is the standard deviation of
@@ -119,7 +121,7 @@ def hsgd_client(
     load : Callable[[Context], Party]
         Returns a node's party. Called for each message, so cache expensive work.
     own : Callable[[Context], bool] (default: never)
-        Whether a node learns from the files in its node config, without ``load``; ``own_work.py`` documents
+        Whether a node learns from the files in its node config, without ``load``; ``own_data.py`` documents
         the messages before training.
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
         Returns the number of people of each party, by partition id, see ``whoami``.
@@ -219,11 +221,12 @@ class ExchangeJob:
     def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "ExchangeJob":
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
-        channel = Channel.of(call, config_of(call))
-        if party.role == "hospital" and not has_arrays(call):
+        channel = Channel.of(call, config_of(call), request.t)
+        has_model = isinstance(call.content.get("arrays"), ArrayRecord)
+        if party.role == "hospital" and not has_model:
             check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
-        if party.role == "device" or has_arrays(call):
+        if party.role == "device" or has_model:
             model = _sent_model(call, party)
             known = PartyMemory(request.t, model, start=model if request.keeps_start else {})
         else:
@@ -245,14 +248,7 @@ class ExchangeJob:
 
     def terms(self) -> Hashable:
         """Return the key of calls that can share a stack."""
-        party = self.party
-        return (
-            id(party.model),
-            party.role == "hospital",
-            self.x.shape[1:],
-            _alone(self.call),
-            _unstacked(self),
-        )
+        return id(self.party.model), self.party.role == "hospital", self.x.shape[1:]
 
     def answer(self) -> RecordDict:
         """Keep the model of iteration t, and return the encodings, with the head from a hospital."""
@@ -271,14 +267,14 @@ class ExchangeJob:
 
 def encode_all(jobs: Sequence[ExchangeJob]) -> None:
     """Encode the batches of all jobs."""
-    for stack in _stacks(jobs, ExchangeJob.terms):
+    for stack, alone, plain in _stacks(jobs, ExchangeJob.terms):
         party = stack[0].party
         encoder = party.model.hospital if party.role == "hospital" else party.model.device
         theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
         if party.role != "hospital":
             _warn_of_revealing(party.encoding, x[0, 0].numel())
-        with _drawing(stack[0]) as plain:
-            zeta = encodings(encoder, theta, x, _alone(stack[0].call), plain)  # (members, batch, e)
+        with _draws(stack[0]) if plain else nullcontext():
+            zeta = encodings(encoder, theta, x, alone, plain)  # (members, batch, e)
         if zeta.shape[2:] != (party.encoding,):
             raise ValueError(
                 f"the encoder must give the shape ({party.encoding},), got {tuple(zeta.shape[2:])}"
@@ -305,7 +301,7 @@ def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
     blocks = {"head": model.head, "hospital": model.hospital}
     if party.role != "hospital":
         blocks = {"device": model.device}
-    return {key: received(call, key, (block_size(block),), party.dtype) for key, block in blocks.items()}
+    return received(call, {key: (block_size(block),) for key, block in blocks.items()}, party.dtype)
 
 
 # Lines 22 to 26: Q steps with the exchanged encodings.
@@ -333,9 +329,9 @@ class HospitalUpdate(_Update[HospitalStack]):
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
         """Prepare one call."""
         ids, memory = _batch_of(call, party, request)
-        channel, e2 = Channel.of(call, config_of(call)), party.model.device_encoding
+        channel, e2 = Channel.of(call, config_of(call), request.t), party.model.device_encoding
         if channel is None:
-            zeta2 = received(call, "zeta2", (len(ids), e2), party.dtype)
+            zeta2 = received(call, {"zeta2": (len(ids), e2)}, party.dtype)["zeta2"]
         else:
             there, zeta2 = channel.opened(ids, "zeta2", e2, party.dtype)
             ids = tuple(ids[row] for row in there)
@@ -368,10 +364,11 @@ class DeviceUpdate(_Update[DeviceStack]):
         ids, memory = _batch_of(call, party, request)
         x2, y = party.rows(ids)
         a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
-        own_heads, channel = memory.pairs and party.role == "edge", Channel.of(call, config_of(call))
+        own_heads = memory.pairs and party.role == "edge"
+        channel = Channel.of(call, config_of(call), request.t)
         if channel is None:
-            heads = received(call, "head", (a, n0) if own_heads else (n0,), party.dtype)
-            zeta1 = received(call, "zeta1", (a, e1), party.dtype)
+            shapes = {"head": (a, n0) if own_heads else (n0,), "zeta1": (a, e1)}
+            heads, zeta1 = received(call, shapes, party.dtype).values()
         else:
             # A device does not know whether its head is its own, so the config says it.
             paired = flag(config_of(call), "pairs", default=False)
@@ -402,17 +399,17 @@ def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
 
 def step_all(jobs: Sequence[Update]) -> None:
     """Make the steps of all jobs."""
-    for alike in _stacks(jobs, _terms):
+    for alike, alone, plain in _stacks(jobs, _terms):
         first = alike[0]
         model, loss, request = first.party.model, first.party.loss, first.request
         parts = [torch.cat(values) for values in zip(*(job.stack for job in alike), strict=True)]
-        how = request.rates, request.mu, _alone(first.call)
+        how = request.rates, request.mu, alone, plain
         after: Sequence[Tensor]
-        with _drawing(first) as plain:
+        with _draws(first) if plain else nullcontext():
             if isinstance(first, HospitalUpdate):
-                after = hospital_steps(model, loss, HospitalStack(*parts), *how, plain)
+                after = hospital_steps(model, loss, HospitalStack(*parts), *how)
             else:
-                after = [device_steps(model, loss, DeviceStack(*parts), *how, plain)]
+                after = [device_steps(model, loss, DeviceStack(*parts), *how)]
         sizes = [len(job.stack.y) for job in alike]
         for job, *own in zip(alike, *(torch.split(value, sizes) for value in after), strict=True):
             job.after = own
@@ -421,32 +418,14 @@ def step_all(jobs: Sequence[Update]) -> None:
 def _terms(job: Update) -> Hashable:
     """Return the key of calls that can share a stack."""
     shapes, party, request = tuple(value.shape[1:] for value in job.stack), job.party, job.request
-    alone = _alone(job.call), _unstacked(job)
-    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu, alone
+    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu
 
 
-def _unstacked(job: ExchangeJob | Update) -> int | None:
-    """Return None if the job's model may be computed in a stack with others, else what is the job's alone."""
-    party = job.party
-    stacks = can_vmap(party.model, party.role == "hospital", party.loss, party.x, party.y)
-    return None if stacks else id(job)
-
-
-@contextmanager
-def _drawing(job: ExchangeJob | Update) -> Iterator[bool]:
-    """Return whether a job is computed by itself; its draws follow from seed, iteration and node."""
-    if _unstacked(job) is None:
-        yield False
-        return
+def _draws(job: ExchangeJob | Update) -> AbstractContextManager[Any]:
+    """Return a context in which a job that is computed by itself draws by seed, iteration and node."""
     config = config_of(job.call)
     seed = whole(config if "seed" in config else ConfigRecord({**job.call.context.run_config}), "seed", 0)
-    with NodeDraws.of(job.party.model, (seed, job.request.t, job.call.partition_id)):
-        yield True
-
-
-def _alone(call: Call) -> bool:
-    """Return whether the run config asks for results that do not depend on other members of a stack."""
-    return call.context.run_config.get("training-mode") == "loop"
+    return NodeDraws.of(job.party.model, (seed, job.request.t, job.call.partition_id))
 
 
 def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], PartyMemory]:
@@ -464,16 +443,14 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
         PartyMemory.forget(context)
         if protected is not None:
             arrays = protected(arrays, job.start, request.t, job.call)
-        return _kept(job, RecordDict({**reply(arrays), "metrics": sent}))
-    start = {} if protected is None else job.start
-    memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start)
-    memory.keep(context, stepped=True)
-    if "loss" not in sent:
-        reveals_nothing()
-    return _kept(job, RecordDict({"metrics": sent}))
-
-
-def _kept(job: Update, content: RecordDict) -> RecordDict:
+        content = RecordDict({**reply(arrays), "metrics": sent})
+    else:
+        start = {} if protected is None else job.start
+        memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start)
+        memory.keep(context, stepped=True)
+        if "loss" not in sent:
+            reveals_nothing()
+        content = RecordDict({"metrics": sent})
     return content if job.channel is None else job.channel.kept(content)
 
 
@@ -493,12 +470,23 @@ def _tensor(array: Vector, party: Party) -> Tensor:
     return torch.tensor(array, device=party.x.device)
 
 
-def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> list[list[Job]]:
-    """Group the jobs that can share a stack, in order of arrival."""
-    stacks: dict[Hashable, list[Job]] = {}
-    for job in jobs:
-        stacks.setdefault(terms(job), []).append(job)
-    return list(stacks.values())
+def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> Iterator[tuple[list[Job], bool, bool]]:
+    """Yield the jobs that can share a stack, in order of arrival, and ``alone`` and ``plain``.
+
+    ``alone`` is whether the run config asks for results that do not depend on other members of a stack;
+    ``plain`` whether the model cannot be computed in a stack: the job is then by itself.
+    """
+    stacks: dict[tuple[Hashable, bool, int | None], list[Job]] = {}
+    stackable: dict[Hashable, bool] = {}
+    for at, job in enumerate(jobs):
+        party = job.party
+        what = party.model, party.role == "hospital", party.loss
+        if (kind := (*what, party.x.shape[1:])) not in stackable:
+            stackable[kind] = can_vmap(*what, party.x, party.y)
+        alone = job.call.context.run_config.get("training-mode") == "loop"
+        stacks.setdefault((terms(job), alone, None if stackable[kind] else at), []).append(job)
+    for (_, alone, by_itself), stack in stacks.items():
+        yield stack, alone, by_itself is not None
 
 
 def _mean_of_rows(rows: Vector) -> Vector:

@@ -455,12 +455,14 @@ def _encode(call: Call) -> RecordDict:
     if party.role == "hospital":
         raise ValueError("role must be device or edge for encodings of devices, got hospital")
     x, _ = party.rows(_batch(party, config))
-    theta = torch.tensor(received(call, "device", (block_size(party.model.device),), party.dtype))
+    sent = received(call, {"device": (block_size(party.model.device),)}, party.dtype)
+    theta = torch.tensor(sent["device"])
     members = theta.expand(len(x), len(theta))
     with evaluating(party.model):
         zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
-    released = Release.of(config)(zeta, whole(config, "t", 0), call)
-    channel = Channel.of(call, config)
+    t = whole(config, "t", 0)
+    released = Release.of(config)(zeta, t, call)
+    channel = Channel.of(call, config, t)
     if channel is not None:
         return channel.sealed(_batch(party, config), EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
@@ -477,7 +479,8 @@ def _score(call: Call) -> RecordDict:
     if party.role != "hospital":
         raise ValueError(f"role must be hospital for scores, got {party.role}")
     ids = _batch(party, config)
-    model, channel, zeta2 = party.model, Channel.of(call, config), None
+    t = whole(config, "t", 0) if "t" in config else 0  # Only seals are bound to it.
+    model, channel, zeta2 = party.model, Channel.of(call, config, t), None
     if channel is not None:
         try:
             there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)
@@ -487,12 +490,10 @@ def _score(call: Call) -> RecordDict:
     _enough(call, ids, "scores")
     x, y = party.rows(ids)
     blocks = {name: getattr(model, name) for name in ("head", "hospital")}
-    theta = {
-        name: torch.tensor(received(call, name, (block_size(block),), party.dtype))
-        for name, block in blocks.items()
-    }
+    shapes = {name: (block_size(block),) for name, block in blocks.items()}
+    theta = {name: torch.tensor(one) for name, one in received(call, shapes, party.dtype).items()}
     if zeta2 is None:
-        zeta2 = received(call, "zeta2", (len(ids), model.device_encoding), party.dtype)
+        zeta2 = received(call, {"zeta2": (len(ids), model.device_encoding)}, party.dtype)["zeta2"]
     z2 = torch.tensor(zeta2)
     with evaluating(model):
         head, hospital = (

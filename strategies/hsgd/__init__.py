@@ -1,13 +1,12 @@
 """HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines.
 
-Reading order: ``algorithm`` (Algorithm 1), ``interval`` (its requests and replies), ``means`` ((1) and (2):
-plain or robust), ``strategy`` (the settings).
+Reading order: ``algorithm`` (Algorithm 1 and its two means), ``exchange`` (the requests and replies of a
+local interval), ``messages`` (their records, checks and bookings), ``strategy`` (the settings).
 
-- Membership: ``members``, with ``setup`` for dealt data and ``own`` for the parties' own data; these use
-  ``parties``, ``introductions``, ``matching`` and ``groups``.
-- Messages: ``messages``, ``links`` (open or sealed), ``conversation`` (exchanges outside training).
-- Cost and privacy: ``books``, ``costs``, ``system``, ``noise``.
-- Theory, and the choice of P, Q and eta: ``theory``, ``estimates``, ``probes``, ``adaptive``.
+- Membership: ``parties`` (who is there, introductions, keys of sealed links) and ``membership`` (how parties
+  form groups), with ``own_data`` for the parties' local data and ``evaluation`` of people held out there.
+- Cost and privacy: ``costs`` and ``privacy``.
+- Theory, and the choice of P, Q and eta: ``theory`` and ``adaptive``.
 """
 
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Probing

@@ -346,7 +346,8 @@ def stepped(interval: Interval, swaps: Iterable[Swap], run: Run) -> Steps[list[L
             one = asked[node][0]
             hospital = node == one.group.hospital
             links.met(node, _hospitals_peers(one) if hospital else [one.group.hospital], reply.refused)
-            links.count_unopened(reply.refused)
+            if reply.refused:
+                links.count_unopened(reply.refused)
     if not interval.beside:
         run.contents += [
             reply.metrics

@@ -132,7 +132,7 @@ def match(
     num_groups: int | None = None,
     standing: Mapping[int, Group] | None = None,
 ) -> Matching:
-    """PartyForm the groups.
+    """Form the groups.
 
     - ``form``: Parties with another form are excluded.
     - ``holdout``: Fraction of held-out people, in [0, 1). Each person is drawn from seed and hash alone, so
@@ -452,7 +452,7 @@ class Members(Part):
         return self.setup.encodings
 
     def begin(self, grid: Grid) -> ArrayRecord | None:
-        """PartyForm the groups, once per run; return the initial model if it depends on the parties' data."""
+        """Form the groups, once per run; return the initial model if it depends on the parties' data."""
         if self.matching is not None:
             return None
         matching = self.setup.begin(grid)

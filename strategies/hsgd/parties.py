@@ -354,8 +354,10 @@ class Parties:
 
     def ask(self, grid: Grid, partitions: Iterable[int], questions: int) -> set[int]:
         """Query parties for introductions, at most so many times; return those now known."""
-        talk = Conversation(self._federation, self._federation.completed, booked=False)
         silent, answered = set(partitions), set[int]()
+        if not silent:
+            return answered
+        talk = Conversation(self._federation, self._federation.completed, booked=False)
         for _ in range(questions):
             if not silent:
                 break

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from tests.docs.pages import blocks
-from tests.strategies.hsgd.test_means import ended
+from tests.strategies.hsgd.test_algorithm import ended
 from torch import nn
 
 from hedgerow.clients import BatchClientApp, LocalTask, fedmud_client, sd_feel_client, similarity_free_client
