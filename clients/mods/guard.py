@@ -66,6 +66,9 @@ __all__ = [
 
 Noted = TypeVar("Noted")
 
+# Most epsilon, at the policy's delta, of a release that ``max-unprotected`` takes for protected.
+_MOST_EPSILON = 10.0
+
 FAILED = "this node could not answer; its own log says why"
 NO_POLICY = "this node's policy is not valid: it answers nothing"
 NO_STATE = "this node's state stays here"
@@ -157,6 +160,8 @@ class _Watch:
     # The protection that the handler has applied, and whether some of the answer has none.
     done: Reveals = Reveals.RECORDS
     bare: bool = False
+    # Whether some of the answer's noise is too little to protect.
+    is_weak: bool = False
     # Whether a unit of ``max-unprotected`` is reserved; None if none is left, or the policy sets no limit.
     reserved: bool | None = None
 
@@ -343,7 +348,7 @@ def _check_answer(watch: _Watch, what: Reveals, answer: RecordDict) -> None:
     if policy.max_unprotected is None:
         return
     summed = Reveals.SUMMED in what and _is_summed(answer)
-    if noised or summed or Reveals.NOTHING in watch.done or not any(answer.values()):
+    if (noised and not watch.is_weak) or summed or Reveals.NOTHING in watch.done or not any(answer.values()):
         if watch.reserved:
             watch.noted(Releases.give_back)
     elif not watch.reserved:
@@ -435,8 +440,8 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
     """Check a run's privacy against the policy; unless the mode is ``none``, the answer counts as noised.
 
     Mode ``none`` says that something in the answer is not noised; whatever else is, the answer is then
-    unprotected. In mode ``sound`` ``multiplier`` is the noise deviation in sensitivities and ``clip`` the
-    clipping norm of records.
+    unprotected. So it is in mode ``paper``, and with an epsilon above 10 at the policy's delta. In mode
+    ``sound`` ``multiplier`` is the noise deviation in sensitivities and ``clip`` the clipping norm.
     """
     if _watch is None:
         return
@@ -453,6 +458,10 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
             raise Refusal(WEAK, "epsilon")
     if mode != "none":
         _watch.done |= Reveals.NOISED
+        if policy.max_unprotected is not None:
+            # The server chooses the noise: it may be next to none, and mode ``paper`` guarantees nothing.
+            is_weak = mode != "sound" or epsilon_of([multiplier], policy.delta) > _MOST_EPSILON
+            _watch.is_weak = _watch.is_weak or is_weak
         return
     _watch.bare = True
     if _watch.is_spent:

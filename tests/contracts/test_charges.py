@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clients.contexts import answer, context
 from tests.clients.test_policies import APPS, COVERED, REQUIRED
@@ -67,6 +67,17 @@ def noised() -> RecordDict:
     return bare()
 
 
+def next_to_no_noise() -> RecordDict:
+    check_privacy("sound", 9.0, 1.0)
+    check_privacy("sound", 1e-12, 1.0)
+    return bare()
+
+
+def noise_without_a_guarantee() -> RecordDict:
+    check_privacy("paper", 9.0, 1.0)
+    return bare()
+
+
 def half_noised() -> RecordDict:
     check_privacy("sound", 9.0, 1.0)
     check_privacy("none")
@@ -97,7 +108,19 @@ def nothing() -> RecordDict:
 
 ACTS = {
     act.__name__: act
-    for act in (bare, fails, noised, half_noised, noised_mode_none, summed, summed_and_bare, empty, nothing)
+    for act in (
+        bare,
+        fails,
+        noised,
+        next_to_no_noise,
+        noise_without_a_guarantee,
+        half_noised,
+        noised_mode_none,
+        summed,
+        summed_and_bare,
+        empty,
+        nothing,
+    )
 }
 FREE = {"noised", "empty", "nothing"}
 
@@ -107,6 +130,7 @@ def steps() -> st.SearchStrategy[list[tuple[tuple[str, str], str, bool]]]:
     return st.lists(one, min_size=1, max_size=8)
 
 
+@settings(deadline=None)  # the first epsilon imports SciPy
 @given(steps(), st.integers(0, 3))
 def test_what_is_answered_without_protection_is_charged_whatever_is_declared(
     told: list[tuple[tuple[str, str], str, bool]], most: int
