@@ -1,7 +1,7 @@
 """HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines.
 
-Reading order: ``algorithm`` (Algorithm 1 and its two means), ``exchange`` (the requests and replies of a
-local interval), ``messages`` (their records, checks and bookings), ``strategy`` (the settings).
+Reading order: ``algorithm`` (Algorithm 1), ``means`` ((1) and (2)), ``exchange`` (the requests and replies
+of a local interval), ``messages`` (their records, checks and bookings), ``strategy`` (the settings).
 
 - Membership: ``parties`` (who is there, introductions, keys of sealed links) and ``membership`` (how parties
   form groups), with ``own_data`` for the parties' local data and ``evaluation`` of people held out there.

@@ -22,10 +22,11 @@ from flwr.serverapp.strategy import Result
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
-from hedgerow.strategies.hsgd.algorithm import Algorithm, Asked, Means, PlainMeans, State, local_interval
+from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
 from hedgerow.strategies.hsgd.costs import MethodName, MethodVariant, ModelledSystem, Sizes, require_intervals
 from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.exchange import Interval, IntervalTerms, Local
+from hedgerow.strategies.hsgd.means import Asked, Means, PlainMeans
 from hedgerow.strategies.hsgd.membership import DealtSetup, Matching, Members, Setup
 from hedgerow.strategies.hsgd.messages import Blocks, Books, Schema, Theta
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup

@@ -104,4 +104,6 @@ def _check_settings(command: str, options: dict[str, Any]) -> None:
             for text in options["run_config"] or []
             if not text.endswith(".toml") and "/path/to/" not in text
         ]
+        if options.get("own_data"):
+            settings.append("partition=own")
         plan_run(find_app(str(ROOT / "flower_apps" / app_name)), settings)

@@ -18,7 +18,7 @@ WAYS = {
     "sd-feel iterations=20 fault-dropout=0.000000001": (322, 61, 1527),
     "similarity-free num-rounds=2": (322, 59, 1832),
     "fedmud num-rounds=2": (399, 70, 2886),
-    "hsgd iterations=40": (397, 50, 3936),
+    "hsgd iterations=40": (397, 51, 3939),
     "ceps iterations=40": (359, 64, 1477),
 }
 

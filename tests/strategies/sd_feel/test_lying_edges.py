@@ -44,7 +44,7 @@ def honest(models: Any) -> Any:
 
 
 LIES: dict[str, Callable[[Any], Any]] = {
-    "scaled": lambda w: 1e6 * (w + 1.0),
+    "scaled": lambda w: 100 * (w + 1.0),
     "sign-flipped": lambda w: -50 * (np.abs(w) + 1.0),
 }
 
