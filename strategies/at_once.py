@@ -176,8 +176,11 @@ def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> t
     arrays = payload_bytes(only_arrays(content))
     rest = payload_bytes(content) - content.metric_records["metrics"].count_bytes()
     columns = {key: values.tolist() for key, values in metrics.items()}
-    told = [
-        MetricRecord(dict(zip(columns, values, strict=True)))
-        for values in zip(*columns.values(), strict=True)
-    ]
-    return arrays, [rest + one.count_bytes() for one in told]
+    integers = [columns[key] for key, values in metrics.items() if values.dtype.kind != "f"]
+    known: dict[tuple[int, ...], int] = {}
+    sizes = []
+    for k in range(len(rows)):
+        if (alike := tuple(column[k] for column in integers)) not in known:
+            known[alike] = MetricRecord({key: column[k] for key, column in columns.items()}).count_bytes()
+        sizes.append(rest + known[alike])
+    return arrays, sizes
