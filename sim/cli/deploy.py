@@ -112,8 +112,6 @@ def deploy_local(
         )
         plan.check_no_faults()
         records = None if own_settings(spec) else _records(out)
-        if own_data and plan.run_config.get("data-dir"):
-            raise ValueError("data-dir must be left out with --own-data, whose nodes do not read it")
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         configs = with_holdout(configs, plan.run_config)
         if own_data is None:

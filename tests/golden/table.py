@@ -6,7 +6,7 @@ two rows: its small run, whole and resumed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -479,12 +479,12 @@ class Design:
     def row(self, levels: Mapping[str, str]) -> Row:
         """Return the row that has these levels."""
         tags = tuple(f"{c}={level}" for c, level in levels.items() if level != next(iter(self.factors[c])))
-        row = _row(self.app, f"pairs {' '.join(tags) or 'none'}", *tags, settings=self.base)
+        settings, changes = dict(self.base), dict[str, Any]()
         for concern, level in levels.items():
             change = dict(self.factors[concern][level])
-            settings = {**row.settings, **change.pop("settings", {})}
-            row = replace(row, settings=settings, **change)
-        return row
+            settings |= change.pop("settings", {})
+            changes |= change
+        return _row(self.app, f"pairs {' '.join(tags) or 'none'}", *tags, settings=settings, **changes)
 
 
 def pairwise(design: Design) -> list[dict[str, str]]:

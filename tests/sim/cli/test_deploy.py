@@ -45,6 +45,7 @@ def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pyte
         "own_data": False,
         "own_users": False,
         "node_config": [{"role": "north"}] * 3,
+        "records": None,
     }
 
 
@@ -202,7 +203,7 @@ def test_each_node_is_told_of_its_own_file_alone(samples: Path, monkeypatch: pyt
     ("app", "arguments", "words"),
     [
         (SD_FEEL, ["--nodes", "4"], "--nodes must be 3, the nodes of"),
-        (SD_FEEL, ["-c", "data-dir=/srv"], "data-dir must be left out with --own-data"),
+        (SD_FEEL, ["-c", "data-dir=/srv"], "data-dir must be '' with partition = 'own', got '/srv'"),
     ],
 )
 def test_own_data_that_do_not_go_with_a_run_are_one_error(

@@ -96,8 +96,10 @@ def test_every_command_checks_its_paths(tmp_path: Path, monkeypatch: pytest.Monk
             given = [param.opts[0], "C:\\x"] if param.param_type_name == "option" else ["C:\\x"]
             before = [
                 "1" if isinstance(one.type, click.types.IntParamType) else "sd-feel"
-                for one in command.params
-                if one.required and one.param_type_name == "argument" and one is not param
+                for i, one in enumerate(command.params)
+                if one.param_type_name == "argument"
+                and one is not param
+                and (one.required or i < command.params.index(param))
             ]
             shown = hedgerow(*name, *before, *given)
             assert "no drive" in shown.output or "Missing option" in shown.output, (name, param.name)

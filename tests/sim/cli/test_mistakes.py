@@ -106,11 +106,11 @@ def test_changed_settings_of_all_runs_of_a_folder(tmp_path: Path, monkeypatch: p
     ("app", "copy", "options", "words"),
     [
         ("mine", "sd_feel", "--changed run", "tau1 = 7"),
-        ("moons", "", "--changed run", "APP must be given: run is a run of 'moons'"),
-        ("moons", "", "--changed runs", "runs is not a run folder"),
-        ("moons", "", "", "APP must be given, or --changed RUN"),
-        ("moons", "", "--write --changed run", "--write must be used without --changed"),
-        ("moons", "", "sd-feel run", "a run must be given by --changed"),
+        ("of-nobody", "", "--changed run", "APP must be given: run is a run of 'of-nobody'"),
+        ("of-nobody", "", "--changed runs", "runs is not a run folder"),
+        ("of-nobody", "", "", "APP must be given, or --changed RUN"),
+        ("of-nobody", "", "--write --changed run", "--write must be used without --changed"),
+        ("of-nobody", "", "sd-feel run", "a run must be given by --changed"),
     ],
 )
 def test_a_run_says_whose_settings_it_changed(
