@@ -22,6 +22,7 @@ from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
+from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
 
 __all__ = ["BatchClientApp", "Sizes", "Whoami", "introduce", "introduced", "whoami"]
@@ -119,7 +120,8 @@ def _of_app(types: tuple[str, ...], handler: BatchHandler) -> BatchHandler:
 
     def handle(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
         with one_blas_thread():
-            return handler([replace(stored(call), app=types) for call in calls])
+            known = [stored(call) if FROZEN in call.content else call for call in calls]
+            return handler([replace(call, app=types) for call in known])
 
     return reveals(reveals_of(handler), handle)
 

@@ -21,8 +21,8 @@ _MOST = 4
 
 
 def stored(call: Call) -> Call:
-    """Store the frozen arrays that a message has, if any, in the node's context; return it without them."""
-    if FROZEN not in call.content or not isinstance(record := call.content[FROZEN], ArrayRecord):
+    """Store the frozen arrays that a message has in the node's context; return it without them."""
+    if not isinstance(record := call.content[FROZEN], ArrayRecord):
         return call
     call.context.state[FROZEN] = record
     rest = RecordDict({key: one for key, one in call.content.items() if key != FROZEN})

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
-from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.run import Run, read
 from hedgerow.strategies.vectors import DeviceRows
@@ -36,7 +35,7 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
         return None
     if answer is None or not simple or not bare or run.federation.settings.train_metrics_aggr_fn:
         return None
-    nodes, away = run.federation.there(list(exchange.asked))
+    nodes, away = run.federation.members.select_online(list(exchange.asked))
     groups: dict[Any, list[int]] = {}
     for node in nodes:
         ask = exchange.asked[node.partition_id]
@@ -82,7 +81,7 @@ def _checked(
     for values in metrics.values():
         likely &= np.abs(values) <= MAX_METRIC
     errors: dict[int, PayloadError] = {}
-    for k in np.flatnonzero(~(likely & federation.claims.valid(weights))).tolist():
+    for k in np.flatnonzero(~(likely & federation.limits.claims.valid(weights))).tolist():
         try:
             own = {key: values[k] for key, values in metrics.items()}
             read(run, exchange, nodes[k], _reply(run, rows[k], own))
@@ -90,7 +89,7 @@ def _checked(
             errors[k] = error
     if federation.settings.max_update_norm_ratio:
         unread = {k: norm for k, norm in enumerate(norms.tolist()) if k not in errors}
-        errors |= federation.bound().too_large(unread, {k: sent[pools[k]] for k in unread})
+        errors |= federation.limits.bound().too_large(unread, {k: sent[pools[k]] for k in unread})
     inbox.settle(nodes, errors)
     federation.judge(inbox)
     accepted = [k for k in range(len(nodes)) if k not in errors]
@@ -173,7 +172,7 @@ def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> t
     if not len(rows):
         return 0, []
     content = _reply(run, rows[0], {key: values[0] for key, values in metrics.items()})
-    arrays = payload_bytes(only_arrays(content))
+    arrays = payload_bytes(content["arrays"])
     rest = payload_bytes(content) - content.metric_records["metrics"].count_bytes()
     columns = {key: values.tolist() for key, values in metrics.items()}
     integers = [columns[key] for key, values in metrics.items() if values.dtype.kind != "f"]

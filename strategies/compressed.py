@@ -555,5 +555,5 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
 def _partition_ids(strategy: Strategy) -> dict[int, int]:
     """Return partition ids by node id, if the strategy has queried its nodes."""
     federation = getattr(strategy, "federation", None)
-    nodes = federation.nodes if isinstance(federation, Federation) else ()
+    nodes = federation.members.nodes if isinstance(federation, Federation) else ()
     return {node.node_id: node.partition_id for node in nodes}

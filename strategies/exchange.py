@@ -220,7 +220,7 @@ class Exchange:
     def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
         """Record the norm of a row's update (M,); PayloadError if it is too large."""
         for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
-            federation.bound(name).check(move[where], model)
+            federation.limits.bound(name).check(move[where], model)
 
 
 @dataclass(frozen=True, eq=False)

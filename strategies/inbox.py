@@ -26,6 +26,7 @@ from hedgerow.wire.records import PayloadError, only_record, records_of
 
 __all__ = [
     "RAISED",
+    "TOO_LARGE",
     "ExchangeReport",
     "Inbox",
     "Node",
@@ -38,6 +39,8 @@ __all__ = [
     "weighted_metrics",
 ]
 
+# The reason for refusing an update.
+TOO_LARGE = "update too large"
 _POLL_SECONDS = 0.1
 # Bounds on a reply, checked before it is read: records, values per record, metrics per record, characters per
 # key.

@@ -26,9 +26,11 @@ from hedgerow.strategies.at_once import at_once
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part, Parts
+from hedgerow.strategies.parts.server_step import ServerStep
 from hedgerow.strategies.run import Run, send
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
+from hedgerow.wire.printable import quoted
 
 __all__ = ["Method"]
 
@@ -63,7 +65,14 @@ class Method(FederatedStrategy, Generic[S]):
         self.mean = mean or WeightedMean()
         self.aggregator = aggregator or self.mean
         # An aggregator that keeps state is a part too.
-        kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
+        kept: list[Part] = [self.aggregator] if isinstance(self.aggregator, Part) else []
+        self.server_step: ServerStep | None = federation.settings.server_step
+        if self.server_step is not None:
+            if not isinstance(self.server_step, ServerStep):
+                raise ValueError(f"server_step must be None or a ServerStep, got {quoted(self.server_step)}")
+            if why := self.unstepped():
+                raise ValueError(f"server_step must be None with {type(self).__name__}: {why}")
+            kept.append(self.server_step)
         self.parts = Parts((*parts, *kept, *federation.settings.parts))
         super().__init__(federation)
 
@@ -86,7 +95,13 @@ class Method(FederatedStrategy, Generic[S]):
 
     def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
         """Make a training exchange; return the aggregate of each pool's replies."""
-        return self.aggregator.means(replace(run.prepared(exchange), weigh=self.mean.weights), run)
+        asked = replace(run.prepared(exchange), weigh=self.mean.weights)
+        means = yield from self.aggregator.means(asked, run)
+        return means if self.server_step is None else self.server_step.stepped(means, exchange, run)
+
+    def unstepped(self) -> str | None:
+        """Return why no ``ServerStep`` can act on the method's means; None if one can."""
+        return None
 
     def ended(self, state: S, run: Run) -> None:
         """Called with the state after each completed round."""
@@ -105,7 +120,7 @@ class Method(FederatedStrategy, Generic[S]):
         log(INFO, "\t├──> Aggregator: %s", type(self.aggregator).__name__)
         for line in [line for part in self.parts for line in part.describe()]:
             log(INFO, "\t├──> %s", line)
-        self.federation.log_keys()
+        self.log_keys()
 
     # State.
 
@@ -255,7 +270,6 @@ class Method(FederatedStrategy, Generic[S]):
 
     def _to_training(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> None:
         """Begin a round, and run it up to its training exchange."""
-        self._begin_round(server_round)
         self._pending = None
         if self.finished:
             return
@@ -343,11 +357,13 @@ class Method(FederatedStrategy, Generic[S]):
 
     def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
         """Return the round's metrics from the nodes' metrics, as columns (K,) by name."""
-        return self.federation.table_metrics(table)
+        limits = self.federation.limits
+        return limits.counted(self.federation.evaluation.of_columns(table, limits.claims.metrics_ratio))
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Return the round's metrics from the nodes' replies."""
-        return self.federation.train_metrics(contents)
+        limits = self.federation.limits
+        return limits.counted(self.federation.evaluation.of_training(contents, limits.claims.metrics_ratio))
 
 
 class _Values(pickle.Pickler):

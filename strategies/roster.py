@@ -6,15 +6,17 @@ with a reason, and queried again later.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from dataclasses import replace
 from itertools import count
 from logging import INFO, WARNING
+from typing import TypeVar, overload
 
+import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
-from hedgerow.strategies.known_nodes import AllBut, LazyNodes
 from hedgerow.strategies.node import UNKNOWN, VACANT, Node, Shapes
 from hedgerow.strategies.registry import Registered, Registry
 from hedgerow.strategies.whoami import NodeQuery, RosterError, grid_clock, wait_for_nodes
@@ -24,6 +26,8 @@ from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 
 __all__ = ["Admits", "Roster", "rounds_away"]
+
+T = TypeVar("T")
 
 # Longest wait (s) of a round for a node's introduction: with no other node online, and with some.
 _PATIENCE, _PATIENCE_OF_OTHERS = 60.0, 15.0
@@ -41,6 +45,57 @@ _Claim = tuple[Node, str | None]
 def rounds_away(times: int) -> int:
     """Return how many rounds a node is excluded the first, second, … time: 2, 4, 8, … 64."""
     return int(min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS))
+
+
+# The nodes of a grid that knows them all cost as much as those that take part, not as all of them.
+
+
+class _LazyNodes(Sequence[T]):
+    """One node per place, created at the first access."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count, self._make = count, make
+        self._made: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, int) and (node := self._made.get(at)) is not None:
+            return node
+        partitions = range(self._count)[at]
+        if isinstance(partitions, range):
+            return [self[i] for i in partitions]
+        return self._made.setdefault(partitions, self._make(partitions))
+
+
+class _AllBut(MutableSet[int]):
+    """The node ids of all nodes (N,) except ``away``; membership is only tested for ids of these nodes."""
+
+    def __init__(self, node_ids: NDArray[np.uint64], away: set[int]) -> None:
+        self._node_ids = node_ids
+        self.away = away
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id not in self.away
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for i in self._node_ids.tolist() if i not in self.away)
+
+    def __len__(self) -> int:
+        return len(self._node_ids) - len(self.away)
+
+    def add(self, node_id: int) -> None:
+        """Include a node."""
+        self.away.discard(node_id)
+
+    def discard(self, node_id: int) -> None:
+        """Exclude a node."""
+        self.away.add(node_id)
 
 
 class Roster:
@@ -83,7 +138,7 @@ class Roster:
         self._nodes = sorted(nodes, key=lambda node: node.partition_id)
         self.known: KnownNodes | None = None
         # Replaces ``_nodes`` if ``known`` is given.
-        self._lazy: LazyNodes[Node] | None = None
+        self._lazy: _LazyNodes[Node] | None = None
         self.introduced = introduced
         self.online: MutableSet[int] = {node.node_id for node in nodes if not node.vacant}
         self.places: int | None = len(nodes)
@@ -143,8 +198,8 @@ class Roster:
             return Node(at, int(known.node_ids[at]), num_examples=size, name=f"partition-{at}")
 
         roster = cls([], True)
-        roster.known, roster._lazy = known, LazyNodes(len(known.node_ids), made)
-        roster.places, roster.online = len(known.node_ids), AllBut(known.node_ids, set())
+        roster.known, roster._lazy = known, _LazyNodes(len(known.node_ids), made)
+        roster.places, roster.online = len(known.node_ids), _AllBut(known.node_ids, set())
         return None if admits is not None and any(map(admits, roster.nodes)) else roster
 
     @classmethod
@@ -296,15 +351,17 @@ class Roster:
         rounds would otherwise end the run before a node can reconnect. Excluded nodes are queried again by
         ``server_round``.
         """
+        self._look(grid, timeout, server_round)
+        if self.online:
+            return
         now, sleep = grid_clock(grid)
         end = now() + timeout
-        self._look(grid, timeout, server_round)
         while not self.online and now() < end:
             sleep(min(1.0, timeout / 10))
             self._look(grid, timeout, server_round)
 
     def _look(self, grid: Grid, timeout: float, server_round: int) -> None:
-        if isinstance(self.online, AllBut):
+        if isinstance(self.online, _AllBut):
             resting = self._at_rest(server_round)
             refused = {i for i, (_, until) in self._outside.items() if server_round < until}
             self._kept, self.online.away = resting, resting | refused

@@ -21,8 +21,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.inbox import collect
-from hedgerow.strategies.parts.bounds import TOO_LARGE
+from hedgerow.strategies.inbox import TOO_LARGE, collect
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.ledger import Traffic
 from hedgerow.wire.printable import quoted
@@ -242,9 +241,13 @@ def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str,
     loss = median_low(by_node) if isinstance(by_node, list) and by_node else metrics.get("loss")
     federation = strategy.federation
     # A secure sum has no median, and one member can set its mean to any value.
-    trained = federation.trained_loss if strategy.sums is None else None
-    bound = federation.losses
-    for kind, value in (("central", loss), ("federated", federation.evaluated_loss), ("training", trained)):
+    trained = federation.evaluation.trained_loss if strategy.sums is None else None
+    bound = federation.limits.losses
+    for kind, value in (
+        ("central", loss),
+        ("federated", federation.evaluation.evaluated_loss),
+        ("training", trained),
+    ):
         if (problem := bound.problem(kind, value)) is not None:
             raise DivergenceError(
                 f"Round {current}: {problem}: the run diverges. A smaller step size keeps it stable; "

@@ -101,11 +101,11 @@ class Run:
 
     def sizes(self, nodes: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
         """Return |S_i| of nodes (K,): the examples that each claimed first, up to the run's bound."""
-        return self.federation.weights_of(nodes, claimed)
+        return self.federation.limits.weights_of(nodes, claimed)
 
     def known_sizes(self, nodes: Sequence[int], otherwise: float) -> Sequence[float]:
         """Return |S_i| of nodes (K,), or ``otherwise`` for one that has claimed none."""
-        known, weight = self.federation.sizes, self.federation.weight_of
+        known, weight = self.federation.limits.sizes, self.federation.limits.weight_of
         return [weight(i) if i in known else otherwise for i in nodes]
 
     def book(
@@ -211,9 +211,9 @@ class Run:
         if isinstance(exchange, Together):
             return self._sent_together(exchange)
         if exchange.trains:
-            nodes, away = self.federation.there(list(exchange.asked))
+            nodes, away = self.federation.members.select_online(list(exchange.asked))
         else:
-            nodes, away = [self.federation.node(i) for i in exchange.asked], 0
+            nodes, away = [self.federation.members.node(i) for i in exchange.asked], 0
         known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
         made = [self._content(exchange, node.partition_id, known) for node in nodes]
         if nodes and (exchange.links[0] or exchange.booked):
@@ -335,7 +335,7 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadR
         return ReadReply(row.vector, 0.0, row.bits)
     sent = exchange.asked[node.partition_id].model
     assert sent is not None, "the exchange has models"
-    arrays, claimed = only_arrays(content), federation.checked_weight(content)
+    arrays, claimed = only_arrays(content), federation.limits.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout, node.partition_id)
     if federation.settings.max_update_norm_ratio:
         with np.errstate(over="ignore", invalid="ignore"):  # An overflow is infinite, and refused.

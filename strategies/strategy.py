@@ -209,6 +209,13 @@ class FederatedStrategy(Strategy):
         """Prepare a new or resumed run; return the model of its first evaluation."""
         return arrays
 
+    def log_keys(self) -> None:
+        """Log the keys in records, the last lines of a summary."""
+        log(INFO, "\t└──> Keys in records:")
+        log(INFO, "\t\t├── Weighted by: '%s'", self.settings.weighted_by_key)
+        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.settings.arrayrecord_key)
+        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.settings.configrecord_key)
+
     # Progress of the run.
 
     @property
@@ -323,15 +330,14 @@ class FederatedStrategy(Strategy):
             if (report := self.disclosed()) is not None:
                 log(INFO, "Privacy: %s", self._told(report))
 
-    def _begin_round(self, server_round: int) -> None:
-        """Forget an earlier run if the caller restarts at round 1."""
+    def _continue_from(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Adopt a round's arrays if they are not those that the previous round returned.
+
+        A caller who starts again at round 1 begins a new run.
+        """
         if server_round == 1 and self.completed_rounds:
             self.federation.reset()
             self._forget()
-
-    def _continue_from(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Adopt a round's arrays if they are not those that the previous round returned."""
-        if server_round == 1 and self.completed_rounds:
             self._handed = None
         if self._handed is None:
             self._check_wrappers()

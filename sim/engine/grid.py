@@ -588,22 +588,22 @@ class InProcessGrid(Grid):
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
-        for message_type, jobs in self._not_dealt(by_type).items():
+        if self._workers is not None:
+            by_type = self._not_dealt(by_type, self._workers)
+        for message_type, jobs in by_type.items():
             for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
                 self._answer(job, answer)
 
-    def _not_dealt(self, by_type: dict[str, list[NodeJob]]) -> dict[str, list[NodeJob]]:
-        """Let workers, if there are any, answer the calls that are large enough, and return the rest."""
-        dealt = {
-            kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
-        }
-        if not dealt or self._workers is None:
+    def _not_dealt(self, by_type: dict[str, list[NodeJob]], workers: Workers) -> dict[str, list[NodeJob]]:
+        """Let workers answer the calls that are large enough, and return the rest."""
+        dealt = {kind: jobs for kind, jobs in by_type.items() if self._dealt.worth(kind, jobs)}
+        if not dealt:
             return by_type
         try:
-            answers = self._workers.answers(dealt, self._run.run_id)
+            answers = workers.answers(dealt, self._run.run_id)
         except WorkersLostError as error:
             log(WARNING, "No worker processes left (%s): continuing in this process.", error)
-            self._workers.close()
+            workers.close()
             self._workers = None
             return by_type
         for job, answer in answers:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 import numpy as np
+from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Mean, Moved
@@ -43,6 +45,21 @@ class Robust:
         means = {}
         for pool, (nodes, updates) in sorted(found.items()):
             weights = np.ones(len(nodes))
-            move = run.federation.combined(self.rule, np.stack(updates).astype(np.float64), weights)
+            stacked = np.stack(updates).astype(np.float64)
+            move = self._for_count(len(nodes), run).combined(stacked, weights)
             means[pool] = Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
         return means
+
+    def _for_count(self, updates: int, run: Run) -> Aggregation:
+        """Return the rule; the coordinate-wise median, counted and logged, if it needs more updates."""
+        taken = self.rule.for_count(updates)
+        if taken is not self.rule:
+            run.federation.limits.fell_back += 1
+            log(
+                WARNING,
+                "%d updates are left for %s, which needs %d: the coordinate-wise median is used.",
+                updates,
+                self.rule,
+                self.rule.least,
+            )
+        return taken

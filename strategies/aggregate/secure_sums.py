@@ -183,7 +183,7 @@ class SecureSums:
 
     def weight_of(self, member: int) -> float:
         """Return the largest weight of a member."""
-        return self.federation.weight_of(member)
+        return self.federation.limits.weight_of(member)
 
     def called(self, group: int) -> str:
         """Return the name of a group in logs."""
@@ -240,7 +240,7 @@ class SecureSums:
 
     def _failed(self, at: int) -> bool:
         # One loss may be of the network: the next attempt asks the member again.
-        return self._missing[at] > 1 or self.federation.fails(at)
+        return self._missing[at] > 1 or self.federation.members.fails(at)
 
     def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
         """Begin a round: return the nodes of each group that can be in its sum; others are counted."""
@@ -284,7 +284,7 @@ class SecureSums:
     def _is_able(self, node: Node) -> bool:
         if node.partition_id in self._excluded:
             self._left_out[BAD_SHARES] += 1
-        elif node.partition_id not in self.federation.sizes:
+        elif node.partition_id not in self.federation.limits.sizes:
             self._left_out[NO_SIZE] += 1
             if not self._told_of_sizes:
                 self._told_of_sizes = True
@@ -488,7 +488,7 @@ class SecureSums:
 
     def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
         """Return the means of the pools with a sum; RoundFailedError if sums have too few replies."""
-        nodes, offline = self.federation.there(list(exchange.asked))
+        nodes, offline = self.federation.members.select_online(list(exchange.asked))
         groups: dict[int, list[Node]] = {}
         for node in nodes:
             groups.setdefault(exchange.asked[node.partition_id].pool, []).append(node)

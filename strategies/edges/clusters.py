@@ -52,8 +52,8 @@ class Clusters(Part):
         self.of = self._first = self._checked()
         self.forget()
         if chosen == BY_GROUP:
-            admits = federation.admits
-            federation.admits = lambda node: (admits and admits(node)) or self._with_group(node)
+            admits = federation.members.admits
+            federation.members.admits = lambda node: (admits and admits(node)) or self._with_group(node)
 
     def forget(self) -> None:
         """Reset the clusters."""
@@ -68,8 +68,8 @@ class Clusters(Part):
         if isinstance(chosen, str) and chosen != BY_GROUP:
             raise ValueError(f"clusters must be a server for each client, or {BY_GROUP!r}, got {chosen!r}")
         if chosen is None or isinstance(chosen, str):
-            places = self.federation.places
-            clients = (places or self.federation.quorum) - self._others
+            places = self.federation.members.places
+            clients = (places or self.federation.members.quorum) - self._others
             contiguous = contiguous_clusters(clients, self.num_servers)
             return contiguous if places is not None else ()
         if set(chosen) != set(range(self.num_servers)):
@@ -96,11 +96,11 @@ class Clusters(Part):
 
     def sizes(self, by_examples: bool) -> NDArray[np.float64]:
         """Return the clusters' samples, or clients, (D,); a client of unknown size counts as the mean one."""
-        known = len(self.federation.sizes)
+        known = len(self.federation.limits.sizes)
         if self._sizes is None or self._sizes[0] is not self.of or self._sizes[1] != known:
             of = np.array(self.of, np.int64)
             there = of != _NO_SERVER
-            weights = self.federation.weights(len(of))[there] if by_examples else None
+            weights = self.federation.limits.weights(len(of))[there] if by_examples else None
             sums = np.bincount(of[there], weights, minlength=self.num_servers).astype(np.float64)
             self._sizes = self.of, known, sums
         return self._sizes[2]
@@ -109,7 +109,7 @@ class Clusters(Part):
 
     @property
     def _found(self) -> bool:
-        return self.chosen == BY_GROUP or self.federation.places is None
+        return self.chosen == BY_GROUP or self.federation.members.places is None
 
     def opened(self, run: Run) -> Steps[None]:
         """Determine the clusters at the start of a run, and the servers of nodes that have joined since.
@@ -117,14 +117,14 @@ class Clusters(Part):
         RosterError if the nodes do not introduce themselves, or have no group for each server.
         """
         begins, self._begun = not self._begun, True
-        if begins and self.chosen is not None and not self.federation.introduced:
+        if begins and self.chosen is not None and not self.federation.members.introduced:
             raise RosterError(
                 "clusters says which edge server each partition belongs to, but no node says which partition "
                 "it has: use ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce', or "
                 "leave clusters out"
             )
         if self._found:
-            nodes = self.federation.nodes
+            nodes = self.federation.members.nodes
             if begins and not self.federation.completed:
                 self._settle(nodes)
             self._welcome(nodes)
@@ -149,7 +149,7 @@ class Clusters(Part):
             elif node.group in self._groups:
                 self._place({node.partition_id: self._groups[node.group]})
             else:
-                self.federation.refuse(node, "unknown group")
+                self.federation.members.refuse(node, "unknown group", self.federation.completed)
         self._place({})
 
     def _place(self, servers: Mapping[int, int]) -> None:
@@ -161,7 +161,7 @@ class Clusters(Part):
 
     def _with_group(self, node: Node) -> str | None:
         """Return why a node cannot belong to a cluster; None if it can, or is not a client."""
-        places = self.federation.places
+        places = self.federation.members.places
         if places is not None and node.partition_id >= places - self._others:
             return None
         if not node.group:

@@ -31,7 +31,8 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
+from hedgerow.strategies.inbox import TOO_LARGE
+from hedgerow.strategies.limits import norm_of
 from hedgerow.strategies.peers import UNREADABLE, Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive

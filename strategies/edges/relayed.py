@@ -22,10 +22,11 @@ from numpy.typing import DTypeLike, NDArray
 from hedgerow.strategies.aggregate.mean import Mean, Taken
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
-from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
-from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.federation import Federation, only_arrays
+from hedgerow.strategies.inbox import TOO_LARGE, ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.limits import norm_of
 from hedgerow.strategies.node import placed
-from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, RULE, WEIGHTS, Column, columns
 from hedgerow.wire.message_types import GOSSIP, INTRA
@@ -57,13 +58,13 @@ class EdgeFederation(Federation):
         self, clients: int | None, num_servers: int, /, **options: Unpack[FederationOptions]
     ) -> None:
         super().__init__(clients, **options)
-        if self.places is None:
+        if self.members.places is None:
             raise ValueError("num_clients must be the number of clients where edge servers are nodes, got 0")
         # C.
-        self.num_trained = self.places
-        self.places += num_servers
-        self.quorum += num_servers
-        self.admits = self._in_its_role
+        self.num_trained = self.members.places
+        self.members.places += num_servers
+        self.members.quorum += num_servers
+        self.members.admits = self._in_its_role
 
     def reset(self) -> None:
         """Forget the run."""
@@ -86,7 +87,7 @@ class EdgeFederation(Federation):
         self.edges = list(everyone.nodes[self.num_trained :])
         self.lost |= {d for d, node in enumerate(self.edges) if node.node_id not in everyone.online}
         for node in self.edges:
-            self.sizes.pop(node.partition_id, None)
+            self.limits.sizes.pop(node.partition_id, None)
         return clients
 
     def open_round(self, grid: Grid) -> Roster:

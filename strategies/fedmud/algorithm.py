@@ -44,6 +44,11 @@ class FactorAveraging(CompressedLayers[State]):
     # s; None for no merges.
     reset_interval: int | None = None
 
+    def unstepped(self) -> str | None:
+        """Return why no server step can act, if factors are drawn anew."""
+        redrawn = self.plan.layers and self.reset_interval is not None
+        return f"its factors are drawn anew every {self.reset_interval} rounds" if redrawn else None
+
     def begin(self, model: Vector) -> State:
         """Return theta^0, W^0 and the first factors."""
         theta, weights = self.parted(model)

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from hedgerow.strategies.aggregate import Aggregator, Choice, MeanByMetric, WeightedMean
 from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.exchange import Ask, Exchange, Vector
-from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.method import Method
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterations, Sync, UpdateLog
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
@@ -204,12 +205,13 @@ class CompressedLayers(Method[S]):
         self.num_clients_per_round = num_clients_per_round
         if num_clients_per_round is not None:
             int_at_least(1, num_clients_per_round=num_clients_per_round)
-            if federation.places is not None and num_clients_per_round > federation.places:
+            places = federation.members.places
+            if places is not None and num_clients_per_round > places:
                 raise ValueError(
-                    f"num_clients_per_round must be from 1 to {federation.places}, the number of clients, "
+                    f"num_clients_per_round must be from 1 to {places}, the number of clients, "
                     f"got {num_clients_per_round!r}"
                 )
-        most = num_clients_per_round or federation.places or federation.quorum
+        most = num_clients_per_round or federation.members.places or federation.members.quorum
         self.aggregation.check(most, "the nodes of a round")
         if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
             if self.no_sums:
@@ -309,7 +311,7 @@ class CompressedLayers(Method[S]):
         if self.num_clients_per_round is None:
             return list(everyone)
         there = everyone if there is None else there
-        return self.federation.scheduled(server_round, there, self.num_clients_per_round)
+        return self.federation.members.scheduled(server_round, there, self.num_clients_per_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; ValueError if it has another compression."""
@@ -349,7 +351,7 @@ class CompressedLayers(Method[S]):
         log(INFO, "\t├──> Nodes a round: %d of %d", count, self.num_clients)
         training = self.local_epochs, self.batch_size, self.learning_rate
         log(INFO, "\t├──> Local epochs: %d | batch size: %d | learning rate: %g", *training)
-        self.federation.log_keys()
+        self.log_keys()
 
     # The model as vectors: (M,) in all, (d,) for the uncoded part, (D,) for the coded layers one by one.
 

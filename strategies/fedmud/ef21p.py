@@ -74,7 +74,7 @@ class EF21P(WithoutFactors[State]):
         self.scale = scale
         super().__init__(ratio, budget, **options)
         # Both sides draw a node's entries by its place.
-        self.federation.admits = placed
+        self.federation.members.admits = placed
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         self.coded = super()._coded(layers)

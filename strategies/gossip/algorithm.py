@@ -56,6 +56,10 @@ class Algorithm(Method[State]):
             raise ValueError("the model must be an empty ArrayRecord: models live on the nodes")
         return State()
 
+    def unstepped(self) -> str | None:
+        """Return why no server step can act: the server has no model."""
+        return "models live on the nodes, and the server averages none"
+
     def round(self, state: State, run: Run) -> Steps[State]:
         """Let the neighbours of the communicating nodes publish, and relay their payloads."""
         state = yield from self._greeted(state, run)
@@ -72,7 +76,7 @@ class Algorithm(Method[State]):
         if k != own:  # An event of other sites' nodes.
             due, wants = [], {}
         # A node whose last update failed may be alone with this event: the others do not lose it.
-        sound = {i for i in ready if not run.federation.fails(i)}
+        sound = {i for i in ready if not run.federation.members.fails(i)}
         # z_j^k: all publishing of iteration k ends before any update of it begins.
         first = {i: t for i in wants if (t := self.method.first(i)) is not None}
         bundles = yield from self.carrier.bundles(k, wants, run, first)
@@ -101,7 +105,7 @@ class Algorithm(Method[State]):
 
     def ready(self, state: State, run: Run) -> list[int]:
         """Return the online nodes that know their settings."""
-        return [i for i in run.there if state.knows(run.federation.node(i))]
+        return [i for i in run.there if state.knows(run.federation.members.node(i))]
 
     def all_communicated(self, state: State) -> bool:
         """Return whether all nodes have communicated, and have not restarted since."""

@@ -10,7 +10,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.algorithm import Algorithm
 from hedgerow.strategies.gossip.exposure import Exposure, NoisyReleases
 from hedgerow.strategies.gossip.links import OpenLinks, SealedLinks, sealed_sizes
@@ -22,6 +22,7 @@ from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.node import placed
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
 from hedgerow.strategies.router import Router
@@ -169,7 +170,7 @@ class Gossip(Algorithm):
         parts: list[Part] = [Work(len(here)), self.carrier, self.looks, self.links]
         parts += [] if self.exposure is None else [self.exposure]
         super().__init__(federation, parts=parts)
-        federation.admits = self._admits
+        federation.members.admits = self._admits
 
     def saved(self, state: State) -> dict[str, Any]:
         """Return a state for a checkpoint."""

@@ -70,6 +70,10 @@ class Algorithm(Method[State]):
         theta = Blocks(self.federation.known_layout()).split(model)
         return State(theta, first=None if self.aggregate else theta)
 
+    def unstepped(self) -> str | None:
+        """Return why no server step can act on (1) and (2)."""
+        return "its two means are of parts of a model, by devices and by groups"
+
     def round(self, state: State, run: Run) -> Steps[State]:
         """Make P iterations in P / Q local intervals, then average the groups."""
         P, Q = self.pace.P, self.pace.Q

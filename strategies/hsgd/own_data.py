@@ -174,7 +174,7 @@ class OwnSetup(Setup):
             form = form_of(parties, self.own.classes) if self.agreed is None else self.agreed.form
             complete = form is not None and len(form.classes) > 1
             found = self._match(parties, form) if form is not None and complete else None
-            places, present = self.federation.places, len(self.parties.present(grid))
+            places, present = self.federation.members.places, len(self.parties.present(grid))
             if (found is not None and found.groups) or places == present or now() >= end:
                 break
             sleep(_POLL_SECONDS)
@@ -200,7 +200,7 @@ class OwnSetup(Setup):
         matching = self._refreshed(grid, self.agreed, raised)
         roster = self.federation.gather(grid)
         places = len(roster)
-        if self.federation.places is None:  # Places that were never taken are not missed.
+        if self.federation.members.places is None:  # Places that were never taken are not missed.
             places = sum(not node.vacant for node in roster.nodes)
         self.away = places - len(roster.online)
         return matching

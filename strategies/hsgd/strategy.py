@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.exchange import RoundFailedError, Steps
-from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
 from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
 from hedgerow.strategies.hsgd.costs import MethodName, MethodVariant, ModelledSystem, Sizes, require_intervals
@@ -33,6 +33,7 @@ from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup
 from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks, batch_size
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
 from hedgerow.strategies.inbox import ExchangeReport
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, int_at_least, one_of
@@ -171,7 +172,7 @@ class HSGD(Algorithm):
         self.adaptive, self.own = adaptive, own
         federation = Federation(**options)
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
-        self._hold = partial(federation.check_update, noise=deviation)
+        self._hold = partial(federation.limits.check_update, noise=deviation)
         self.links = PartyLinks(sealed, federation.settings.seed)
 
         def new_setup() -> Setup:
@@ -328,7 +329,7 @@ class HSGD(Algorithm):
             log(INFO, "\t├──> Adaptive: %s", self.adaptive)
         if self.groups:
             log(INFO, "\t├──> %d groups of %s people", len(self.groups), [g.size for g in self.groups][:10])
-        self.federation.log_keys()
+        self.log_keys()
 
     # A round.
 
@@ -336,7 +337,6 @@ class HSGD(Algorithm):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages of the round's first exchange."""
-        self._begin_round(server_round)
         self._set_up(arrays, grid)
         system = self.variant.system
         if server_round == 1 and not self.ledger.total().messages:

@@ -5,6 +5,7 @@ from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, 
 from hedgerow.strategies.parts.followed import Followed
 from hedgerow.strategies.parts.iterations import LocalIterations
 from hedgerow.strategies.parts.part import Part, Parts
+from hedgerow.strategies.parts.server_step import ServerStep
 
 __all__ = [
     "SYNCS",
@@ -16,6 +17,7 @@ __all__ = [
     "LocalIterations",
     "Part",
     "Parts",
+    "ServerStep",
     "Sync",
     "UpdateLog",
 ]

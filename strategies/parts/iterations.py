@@ -57,7 +57,7 @@ class LocalIterations(Part):
         if len(records) == len(run.absorbed):
             batches = [float(record.get(_BATCHES, 0)) for record in records]  # type: ignore[arg-type]
         else:
-            batches = [ceil(self.federation.weight_of(one) / self.batch_size) for one in run.absorbed]
+            batches = [ceil(self.federation.limits.weight_of(one) / self.batch_size) for one in run.absorbed]
         self.count += self.epochs * sum(batches) / max(1, len(batches))
 
     def state_dict(self) -> dict[str, Any]:

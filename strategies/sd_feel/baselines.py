@@ -80,7 +80,7 @@ class Feel(ClusteredStrategy):
     ) -> None:
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
         self.pool = None if pool is None else sorted(set(pool))
-        places = self.federation.places
+        places = self.federation.members.places
         known: Sequence[int] = range(self.num_clients) if self.pool is None else self.pool
         most = self.num_clients - 1
         if places is not None and not (known and known[0] >= 0 and known[-1] <= most):
@@ -96,7 +96,7 @@ class Feel(ClusteredStrategy):
         if self.pool is not None:
             online = set(pool)
             pool = [i for i in self.pool if i in online]
-        scheduled = self.federation.scheduled(server_round, pool, self.clients_per_round)
+        scheduled = self.federation.members.scheduled(server_round, pool, self.clients_per_round)
         return self._taking_part(server_round, scheduled)
 
     def scheduled(self, run: Run) -> list[int]:

@@ -20,7 +20,8 @@ from hedgerow.strategies.edges.clusters import Chosen, Clusters
 from hedgerow.strategies.edges.mixers import Alone, GossipMixer, Mixer, consensus_error
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
-from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts.steps import ReportedSteps
 from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.run import Run
@@ -186,7 +187,7 @@ class ClusteredStrategy(Algorithm):
 
     def participants(self, server_round: int) -> list[int]:
         """Return the partition ids of a round: Bernoulli(beta) draws, with one stream per client."""
-        return self._taking_part(server_round, range(self.num_clients))
+        return self._taking_part(server_round, range(len(self.assignment.of)))
 
     def scheduled(self, run: Run) -> Sequence[int]:
         """Return the clients that take part in a round; only those online are sent a message."""
@@ -197,7 +198,7 @@ class ClusteredStrategy(Algorithm):
         beta, with_server = self.participation, self.assignment.among(clients)
         if beta == 1.0:  # No draws are needed: each takes a stream of its own.
             return with_server
-        return [i for i in with_server if self.federation.uniform(server_round, i) < beta]
+        return [i for i in with_server if self.federation.members.uniform(server_round, i) < beta]
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -245,6 +246,10 @@ class ClusteredStrategy(Algorithm):
             raise self.not_movable()
         return State(model[None])
 
+    def unstepped(self) -> str | None:
+        """Return why no server step can act, if edge servers are nodes."""
+        return None if self.edges is None else "edge servers are nodes here, and average themselves"
+
     def unwrapped(self) -> str | None:
         """Return why wrappers are refused: several servers, each with a model of its own."""
         if self.num_servers == 1 and self.edges is None:
@@ -266,4 +271,4 @@ class ClusteredStrategy(Algorithm):
         if self.sums is not None:
             log(INFO, "\t│\t├── Secure sums: %s", self.sums.settings)
         log(INFO, "\t│\t└── Participation: %.3g", self.participation)
-        self.federation.log_keys()
+        self.log_keys()

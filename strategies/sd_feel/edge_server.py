@@ -121,7 +121,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._reached = 0
         self._resumes = False
         if partitions is not None:
-            self.federation.admits = lambda node: (
+            self.federation.members.admits = lambda node: (
                 None if node.partition_id in partitions else "another server's"
             )
         # Report invalid channel settings now: the channel is built and thrown away.
@@ -224,7 +224,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
             return super().cluster_sizes
         weights = np.ones(self.num_clients)
         if self.aggregation.rule.is_mean:
-            weights = self.federation.weights(self.num_clients)
+            weights = self.federation.limits.weights(self.num_clients)
         sizes: NDArray[np.float64] = np.array([weights[self._there].sum()])
         return sizes
 

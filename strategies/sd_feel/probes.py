@@ -87,7 +87,7 @@ class Probes(Part):
         config = {**run.config, "server-round": run.round}
         reads = partial(_read, federation)
         exchange = Exchange(GRADIENT, asks, config, self._links, reads=reads, group=GRADIENT, beside=True)
-        sizes = federation.weights(len(self._clusters.of))
+        sizes = federation.limits.weights(len(self._clusters.of))
         answers: list[tuple[float, ProbeAnswer]] = []
         for columns in (yield exchange):
             answers += [(float(sizes[i]), row) for i, row in zip(columns.nodes, columns.rows, strict=True)]

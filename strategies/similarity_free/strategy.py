@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
-from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import ErrorFeedback, Followed
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.similarity_free.algorithm import DOWN, UP, Algorithm, InnerSolver
@@ -124,7 +125,7 @@ class SimilarityFree(Algorithm):
         self.probe_rounds = probe_rounds
         self.aggregation = Choice.of(aggregation)
         federation = Federation(**options)
-        workers = federation.places or federation.quorum
+        workers = federation.members.places or federation.members.quorum
         self.aggregation.check(workers, "the workers'")
         self.sums = self._sums(secure_sum, federation, workers)
         uplink = ErrorFeedback(self.compressor, error_feedback)
@@ -195,7 +196,7 @@ class SimilarityFree(Algorithm):
         log(INFO, "\t├──> Operator: %s | local iterations: %d", self.operator, self.local_iters)
         log(INFO, "\t├──> Step size: %s, drives the %s step", self.schedule, self.schedule_drives)
         log(INFO, "\t├──> ErrorFeedback: %s, %s", self.compressor, memory)
-        self.federation.log_keys()
+        self.log_keys()
 
     @property
     def compressed(self) -> bool:

@@ -1,4 +1,4 @@
-"""An aggregator and a part of a user's own, in every method that averages, none of which knows them."""
+"""A user's own aggregator, server step and part, in every method that averages."""
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -33,6 +33,8 @@ from hedgerow.strategies import (
     RoundFailedError,
     Run,
     SDFeel,
+    SecureSum,
+    ServerStep,
     SimilarityFree,
     Steps,
 )
@@ -43,7 +45,7 @@ PAGES: dict[str, Any] = {}
 for block in blocks(PAGE):
     if block.title:
         exec(compile(block.text, block.title, "exec"), PAGES)
-Momentum, Cosines = PAGES["Momentum"], PAGES["Cosines"]
+Momentum, Cosines, FedAdam = PAGES["Momentum"], PAGES["Cosines"], PAGES["FedAdam"]
 
 
 NODES, ROUNDS = 6, 3
@@ -173,6 +175,94 @@ def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
 
     np.testing.assert_array_equal(model(play("FedAvg", aggregation=Once(0.5))[0]), with_momentum("FedAvg"))
     assert Once.tries == ROUNDS + 1
+
+
+# FedMUD redraws its factors.
+every_method_with_a_server_step = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in AVERAGING if name != "FedMUD"],
+)
+
+
+class Again(ServerStep):
+    """The change of the round before, on top of the mean's."""
+
+    def __init__(self) -> None:
+        self.changes: list[np.ndarray] = []
+        super().__init__()
+
+    def step(self, change: Any, memory: Any) -> Any:
+        self.changes.append(change)
+        return change + memory.get("last", 0.0), {"last": change}
+
+
+@every_method_with_a_server_step
+def test_a_server_step_is_in_every_method_that_averages(name: str) -> None:
+    np.testing.assert_array_equal(model(play(name, 1, server_step=Again())[0]), model(play(name, 1)[0]))
+    stepped = model(play(name, server_step=Again())[0])
+    assert not np.array_equal(stepped, undisturbed(name))
+    # An aggregator's momentum of 1 on a mean of two rounds is the same step.
+    two = [play(name, 2, **own)[0] for own in ({"server_step": Again()}, {"aggregation": Momentum(1.0)})]
+    np.testing.assert_array_equal(*map(model, two))
+    assert np.isfinite(model(play(name, server_step=FedAdam())[0])).all()
+
+
+@every_method_with_a_server_step
+def test_the_memory_of_a_server_step_is_in_checkpoints(name: str) -> None:
+    make, client = AVERAGING[name]
+    half, again, through = (make(**OPTIONS, server_step=FedAdam()) for _ in range(3))
+    with InProcessGrid(client(task), NODES) as grid, flower_identity(1):
+        start(half, grid, 2)
+        again.load_state_dict(half.state_dict())
+        start(again, grid, ROUNDS)
+    with InProcessGrid(client(task), NODES) as grid, flower_identity(1):
+        start(through, grid, ROUNDS)
+    np.testing.assert_array_equal(model(again), model(through))
+
+
+def test_a_failed_round_leaves_the_memory_of_a_server_step() -> None:
+    class FailsOnce(FedAvg):
+        tries = 0
+
+        def round(self, state: Any, run: Run) -> Steps[Any]:
+            after = yield from super().round(state, run)
+            FailsOnce.tries += 1
+            if FailsOnce.tries == 2:
+                raise RoundFailedError
+            return after
+
+    strategy = FailsOnce(local_steps=2, **OPTIONS, server_step=FedAdam())
+    with InProcessGrid(sd_feel_client(task), NODES) as grid, flower_identity(1):
+        start(strategy, grid, ROUNDS)
+    assert FailsOnce.tries == ROUNDS + 1
+    np.testing.assert_array_equal(model(strategy), model(play("FedAvg", server_step=FedAdam())[0]))
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "fedavg"])
+def test_a_server_step_acts_on_the_mean_of_a_secure_sum(name: str) -> None:
+    step, plain = Again(), Again()
+    sums = SecureSum(min_nodes=3, threshold=0.67)
+    secure = model(play(name, secure_sum=sums, server_step=step)[0])
+    np.testing.assert_allclose(secure, model(play(name, server_step=plain)[0]), atol=1e-4)
+    assert len(step.changes) == len(plain.changes) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (AVERAGING["FedMUD"][0], "FedMUD: its factors are drawn anew every 1 rounds"),
+        (
+            partial(SDFeel, num_servers=2, num_clients=6, edge_servers="nodes"),
+            "SDFeel: edge servers are nodes",
+        ),
+        (partial(ended, edges=True, rounds=1), "HSGD: its two means are of parts of a model"),
+    ],
+)
+def test_a_method_without_a_lasting_model_refuses_a_server_step(make: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"server_step must be None with {why}"):
+        make(server_step=Again())
+    with pytest.raises(ValueError, match="server_step must be None or a ServerStep, got 'adam'"):
+        FedAvg(**OPTIONS, server_step="adam")
 
 
 @every_averaging_method

@@ -67,14 +67,14 @@ def test_an_edge_server_of_its_own_waits_for_its_own_clients_and_takes_no_others
     assert settings.quorum(values) == 2
     strategy = strategy_of(**DIRECT, edge=1)
     assert isinstance(strategy, EdgeServerSDFeel)
-    admitted = [i for i in range(8) if strategy.federation.admits(Node(i, 100 + i)) is None]
+    admitted = [i for i in range(8) if strategy.federation.members.admits(Node(i, 100 + i)) is None]
     assert admitted == [3, 4]
-    assert strategy.federation.admits(Node(0, 100)) == "another server's"
+    assert strategy.federation.members.admits(Node(0, 100)) == "another server's"
     assert sorted(strategy.graph.neighbors(1)) == [0, 2]
     group = {"clusters": "group", "min-available-nodes": 5}
     assert settings.quorum(settings.read({**DEFAULTS, **DIRECT, **group})) == 5
     # Whoever dials this server's SuperLink.
-    assert strategy_of(**DIRECT, **group).federation.admits is None
+    assert strategy_of(**DIRECT, **group).federation.members.admits is None
 
 
 def test_addresses_beyond_this_machine_need_certificates() -> None:

@@ -38,7 +38,7 @@ def runs(
     """Yield the state after each round, as ``rounds`` does, and what the round told beside."""
     federation = method.federation
     federation.layout = layout or Layout(("x",), (start.shape,), (str(start.dtype),))
-    federation.claims.sizes = dict(enumerate(sizes))
+    federation.limits.claims.sizes = dict(enumerate(sizes))
     state = method.begin(start)
     for number in range(1, count + 1):
         tries = [Run(federation, number, {}, range(len(sizes)), method.parts) for _ in range(2)]

@@ -72,7 +72,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_sizes_that_a_simulation_counts_are_the_weights(name: str, sizes: list[int]) -> None:
     model, ends, strategy = trained(name, sizes)
     assert same(model, trained(name, sizes, max_weight_ratio=0)[0])
-    assert strategy.federation.weights(4).tolist() == sizes
+    assert strategy.federation.limits.weights(4).tolist() == sizes
     assert not any("weights-capped" in end.train for end in ends[1:])
 
 
@@ -97,7 +97,7 @@ def test_a_cap_on_claims_is_counted_in_each_round_and_logged_once(
     assert [end.train["weights-capped"] for end in ends[1:]] == [1, 1]
     told = [record for record in caplog.records if "max_weight_ratio" in record.getMessage()]
     assert len(told) == 1
-    assert strategy.federation.weight_of(1) == 50
+    assert strategy.federation.limits.weight_of(1) == 50
     # A node that claims more than it was dealt makes all sizes claims.
     lying = trained(name, UNEVEN, Devices, dealt_sizes=[5, 5, 4, 7])[0]
     assert same(lying, capped)

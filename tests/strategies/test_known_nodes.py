@@ -58,7 +58,7 @@ def test_a_run_comes_to_the_same_whether_nodes_are_asked_or_known(name: str) -> 
         strategy, grid = make(), kind(app, NODES, run_config=config())
         result = strategy.start(grid, arrays(), num_rounds=3, train_config=TRAIN)
         ended[kind] = {key: view(array).tobytes() for key, array in result.arrays.items()}
-        ended[kind, "sizes"] = {i: strategy.federation.weight_of(i) for i in range(NODES)}
+        ended[kind, "sizes"] = {i: strategy.federation.limits.weight_of(i) for i in range(NODES)}
         ended[kind, "traffic"] = strategy.ledger.state_dict()
     assert isinstance(grid, AskedGrid)
     assert grid.asked == NODES

@@ -39,7 +39,7 @@ def test_a_methods_state_overwrites_none_of_the_bases() -> None:
     run(strategy, problem, 1)
     again = Named(min_available_nodes=2, fraction_evaluate=0.0)
     again.load_state_dict(strategy.state_dict())
-    assert dict(again.federation.sizes) == dict(strategy.federation.sizes)
+    assert dict(again.federation.limits.sizes) == dict(strategy.federation.limits.sizes)
 
 
 class Momentum:

@@ -121,7 +121,7 @@ def test_a_weight_told_later_is_capped_by_the_registry(tmp_path: Path) -> None:
     grid = ChangingGrid(problem.client_app(), 3, registered=names)
     strategy = FedAvg(num_clients=3, min_available_nodes=3, registry=Registry.read(file), max_weight_ratio=0)
     run(strategy, problem, 1, grid=grid)
-    assert [strategy.federation.weight_of(i) for i in range(3)] == [10, 10, 10]
+    assert [strategy.federation.limits.weight_of(i) for i in range(3)] == [10, 10, 10]
 
 
 def test_nodes_that_do_not_say_who_they_are_have_no_registry(keys: tuple[Path, list[bytes]]) -> None:
