@@ -25,7 +25,7 @@ from hedgerow.clients.mods.compress import compress_reply
 from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import masked_sum_handlers
-from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.mods.update import Learnt, TrainingMod, UpdateMod
 from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
@@ -61,6 +61,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingData",
     "TrainingLoop",
+    "TrainingMod",
     "TrainingMode",
     "UpdateMod",
     "batch_indices",

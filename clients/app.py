@@ -17,7 +17,7 @@ from hedgerow.clients.frozen import stored
 from hedgerow.clients.handlers import Answer, each
 from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Mod, UpdateMod
+from hedgerow.clients.mods.update import Mod, TrainingMod, received_by
 from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
@@ -43,9 +43,10 @@ class BatchClientApp(ClientApp):
         Handlers by message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …). Each declares what its
         answers reveal (``guard.reveals``); nodes with a strict policy refuse one that does not. Handlers of
         ``query.state`` and ``query.restore``, which checkpoints need, are added if missing.
-    mods : Sequence[UpdateMod or Mod] (default: none)
-        Each ``UpdateMod``, in order, changes updates before they are compressed and masked. A Flower mod sees
-        messages, as in any ClientApp; nodes are then answered one by one.
+    mods : Sequence[TrainingMod or Mod] (default: none)
+        Each ``TrainingMod``, in order, changes what nodes train on and evaluate, and what they have learnt
+        (an ``UpdateMod``: their updates), before it is compressed and masked. A Flower mod sees messages, as
+        in any ClientApp; nodes are then answered one by one.
 
     Raises
     ------
@@ -54,16 +55,16 @@ class BatchClientApp(ClientApp):
     """
 
     def __init__(
-        self, handlers: Mapping[str, BatchHandler | Learning], mods: Sequence[UpdateMod | Mod] = ()
+        self, handlers: Mapping[str, BatchHandler | Learning], mods: Sequence[TrainingMod | Mod] = ()
     ) -> None:
-        updates = [mod for mod in mods if isinstance(mod, UpdateMod)]
-        flowers = [mod for mod in mods if not isinstance(mod, UpdateMod)]
+        ours = [mod for mod in mods if isinstance(mod, TrainingMod)]
+        flowers = [mod for mod in mods if not isinstance(mod, TrainingMod)]
         super().__init__(mods=flowers)
         self._by_messages = bool(flowers)
         learning = {key: one for key, one in handlers.items() if isinstance(one, Learning)}
-        if updates and not learning:
+        if ours and not learning:
             raise ValueError(
-                f"mods has {type(updates[0]).__name__}, which changes updates; this ClientApp sends none "
+                f"mods has {type(ours[0]).__name__}, which changes updates; this ClientApp sends none "
                 f"({', '.join(sorted(handlers))}): use the method's own privacy settings"
             )
         self._columns: dict[str, ColumnHandler] = {}
@@ -75,7 +76,9 @@ class BatchClientApp(ClientApp):
             RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
         }
         for key, one in handlers.items():
-            own |= one.handlers(key, updates) if isinstance(one, Learning) else {key: one}
+            own |= one.handlers(key, ours) if isinstance(one, Learning) else {key: one}
+        if ours and (evaluate := own.get(MessageType.EVALUATE)) is not None:
+            own[MessageType.EVALUATE] = reveals(reveals_of(evaluate), received_by(ours, evaluate))
         self._introduction = own.get(WHOAMI)
         if isinstance(self._introduction, Whoami):
             own[WHOAMI] = reveals(Reveals.NOTHING, self._introduction)

@@ -26,7 +26,7 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
@@ -42,7 +42,7 @@ def fedmud_client(
     training_mode: TrainingMode | None = None,
     loss: Loss = cross_entropy,
     train: TrainingLoop | None = None,
-    mods: Sequence[UpdateMod | Mod] = (),
+    mods: Sequence[TrainingMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of FedMUD, FedLMT, FedHM, FedPara, EF21-P, FedBAT and their FedAvg.
 
@@ -81,7 +81,7 @@ def fedmud_client(
         Your own training loop in place of local SGD (docs/how-to/own-training.md); nodes then train one after
         the other. Its model's trainable parameters are the factors (``factored``) and the uncompressed ones;
         changes to others are not sent. ``fedbat``, which is a training method, is refused.
-    mods : Sequence[UpdateMod or Mod] (default: none)
+    mods : Sequence[TrainingMod or Mod] (default: none)
         As in ``BatchClientApp``. Mods of updates need a method that sends factors or models, not ``ef21p`` or
         ``fedbat``.
     """

@@ -12,7 +12,7 @@ from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.clients.instructions import only_arrays, state_rows
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
 from hedgerow.clients.mods.mask import Beside, StartOf, masked_sum_handlers, whole_model
-from hedgerow.clients.mods.update import Learn, Learnt, UpdateMod, changed
+from hedgerow.clients.mods.update import Learn, Learnt, TrainingMod, changed
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
@@ -48,7 +48,7 @@ class Learning:
     home_of: Callable[[Call], Mapping[str, Tensor]] = lambda _: {}
     at_once: bool = True
 
-    def handlers(self, message_type: str, mods: Sequence[UpdateMod]) -> dict[str, BatchHandler]:
+    def handlers(self, message_type: str, mods: Sequence[TrainingMod]) -> dict[str, BatchHandler]:
         """Return the handlers of messages."""
         answer = partial(encoded, changed(mods, self._learn))
         return masked_sum_handlers(answer, message_type, self.start_of, self.beside)

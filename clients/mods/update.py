@@ -1,8 +1,10 @@
-"""The result of a node's training, and mods that change its update before compression and masks."""
+"""The result of a node's training, and mods around it, before compression and masks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -12,7 +14,7 @@ from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import to_record
 
-__all__ = ["Learn", "Learnt", "Mod", "UpdateMod", "changed"]
+__all__ = ["Learn", "Learnt", "Mod", "TrainingMod", "UpdateMod", "changed", "received_by"]
 
 # A Flower mod, which sees messages.
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -52,7 +54,24 @@ class Learnt:
 Learn = Callable[[Sequence[Call]], Sequence[Learnt | Answer]]
 
 
-class UpdateMod(ABC):
+class TrainingMod:
+    """A mod around a node's training: what the node starts from, and what it replies.
+
+    It runs before and after training, ahead of the compression and masks that a message asks for. One that
+    keeps state at its node (``call.context.state``) cannot be used with secure sums: masks bind all that a
+    node stores, and cancel only if members store the same.
+    """
+
+    def received(self, call: Call) -> Call:
+        """Return the call that the node trains on, or evaluates, in place of the given one."""
+        return call
+
+    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+        """Return the result to reply with in place of the given one; ``call`` is as ``received`` got it."""
+        return learnt
+
+
+class UpdateMod(TrainingMod, ABC):
     """A mod that changes a node's update, for example by clipping or noise.
 
     It runs between training and the compression or masks that a message asks for, which are post-processing
@@ -75,18 +94,49 @@ class UpdateMod(ABC):
         """
 
 
-def changed(mods: Sequence[UpdateMod], learn: Learn) -> Learn:
-    """Return a ``Learn`` that applies the mods, in order, to what ``learn`` returns."""
+def changed(mods: Sequence[TrainingMod], learn: Learn) -> Learn:
+    """Return a ``Learn`` that applies the mods, in order, to what ``learn`` gets and returns."""
     if not mods:
         return learn
 
     def handle(calls: Sequence[Call]) -> list[Learnt | Answer]:
         return [
-            outcome(_changed, mods, one, call) if isinstance(one, Learnt) else one
-            for call, one in zip(calls, learn(calls), strict=True)
+            outcome(_learnt, mods, one, call) if isinstance(one, Learnt) else one
+            for call, one in zip(calls, received_by(mods, learn)(calls), strict=True)
         ]
 
     return handle
+
+
+def received_by(
+    mods: Sequence[TrainingMod], handler: Callable[[Sequence[Call]], Sequence[Any]]
+) -> Callable[[Sequence[Call]], list[Any]]:
+    """Return a handler of calls as the mods, in order, change them; a mod's error is its call's answer."""
+
+    def handle(calls: Sequence[Call]) -> list[Any]:
+        found = [outcome(_received, mods, call) for call in calls]
+        valid = [one for one in found if not isinstance(one, Exception)]
+        answers = iter(handler(valid) if valid else [])
+        return [one if isinstance(one, Exception) else next(answers) for one in found]
+
+    return handle
+
+
+def _received(mods: Sequence[TrainingMod], call: Call) -> Call:
+    for mod in mods:
+        call = mod.received(call)
+    return call
+
+
+def _learnt(mods: Sequence[TrainingMod], learnt: Learnt, call: Call) -> Learnt:
+    # Neighbouring update mods change one update, which is added to the start once.
+    for changes, group in groupby(mods, lambda mod: isinstance(mod, UpdateMod)):
+        if changes:
+            learnt = _changed([mod for mod in group if isinstance(mod, UpdateMod)], learnt, call)
+        else:
+            for mod in group:
+                learnt = mod.learnt(learnt, call)
+    return learnt
 
 
 def _changed(mods: Sequence[UpdateMod], learnt: Learnt, call: Call) -> Learnt:

@@ -20,7 +20,7 @@ from hedgerow.clients.instructions import at_home_of, local_steps, only_config, 
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
 from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
@@ -40,7 +40,7 @@ def sd_feel_client(
     task: LocalTaskFn = local_task,
     training_mode: TrainingMode | None = None,
     train: TrainingLoop | None = None,
-    mods: Sequence[UpdateMod | Mod] = (),
+    mods: Sequence[TrainingMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of SD-FEEL, HierFAVG, FEEL and FedAvg.
 
@@ -58,7 +58,7 @@ def sd_feel_client(
     train : TrainingLoop or None (default: None)
         Your own training loop in place of mini-batch SGD (docs/how-to/own-training.md); nodes then train one
         after the other.
-    mods : Sequence[UpdateMod or Mod] (default: none)
+    mods : Sequence[TrainingMod or Mod] (default: none)
         As in ``BatchClientApp``.
     """
 

@@ -36,7 +36,7 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, UpdateMod
+from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import augmented_work, step_batches
@@ -59,7 +59,7 @@ def similarity_free_client(
     training_mode: TrainingMode | None = None,
     loss: Loss = cross_entropy,
     train: TrainingLoop | None = None,
-    mods: Sequence[UpdateMod | Mod] = (),
+    mods: Sequence[TrainingMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of FedAvg, FedProx, EF-FedAvg, EF-FedProx and FedPAQ.
 
@@ -89,7 +89,7 @@ def similarity_free_client(
     train : TrainingLoop or None (default: None)
         Your own training loop in place of the operator ``gradient`` (docs/how-to/own-training.md); nodes then
         train one after the other, and ``prox`` is refused.
-    mods : Sequence[UpdateMod or Mod] (default: none)
+    mods : Sequence[TrainingMod or Mod] (default: none)
         As in ``BatchClientApp``.
     """
 

@@ -1,13 +1,14 @@
 """Mods of a user's own, between a node's training and what becomes of its update."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import arrays_size_mod
 from flwr.clientapp.typing import ClientAppCallable
 from tests.docs.pages import blocks
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from hedgerow.clients import (
     BatchClientApp,
+    Learnt,
     LinearRegression,
     LocalTask,
+    TrainingMod,
     UpdateMod,
     ceps_client,
     fedmud_client,
@@ -44,10 +47,10 @@ TASK = LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10))
 SGD = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
 
 
-# The mod of the page on mods.
+# The mods of the page on mods.
 PAGE: dict[str, Any] = {}
 for block in blocks(Path(__file__).parents[2] / "docs" / "architecture.md"):
-    if block.title == "clip_and_noise.py":
+    if block.title in ("clip_and_noise.py", "local_layers.py"):
         exec(compile(block.text, block.title, "exec"), PAGE)
 
 
@@ -200,3 +203,82 @@ def test_methods_without_updates_refuse_mods_of_them_with_the_reason() -> None:
         client([arrays_size_mod])
         with pytest.raises(ValueError, match="Recorded, which changes updates; this ClientApp sends none"):
             client([Recorded(nothing)])
+
+
+LOCAL = ("2.weight", "2.bias")
+WITH_MODELS = [name for name in METHODS if "summed" not in name and "fedmud" not in name]
+
+
+class Kept(PAGE["LocalLayers"]):  # type: ignore[misc]
+    """Notes what each node keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(*LOCAL)
+        self.kept: dict[int, ArrayRecord] = {}
+
+    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+        found: Learnt = super().learnt(learnt, call)
+        self.kept[call.partition_id] = call.context.state["local-layers"]
+        return found
+
+
+def trained(name: str, mod: TrainingMod, **options: Any) -> list[np.ndarray]:
+    """Return the model after three rounds on nodes with different data."""
+    client, strategy = METHODS[name]
+    halves = [LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10)[i % 2 :: 2]) for i in range(NODES)]
+    app = client(lambda context: halves[int(context.node_config["partition-id"])], mods=[mod])
+    with InProcessGrid(app, NODES, **options) as grid, flower_identity(1):
+        result = strategy().start(grid, start(), num_rounds=3, train_config=ConfigRecord(dict(SGD)))
+    return [values.numpy() for values in result.arrays.values()]
+
+
+@pytest.mark.parametrize("name", WITH_MODELS)
+def test_local_layers_stay_on_their_nodes_and_the_rest_is_learnt(name: str) -> None:
+    mod = Kept()
+    model = trained(name, mod)
+    for (key, was), found in zip(start().items(), model, strict=True):
+        assert np.array_equal(was.numpy(), found) == (key in LOCAL), key
+    for own in mod.kept.values():
+        assert own.keys() == set(LOCAL)
+        assert all((own[key].numpy() != start()[key].numpy()).any() for key in LOCAL)
+    assert (mod.kept[0]["2.weight"].numpy() != mod.kept[1]["2.weight"].numpy()).any()
+    again = trained(name, Kept(), strict=True)
+    assert [values.tobytes() for values in model] == [values.tobytes() for values in again]
+
+
+class Broken(TrainingMod):
+    """Fails on a node's calls, before or after its training."""
+
+    def __init__(self, node: int, when: str) -> None:
+        self.node, self.when = node, when
+
+    def received(self, call: Call) -> Call:
+        if self.when == "received" and call.partition_id == self.node:
+            raise ValueError("broken")
+        return call
+
+    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+        if self.when == "learnt" and call.partition_id == self.node:
+            raise ValueError("broken")
+        return learnt
+
+
+@pytest.mark.parametrize("when", ["received", "learnt"])
+@pytest.mark.parametrize("name", WITH_MODELS)
+def test_a_mod_that_fails_at_a_node_costs_that_node_alone(name: str, when: str) -> None:
+    broken, plain = trained(name, Broken(2, when)), trained(name, Broken(9, when))
+    assert any((one != other).any() for one, other in zip(broken, plain, strict=True))
+    assert all(np.isfinite(values).all() for values in broken)
+
+
+def test_nodes_evaluate_what_their_mods_receive() -> None:
+    class Zero(TrainingMod):
+        def received(self, call: Call) -> Call:
+            zeros = {key: torch.zeros(array.shape) for key, array in call.content["arrays"].items()}
+            return replace(call, content=RecordDict({**call.content, "arrays": ArrayRecord(zeros)}))
+
+    app = sd_feel_client(lambda context: TASK, mods=[Zero()])
+    with InProcessGrid(app, NODES) as grid, flower_identity(1):
+        result = sd_feel().start(grid, start(), num_rounds=2, train_config=ConfigRecord(dict(SGD)))
+    losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
+    assert losses == pytest.approx([np.log(2)] * len(losses))
