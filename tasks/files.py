@@ -46,7 +46,7 @@ _CHUNK_CELLS = 2**18
 # Values of an array checked at a time.
 _CHECKED = 2**23
 # Names that pandas and R give to a column of row numbers.
-_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__|row[._]?names?")
+_INDEX = re.compile(r"|Unnamed: \d+(?:\.\d+)*|__index_level_\d+__|row[._]?names?")
 # Fewest rows in which whole numbers in order, and shuffled, are row numbers and not chance.
 _FEWEST_IN_ORDER, _FEWEST_SHUFFLED = 5, 10
 # Largest share of a feature's deviation that rounding to float32 may move a value.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hedgerow.sim.cli.options import bad_options
 from hedgerow.sim.runs.shipped import descriptions, hedgerow_table, shipped_app, shipped_apps
+
+if TYPE_CHECKING:
+    from flwr.app import UserConfigValue
 
 __all__ = ["new"]
 
@@ -102,6 +108,11 @@ def _write(method: str, app: Path, home: Path) -> str:
         "# `hedgerow settings .` explains each key; dataset and model are in task.py.\n",
     )
     (home / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    # The run compares with the defaults of settings.py, so the copy's must be those of its pyproject.toml.
+    config = tomllib.loads(pyproject)["tool"]["flwr"]["app"]["config"]
+    settings = home / package / "settings.py"
+    defaults = {key: own[key] for key in own if key in config}
+    settings.write_text(_with_defaults(settings.read_text(encoding="utf-8"), defaults), encoding="utf-8")
     readme = _README.format(name=home.name, description=description, method=method, package=package)
     (home / "README.md").write_text(readme, encoding="utf-8")
     return package
@@ -115,3 +126,35 @@ def _set(pyproject: str, key: str, value: str) -> str:
     if count != 1:
         raise RuntimeError(f"one line of the app's pyproject.toml must set {key}, got {count}")
     return out
+
+
+def _with_defaults(source: str, defaults: Mapping[str, UserConfigValue]) -> str:
+    """Return a settings.py whose class ``Settings`` has other defaults by key."""
+    (model,) = (
+        one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == "Settings"
+    )
+    calls = {
+        one.target.id: one.value
+        for one in model.body
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(one.target, ast.Name)
+        and isinstance(one.value, ast.Call)
+    }
+    lines = source.encode().splitlines(keepends=True)  # bytes: ast counts columns in them
+    inherited = []
+    for key, value in defaults.items():
+        name, text = key.replace("-", "_"), _literal(value)
+        if name not in calls:
+            inherited.append(f"    {name}: {type(value).__name__} = setting({text})\n".encode())
+            continue
+        old = calls[name].args[0]  # a constant, hence on one line
+        line = lines[old.lineno - 1]
+        lines[old.lineno - 1] = line[: old.col_offset] + text.encode() + line[old.end_col_offset :]
+    first = min(call.lineno for call in calls.values()) - 1
+    return b"".join([*lines[:first], *inherited, *lines[first:]]).decode()
+
+
+def _literal(value: UserConfigValue) -> str:
+    from hedgerow.sim.runs.plan import toml_value
+
+    return toml_value(value) if isinstance(value, str) else repr(value)

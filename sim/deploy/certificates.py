@@ -274,7 +274,9 @@ def _is_host(host: object) -> bool:
     if not isinstance(host, str) or len(host) > _LONGEST_HOST:
         return False
     try:
-        return "%" not in str(ip_address(host))  # a scope names an interface of one machine
+        address = ip_address(host)
+        # A scope names an interface of one machine; no client connects to the other two.
+        return "%" not in host and not address.is_unspecified and not address.is_multicast
     except ValueError:
         # A name that ends in a number would be read as an address.
         return _DNS_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
@@ -284,8 +286,10 @@ def _meant(host: object) -> str:
     """Return a remedy: the host within a URL or a host with a port, or the A-label of a name."""
     if not isinstance(host, str) or "%" in host:
         return ""
+    if host.count(":") > 1 and not {"/", "["} & set(host):  # an IPv6 address has no port without brackets
+        return ""
     try:
-        inner = host_of(host.strip())
+        inner = host_of(host.strip()).removesuffix(".")
         found = inner if inner.isascii() else inner.encode("idna").decode("ascii")
     except ValueError:
         return ""

@@ -200,7 +200,9 @@ class TaskSettings(AppSettings):
 
     GROUP = "data"
 
-    dataset: str = setting("mnist-5k", "a name from `hedgerow data`, or `module:function`", first=True)
+    dataset: str = setting(
+        "mnist-5k", "a name from `hedgerow data`, or `module:function`", first=True, own_data=False
+    )
     data_dir: Annotated[str, folder("a folder, or empty")] = setting(
         "", "folder with the data set's files", own_data=False
     )

@@ -44,7 +44,17 @@ NUMBERS = np.arange(100, 100 + 2 * ROWS, 2)  # every other row of a larger table
 
 @FORMS
 @pytest.mark.parametrize(
-    "name", ["", "Unnamed: 0", "Unnamed: 17", "__index_level_0__", "rownames", "row.names", "row_names"]
+    "name",
+    [
+        "",
+        "Unnamed: 0",
+        "Unnamed: 17",
+        "Unnamed: 0.1.1",
+        "__index_level_0__",
+        "rownames",
+        "row.names",
+        "row_names",
+    ],
 )
 def test_an_index_is_never_a_feature_unless_it_is_named(tmp_path: Path, form: str, name: str) -> None:
     path = written(tmp_path, form, {name: NUMBERS, **TABLE})

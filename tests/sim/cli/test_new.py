@@ -2,6 +2,7 @@
 
 import ast
 import filecmp
+import importlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 
 from hedgerow.clients.device import shared_model
 from hedgerow.clients.local_task import _local_task
-from hedgerow.sim import find_app, read_config, read_rounds
+from hedgerow.sim import SettingsError, find_app, read_config, read_rounds
 
 ROOT = APPS.parent
 METHODS = ("ceps", "fedmud", "hsgd", "sd-feel", "similarity-free")
@@ -76,10 +77,29 @@ def test_a_new_app_is_the_methods_own_code_with_a_task_of_ones_own(method: str, 
     assert spec.config.keys() == find_app(APPS / method).config.keys()
     theirs, mine = APPS / method / package, home / package
     shipped = [file.name for file in theirs.glob("*.py")]
-    assert filecmp.cmpfiles(theirs, mine, shipped, shallow=False)[1:] == ([], [])
+    assert filecmp.cmpfiles(theirs, mine, shipped, shallow=False)[1:] == (["settings.py"], [])
     assert {file.name for file in mine.iterdir()} - {*shipped, "__pycache__"} == {"task.py"}
     task = ast.parse((mine / "task.py").read_text())
     assert {node.name for node in task.body if isinstance(node, ast.FunctionDef)} == {"load", "build"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_new_apps_settings_have_the_defaults_of_its_config(
+    method: str, tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its settings' rules take its own task for the default, also in runs that do not read it."""
+    assert hedgerow("new", method, tmp_path / "mine").exit_code == 0
+    config = find_app(tmp_path / "mine").config
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    settings = importlib.import_module(f"{method.replace('-', '_')}.settings")
+    assert settings.Settings.defaults() == config
+    shipped = find_app(APPS / method).config
+    changed = [key for key in config if config[key] != shipped[key]]
+    assert {"dataset", "model"} <= set(changed)
+    own = {**config, "partition": "own"}
+    settings.read(own)
+    with pytest.raises(SettingsError, match=f"dataset must be {config['dataset']!r} with partition = 'own'"):
+        settings.read({**own, "dataset": "mnist-5k"})
 
 
 @pytest.mark.parametrize(
