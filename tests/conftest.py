@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from hedgerow.sim import flower_identity as identity
 from hedgerow.wire.simulated import simulated
@@ -19,7 +19,10 @@ sys.path[1:1] = [
 ]
 
 # The same examples in every run: what one run finds, every run finds.
-settings.register_profile("same", derandomize=True, database=None)
+# A loaded machine draws slowly, which says nothing of the code.
+settings.register_profile(
+    "same", derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("same")
 
 # Handlers that tests call themselves, some when they are collected, are those of simulated nodes.
