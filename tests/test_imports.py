@@ -89,7 +89,7 @@ ELSEWHERE = {
         "strategies/test_registry",
     },
     "hedgerow.sim.engine.grid": {"strategies/recording_grid"},
-    "hedgerow.sim.engine.remote_state": {
+    "hedgerow.sim.engine.node_state": {
         "strategies/gossip/test_exposure",
         "strategies/gossip/test_sealed_runs",
     },

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hedgerow.sim.cli.options import bad_options
-from hedgerow.sim.runs.shipped import descriptions, hedgerow_table, shipped_app, shipped_apps
+from hedgerow.sim.runs.hooks import descriptions, hedgerow_table, shipped_app, shipped_apps
 
 __all__ = ["new"]
 
