@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from .checks import at_least, is_number
 from .global_draws import GlobalDraws
 from .imports import call_imported, is_import_path
-from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .layout import ChannelsLast
 from .modes import evaluating
 
@@ -33,8 +32,11 @@ __all__ = [
     "build_model",
     "check_takes",
     "count_parameters",
+    "draw_normal",
+    "draw_uniform",
     "forward_macs",
     "input_type",
+    "weight_generator",
 ]
 
 Shape = tuple[int, ...]
@@ -390,3 +392,27 @@ class _BasicBlock(nn.Module):
 
 def _conv3x3(in_channels: int, channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+
+
+def weight_generator(seed: int) -> np.random.Generator:
+    """Return the random stream of a run's initial weights.
+
+    They are drawn by NumPy, the same on every processor: torch's own draws (``torch.nn.init``) differ in the
+    last bits from one instruction set to another.
+    """
+    return np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE]))
+
+
+def draw_uniform(parameter: Tensor, bound: float, generator: np.random.Generator) -> None:
+    """Fill a parameter with draws from U(-bound, bound)."""
+    _fill(parameter, bound * (2 * generator.random(tuple(parameter.shape)) - 1))
+
+
+def draw_normal(parameter: Tensor, deviation: float, generator: np.random.Generator) -> None:
+    """Fill a parameter with draws from N(0, deviation^2)."""
+    _fill(parameter, deviation * generator.standard_normal(tuple(parameter.shape)))
+
+
+def _fill(parameter: Tensor, values: np.ndarray) -> None:
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values))
