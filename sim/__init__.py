@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.checkpoint import (
         CheckpointError,
         load_checkpoint,
+        load_newest,
         read_checkpoint,
         save_checkpoint,
     )
     from hedgerow.sim.runs.diagram import DrawnNetwork
-    from hedgerow.sim.runs.generations import load_newest
     from hedgerow.sim.runs.hooks import Hooks
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.model_files import read_model
@@ -101,9 +101,14 @@ _MODULES = {
     "engine.faults": ("Delay", "FaultModel"),
     "engine.grid": ("InProcessGrid",),
     "runs.app": ("AppSpec", "LoadedApp", "find_app", "load_app"),
-    "runs.checkpoint": ("CheckpointError", "load_checkpoint", "read_checkpoint", "save_checkpoint"),
+    "runs.checkpoint": (
+        "CheckpointError",
+        "load_checkpoint",
+        "load_newest",
+        "read_checkpoint",
+        "save_checkpoint",
+    ),
     "runs.diagram": ("DrawnNetwork",),
-    "runs.generations": ("load_newest",),
     "runs.hooks": ("Hooks",),
     "runs.launch": ("run_app",),
     "runs.model_files": ("read_model",),

@@ -1,11 +1,10 @@
 """Learning tasks: data sets, their partition among nodes, models and metrics."""
 
-from .augmentation import AUGMENTATIONS, augmented, check_augmentation
 from .datasets import Dataset, load, preprocessing
 from .federated import FederatedData, federated
 from .files import Reading
 from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
-from .images import SCALINGS
+from .images import AUGMENTATIONS, SCALINGS, augmented, check_augmentation
 from .imports import is_import_path
 from .layout import ChannelsLast
 from .metrics import (

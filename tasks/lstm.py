@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .initial_weights import draw_uniform
+from .models import draw_uniform
 
 __all__ = ["LSTM"]
 

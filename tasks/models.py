@@ -11,23 +11,33 @@ network eight convolutions, its authors' code ten.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from .checks import at_least, is_number
 from .global_draws import GlobalDraws
 from .imports import call_imported, is_import_path
-from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .layout import ChannelsLast
 from .modes import evaluating
-from .resnet import ResNet
 
-__all__ = ["MODELS", "build_model", "check_takes", "count_parameters", "forward_macs", "input_type"]
+__all__ = [
+    "MODELS",
+    "ResNet",
+    "build_model",
+    "check_takes",
+    "count_parameters",
+    "draw_normal",
+    "draw_uniform",
+    "forward_macs",
+    "input_type",
+    "weight_generator",
+]
 
 Shape = tuple[int, ...]
 
@@ -326,3 +336,83 @@ _SMALLEST_SIDE = {"lenet": 16, "cnn-431k": 16, "cnn4": 16, "cnn8": 16, "cnn10": 
 _BATCH_NORMALISED = {"cnn4", "cnn8", "cnn10", "resnet18"}
 
 MODELS = tuple(_BUILDERS)
+
+
+class ResNet(nn.Module):
+    """ResNet-18 for small images: a 3x3 stem without pooling, as is usual on CIFAR.
+
+    Paper: K. He et al., "Deep Residual Learning for Image Recognition"; used by Li et al. (FedMUD), who do
+    not state the stem. Stages of two basic blocks each, then the mean over the image and a linear classifier.
+
+    Parameters
+    ----------
+    in_channels, num_classes : int
+        Channels of an image; classes.
+    widths : sequence of int (default: (64, 128, 256, 512))
+        Channels of the stages; each stage after the first halves the image. The default is ResNet-18.
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512)
+    ) -> None:
+        super().__init__()
+        self.layout = ChannelsLast()
+        self.conv1 = _conv3x3(in_channels, widths[0])
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        blocks: list[nn.Module] = []
+        for stage, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+            blocks += [_BasicBlock(before, width, stride=2 if stage else 1), _BasicBlock(width, width)]
+        self.blocks = nn.Sequential(*blocks)
+        self.linear = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, num_classes) of images (N, in_channels, H, W)."""
+        features = self.blocks(functional.relu(self.bn1(self.conv1(self.layout(x)))))
+        logits: Tensor = self.linear(features.mean(dim=(2, 3)))
+        return logits
+
+
+class _BasicBlock(nn.Module):
+    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = _conv3x3(in_channels, channels, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _conv3x3(channels, channels)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(hidden)) + self.shortcut(x))
+
+
+def _conv3x3(in_channels: int, channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+
+
+def weight_generator(seed: int) -> np.random.Generator:
+    """Return the random stream of a run's initial weights.
+
+    They are drawn by NumPy, the same on every processor: torch's own draws (``torch.nn.init``) differ in the
+    last bits from one instruction set to another.
+    """
+    return np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE]))
+
+
+def draw_uniform(parameter: Tensor, bound: float, generator: np.random.Generator) -> None:
+    """Fill a parameter with draws from U(-bound, bound)."""
+    _fill(parameter, bound * (2 * generator.random(tuple(parameter.shape)) - 1))
+
+
+def draw_normal(parameter: Tensor, deviation: float, generator: np.random.Generator) -> None:
+    """Fill a parameter with draws from N(0, deviation^2)."""
+    _fill(parameter, deviation * generator.standard_normal(tuple(parameter.shape)))
+
+
+def _fill(parameter: Tensor, values: np.ndarray) -> None:
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values))

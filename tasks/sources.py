@@ -15,11 +15,17 @@ from typing import TypeVar
 
 from . import sepsis2019, tabular
 from .cifar import missing_cifar10, read_cifar10
-from .idx import missing_idx, read_idx_set
+from .image_files import (
+    MNIST_5K_FOLDER,
+    ORGANS,
+    missing_idx,
+    missing_mnist_5k,
+    read_idx_set,
+    read_mnist_5k,
+    read_organamnist,
+)
 from .images import Images
 from .imports import call_imported
-from .mnist5k import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
-from .organamnist import ORGANS, read_organamnist
 from .permissions import check_file
 
 __all__ = [

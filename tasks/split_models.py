@@ -17,9 +17,8 @@ from torch.nn import functional
 from .checks import at_least
 from .global_draws import GlobalDraws
 from .imports import call_imported, is_import_path
-from .initial_weights import weight_generator
 from .lstm import LSTM
-from .models import _torch_seed, initialise
+from .models import _torch_seed, initialise, weight_generator
 from .modes import evaluating
 
 __all__ = ["SPLIT_MODELS", "SplitModel", "split_loss", "split_model", "weighted_loss"]

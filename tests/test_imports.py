@@ -62,7 +62,7 @@ ELSEWHERE = {
     },
     "hedgerow.clients.local_task": {"sim/cli/test_new"},
     "hedgerow.clients.node_state": {"strategies/gossip/test_sealed_runs", "strategies/gossip/test_sites"},
-    "hedgerow.tasks.models": {"wire/test_seeds"},
+    "hedgerow.tasks.models": {"clients/training/test_stack", "wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},
     "hedgerow.tasks.global_draws": {
@@ -89,12 +89,11 @@ ELSEWHERE = {
         "strategies/test_registry",
     },
     "hedgerow.sim.engine.grid": {"strategies/recording_grid"},
-    "hedgerow.sim.engine.remote_state": {
+    "hedgerow.sim.engine.node_state": {
         "strategies/gossip/test_exposure",
         "strategies/gossip/test_sealed_runs",
     },
     "hedgerow.sim.runs.common_settings": {"clients/training/test_arithmetic", "flower_apps/test_settings"},
-    "hedgerow.tasks.resnet": {"clients/training/test_stack"},
     "hedgerow.tasks.threads": {"clients/training/test_sgd"},
     # Formats and settings that are written down outside the package.
     "hedgerow.sim.runs.checkpoint": {"docs/test_formats"},

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hedgerow.sim.cli.options import Paths, bad_options, load_results
 
-__all__ = ["export"]
+if TYPE_CHECKING:
+    from hedgerow.sim.runs.results import Results
+
+__all__ = ["export", "write_csv", "write_tensorboard"]
 
 
 def export(
@@ -47,7 +51,6 @@ def export(
     Beside a model's file, FILE.json says what its input and output are, and how the nodes scaled their data.
     """
     from hedgerow.sim.runs.collected import write_collected
-    from hedgerow.sim.runs.export import write_csv, write_tensorboard
 
     with bad_options():
         if not any((csv, json, tensorboard, onnx, torchscript)):
@@ -85,3 +88,42 @@ def _export_model(
         typer.echo(f"{onnx}: the model; {write_onnx(model, onnx)}: its preprocessing")
     if torchscript is not None:
         typer.echo(f"{torchscript}: the model; {write_torchscript(model, torchscript)}: its preprocessing")
+
+
+def write_csv(results: Results, path: str | Path) -> int:
+    """Write ``Results.frame`` as CSV; return the number of rows."""
+    from hedgerow.sim.runs.durable import write_file
+    from hedgerow.wire.printable import cell
+
+    path, frame = Path(path), results.frame()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Labels and names come from files and nodes.
+    frame = frame.map(lambda value: cell(value) if isinstance(value, str) else value)
+    write_file(path, lambda file: file.write(frame.to_csv(index=False).encode()))
+    return len(frame)
+
+
+def write_tensorboard(results: Results, folder: str | Path) -> int:
+    """Write the runs' logs to ``<folder>/<label>/seed-<seed>``; return their number.
+
+    The logs are those of ``--track tensorboard`` (see ``trackers.scalars_of``), with the run's real seconds
+    as time.
+
+    Raises
+    ------
+    ValueError
+        If TensorBoard is not installed, or a log already exists.
+    """
+    from hedgerow.sim.runs.trackers import TensorBoardLog, check_trackers, scalars_of
+    from hedgerow.wire.printable import file_name
+
+    check_trackers(["tensorboard"], "--tensorboard:")
+    for run in results.runs:
+        place = Path(folder) / file_name(run.label) / f"seed-{run.seed}"
+        if place.exists():
+            raise ValueError(f"--tensorboard must be a folder without {place}, which already exists")
+        walls = run.costs("wall-seconds")
+        with closing(TensorBoardLog(place)) as log:
+            for record, wall in zip(run.rounds, walls, strict=True):
+                log.on_round_end(record["round"], scalars_of(record), wall)
+    return len(results.runs)

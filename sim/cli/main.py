@@ -1,4 +1,4 @@
-"""The command line, one file per command.
+"""The command line: a command has the file of its name, or shares one with its like.
 
 Each command imports its dependencies when it runs, so that ``hedgerow --help`` is fast.
 """
@@ -14,21 +14,17 @@ import typer
 from hedgerow.sim.cli.check import check
 from hedgerow.sim.cli.data import data
 from hedgerow.sim.cli.deploy import deploy_keys, deploy_local, deploy_split
-from hedgerow.sim.cli.evaluate import evaluate
 from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, CommandGroup
 from hedgerow.sim.cli.new import new
 from hedgerow.sim.cli.node import node
 from hedgerow.sim.cli.plan import PlanGroup
-from hedgerow.sim.cli.plot import plot
-from hedgerow.sim.cli.predict import predict
-from hedgerow.sim.cli.report import report
+from hedgerow.sim.cli.predict import evaluate, predict
 from hedgerow.sim.cli.run import run
 from hedgerow.sim.cli.settings import settings
 from hedgerow.sim.cli.sweep import sweep
-from hedgerow.sim.cli.table import table
-from hedgerow.sim.cli.watch import watch
-from hedgerow.sim.runs.shipped import descriptions
+from hedgerow.sim.cli.views import plot, report, table, watch
+from hedgerow.sim.runs.hooks import descriptions
 
 __all__ = ["app"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hedgerow.sim.cli.options import bad_options
-from hedgerow.sim.runs.shipped import descriptions, hedgerow_table, shipped_app, shipped_apps
+from hedgerow.sim.runs.hooks import descriptions, hedgerow_table, shipped_app, shipped_apps
 
 if TYPE_CHECKING:
     from flwr.app import UserConfigValue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hedgerow.sim.cli.mistakes import machine_lacks
-from hedgerow.sim.runs.shipped import shipped_apps
+from hedgerow.sim.runs.hooks import shipped_apps
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hedgerow.sim.runs.app import AppSpec
-from hedgerow.sim.runs.shipped import shipped_apps
+from hedgerow.sim.runs.hooks import shipped_apps
 
 __all__ = ["Owner", "blame", "is_bug", "storage_failed"]
 

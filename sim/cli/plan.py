@@ -13,7 +13,7 @@ import typer.main
 
 from hedgerow.sim.cli.mistakes import Command, CommandGroup
 from hedgerow.sim.cli.options import bad_options, check_ordinary
-from hedgerow.sim.runs.shipped import shipped_apps
+from hedgerow.sim.runs.hooks import shipped_apps
 
 __all__ = ["PlanGroup"]
 

@@ -1,4 +1,4 @@
-"""``hedgerow predict``: evaluates a trained model."""
+"""``hedgerow predict`` and ``evaluate``: evaluate a trained model, or edge servers' mean model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from hedgerow.sim.cli.options import (
     AppPath,
     NodeConfig,
+    Paths,
     RunConfig,
     bad_options,
     interruptible,
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     from hedgerow.sim.runs.app import AppSpec
 
-__all__ = ["predict"]
+__all__ = [
+    "evaluate",
+    "predict",
+]
 
 
 def predict(
@@ -86,3 +90,28 @@ def _by_messages(spec: AppSpec, run: Path, run_config: UserConfig, configs: list
     for made in sorted(set(output.glob("*/config.json")) - there):
         metrics: dict[str, Any] = read_rounds(made.parent)[-1]["central"]
         typer.echo(json.dumps(metrics, indent=2))
+
+
+def evaluate(paths: Paths) -> None:
+    """Evaluate u, the mean model of edge servers with direct links, after their runs.
+
+    RUN is each server's run folder, or one folder that contains them. `report`, `table` and `plot` then
+    show u.
+    """
+    from hedgerow.sim.runs.joined import parts_beneath, parts_of_runs
+    from hedgerow.sim.runs.together import evaluate_together
+
+    with bad_options():
+        given = [one for path in paths for one in parts_beneath(path) or [path]]
+        runs, _ = parts_of_runs(given)
+        if not runs:
+            names = ", ".join(map(str, paths))
+            raise ValueError(f"RUN must be the run folders of edge servers that ran together, got {names}")
+        for parts in runs:
+            records = evaluate_together(parts)
+            metrics = " ".join(
+                f"{key}={value:.4f}"
+                for key, value in records[-1]["central"].items()
+                if isinstance(value, float)
+            )
+            typer.echo(f"{len(parts)} edge servers, round {records[-1]['round']}: {metrics}")

@@ -251,8 +251,8 @@ def _how_to_resume(app_path: str, plan: Plan) -> Callable[[], str]:
 
     It returns an empty text if there is no checkpoint.
     """
+    from hedgerow.sim.runs.checkpoint import has_checkpoint
     from hedgerow.sim.runs.folder import runs_folder
-    from hedgerow.sim.runs.generations import has_checkpoint
 
     config = plan.run_config
     parent = runs_folder(_output_dir(plan))

@@ -21,7 +21,17 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all"]
+__all__ = [
+    "Program",
+    "StartError",
+    "cores",
+    "free_ports",
+    "program",
+    "stop_all",
+]
+
+# A change of the system clock may move the recorded times a little.
+_TOLERANCE = 1.0
 
 _TAIL = 2000
 _POLL = 0.1
@@ -210,7 +220,7 @@ def stop_groups(leaders: set[int], patience: float = 15.0) -> set[int]:
 
 
 class _Guardian:
-    """Starts the process that ends programs when this process is gone, even by SIGKILL (``guardian.py``)."""
+    """Starts the process that ends programs when this process is gone, even by SIGKILL (``_guard``)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -220,7 +230,7 @@ class _Guardian:
         """Watch over the leader of a process group."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                command = [sys.executable, "-m", "hedgerow.sim.deploy.guardian"]
+                command = [sys.executable, "-m", "hedgerow.sim.deploy.processes"]
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, start_new_session=True, text=True
                 )
@@ -272,3 +282,20 @@ def _words(process: psutil.Process) -> set[str]:
         return {process.name(), *(Path(word).name for word in process.cmdline())}
     except psutil.Error:
         return set()
+
+
+def _guard() -> None:
+    """Read lines of a process id and its start time until the pipe closes, then end these processes.
+
+    The guardian's own process runs this, in a session of its own. A later process of the same id has another
+    start time and is left alone.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    os.chdir("/")
+    started = [line.split() for line in sys.stdin]
+    stop_groups({int(pid) for pid, when in started if abs(began(int(pid)) - float(when)) < _TOLERANCE}, 10.0)
+
+
+if __name__ == "__main__":
+    _guard()

@@ -17,7 +17,6 @@ from logging import WARNING
 from math import inf, prod
 from shutil import rmtree
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -212,9 +211,7 @@ class InProcessGrid(Grid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

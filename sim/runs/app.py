@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from hedgerow.sim.engine._compat import app_pyproject
-from hedgerow.sim.runs.shipped import shipped_app, shipped_apps
+from hedgerow.sim.runs.hooks import shipped_app, shipped_apps
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted
 

@@ -1,4 +1,6 @@
-"""Hooks with which an app extends Hedgerow's commands; the commands themselves know no method.
+"""The suite's apps, and hooks with which an app extends Hedgerow's commands, which know no method.
+
+The suite's apps come with the package: one folder per method, not listed anywhere.
 
 An app names its hooks in its pyproject.toml:
 
@@ -12,6 +14,7 @@ It must therefore import its own package's modules at the top, never inside a fu
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +23,23 @@ from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.sim.runs.shipped import hedgerow_table, shipped_app, shipped_apps
-
 if TYPE_CHECKING:
     from hedgerow.sim.cli.checked import CheckedNodes, Verdict
     from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.results import RecordedRun
 
-__all__ = ["Hooks", "all_hooks", "drawn_network", "hooks_of"]
+__all__ = [
+    "Hooks",
+    "all_hooks",
+    "descriptions",
+    "drawn_network",
+    "hedgerow_table",
+    "hooks_of",
+    "shipped_app",
+    "shipped_apps",
+]
+
+_LIBRARY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -104,3 +116,33 @@ def _apart(folder: Path, package: str) -> Iterator[None]:
         for name in loaded():
             del sys.modules[name]
         sys.modules.update(before)
+
+
+def shipped_apps() -> dict[str, Path]:
+    """Return the folders of the suite's apps by name: ``hedgerow/apps``, or ``flower_apps`` in a checkout."""
+    for home in (_LIBRARY / "apps", _LIBRARY / "flower_apps"):
+        if found := {file.parent.name: file.parent for file in sorted(home.glob("*/pyproject.toml"))}:
+            return found
+    return {}
+
+
+def shipped_app(name: str) -> str | None:
+    """Return the suite's app with a name in any form (``MY_APP`` for ``my-app``); None if there is none."""
+    from hedgerow.wire.checks import plain_name  # noqa: PLC0415  # Imports NumPy, which help texts need not.
+
+    return next((app for app in shipped_apps() if plain_name(app) == plain_name(name)), None)
+
+
+def descriptions() -> dict[str, str]:
+    """Return a one-line description of each of the suite's apps, by name."""
+    return {name: _pyproject(app)["project"]["description"] for name, app in shipped_apps().items()}
+
+
+def hedgerow_table(folder: Path) -> dict[str, Any]:
+    """Return ``[tool.hedgerow]`` of an app's pyproject.toml."""
+    table = _pyproject(folder).get("tool", {}).get("hedgerow", {})
+    return table if isinstance(table, dict) else {}
+
+
+def _pyproject(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

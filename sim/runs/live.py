@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping
 from logging import INFO, StreamHandler
-from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from flwr.common import log
@@ -81,9 +80,7 @@ class LiveProgress:
             self._move_logs(terminals)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handler, stream in self._moved:
             handler.setStream(stream)
         self._moved.clear()

@@ -17,7 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError
+from hedgerow.sim.runs.checkpoint import (
+    LATEST,
+    Checkpoint,
+    CheckpointError,
+    drop_damaged,
+    load_newest,
+    save_newest,
+)
 from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.durable import Lines, remove, write_file
 from hedgerow.sim.runs.environment import environment
@@ -39,7 +46,6 @@ from hedgerow.sim.runs.folder import (
     refused,
     write_json,
 )
-from hedgerow.sim.runs.generations import LATEST, drop_damaged, load_newest, save_newest
 from hedgerow.sim.runs.model_files import save_model
 from hedgerow.sim.signals import sigterm_raises
 

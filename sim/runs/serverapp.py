@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.sim.engine._compat import is_simulation
-from hedgerow.sim.engine.generators import Generators, seed_generators
+from hedgerow.sim.engine.generators import WHICH_ARE_LATE, Generators, Unrepeated, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.engine.remote_state import RemoteState
+from hedgerow.sim.engine.node_state import RemoteState
 from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import RunFolderError, lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model, save_node_models
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
-from hedgerow.sim.runs.repeats import WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget

@@ -25,8 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs.checkpoint import LATEST
 from hedgerow.sim.runs.folder import read_json, write_json
-from hedgerow.sim.runs.generations import LATEST
 from hedgerow.sim.runs.plan import toml_text
 from hedgerow.sim.runs.sweep_file import Sweep
 from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_resume

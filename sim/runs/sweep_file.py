@@ -38,9 +38,9 @@ from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import flatten_dict
 from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.hooks import shipped_apps
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.results import cost_named
-from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, reason, shown

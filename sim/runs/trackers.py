@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 from uuid import uuid4
 
@@ -386,9 +386,7 @@ class Tracking:
                 tracker.on_round_end(record["round"], scalars)
                 self._in_a_row[name] = 0
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         stopped = "failed" if kind is not None and issubclass(kind, Exception) else "interrupted"
         status = "completed" if kind is None else stopped
         for name, tracker in self._open.items():

@@ -202,19 +202,6 @@ def _cubic(known: Estimates, P: int, Q: int, gradient2: float) -> tuple[float, f
     return 24 * Q**2 * P * known.rho**2 * variance, 3 * P**2 * known.rho * variance, P / 4 * gradient2  # (25)
 
 
-def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -> tuple[str, ...]:
-    """Return a sentence for each broken condition of Theorem 1: Q | P, P | T and eta <= 1 / (8 P rho)."""
-    at_least(1, P=P, Q=Q, T=T)
-    positive(eta=eta)
-    cap = eta_max(known.rho, P)
-    conditions = (
-        (P % Q == 0, f"P must be a multiple of Q = {Q}, got {P}"),
-        (T % P == 0, f"T must be a multiple of P = {P}, got {T}"),
-        (eta <= cap * (1 + _ROUNDING), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
-    )
-    return tuple(message for holds, message in conditions if not holds)
-
-
 def iterations(T: int, P: int) -> int:
     """Return T (>= 1) rounded up to a multiple of P (>= 1)."""
     at_least(1, T=T, P=P)
@@ -235,7 +222,7 @@ def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float)
 def choose_local_interval(known: Estimates, *, P: int, eta: float, T: int, target: float) -> int | None:
     """Return the cheapest Q at a given P, Strategy 1: the largest divisor of P whose bound reaches a target.
 
-    None if no Q reaches it. The cap on eta is not checked, see ``broken_conditions``.
+    None if no Q reaches it. The cap on eta is not checked, see ``eta_max``.
     """
     at_least(1, P=P)
     least = lambda_min(known, P=P, eta=eta, T=T, target=target)

@@ -42,7 +42,6 @@ __all__ = [
     "bound_constants",
     "eta_max",
     "inter_seconds",
-    "iterations_within",
     "latency",
     "plan",
     "plans",
@@ -257,15 +256,6 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
     at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return -(-K // _block_iterations(SystemName(scheme), tau1, tau2)) * seconds
-
-
-def iterations_within(
-    scheme: str, system: System, seconds: float, *, tau1: int, tau2: int = 1, alpha: int = 1
-) -> int:
-    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks."""
-    not_negative(seconds=seconds)
-    blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
-    return int(blocks) * _block_iterations(SystemName(scheme), tau1, tau2)
 
 
 def traffic(

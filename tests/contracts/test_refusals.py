@@ -384,8 +384,6 @@ calls("strategies.hsgd.theory", eta_max=({"rho": 1.0, "P": 1}, {"rho": POSITIVE,
         {"eta": Range((0.01,), POSITIVE.bad), "T": COUNT}),
     choose_local_interval=({"known": ESTIMATES, "P": 2, "eta": 0.01, "T": 4, "target": 1e3},
         {"P": Range((2,), COUNT.bad)}),
-    broken_conditions=({"known": ESTIMATES, "P": 2, "Q": 2, "eta": 0.1, "T": 4},
-        {"Q": Range((1, 2), COUNT.bad)}),
     choose_eta=({"known": ESTIMATES, "P": 2, "Q": 2, "gradient2": 1.0}, {"gradient2": POSITIVE}),
     halved_eta=({"t": 1, "eta0": 0.1, "period": 10},
         {"t": COUNT_OR_0, "eta0": POSITIVE, "period": COUNT}),
@@ -422,8 +420,6 @@ calls("strategies.sd_feel.theory", names={"name": "preset"},
     round_seconds=({"scheme": "sd-feel", "system": SYSTEM, "tau1": 1}, {"tau1": COUNT}),
     inter_seconds=({"scheme": "sd-feel", "system": SYSTEM}, {"alpha": COUNT_OR_0}),
     latency=({"scheme": "sd-feel", "system": SYSTEM, "K": 4, "tau1": 1}, {"K": COUNT_OR_0}),
-    iterations_within=({"scheme": "feel", "system": SYSTEM, "seconds": 1.0, "tau1": 1},
-        {"seconds": NOT_NEGATIVE}),
     traffic=({"scheme": "sd-feel", "K": 0, "tau1": 1, "num_clients": 1},
         {"K": COUNT_OR_0, "tau1": COUNT, "num_clients": COUNT, "num_servers": COUNT,
             "num_edges": COUNT_OR_0}),
@@ -467,17 +463,6 @@ case("strategies.similarity_free.planner:estimates", {"L": 1, "sigma2": 1, "init
 calls("strategies.fedmud.init_width",
     step_gain=({"variant": "mud", "init_a": 0.1},
         {"variant": one_of("mud", "mud+aad"), "init_a": POSITIVE, "rank": COUNT}))
-calls("strategies.ceps.theory",
-    mixing_gap=({"num_nodes": 2, "window": 1}, {"num_nodes": integer(2), "window": COUNT}),
-    least_c=({"num_nodes": 2, "window": 1, "lipschitz": 1.0}, {"lipschitz": POSITIVE}),
-    contraction=({"num_nodes": 2, "window": 1, "steps": 1}, {"steps": COUNT}),
-    connection_probability=({"num_nodes": 4, "window": 1, "participants": 2},
-        {"window": COUNT, "participants": real(1, 4)}),
-    theorem_1=(
-        {"num_nodes": 2, "window": 1, "lipschitz": 1, "gap": 1, "periods": 1, "dissimilarity": 0,
-            "interval": 1, "residual": 0},
-        {"gap": NOT_NEGATIVE, "periods": COUNT, "dissimilarity": NOT_NEGATIVE, "interval": COUNT,
-            "residual": NOT_NEGATIVE}))
 RING = made("strategies.topology:mixing", nx.cycle_graph(4), np.ones(4))
 case("strategies:mixing", {"graph": nx.cycle_graph(4), "sizes": [1, 1, 1, 1]},
     sizes=Range(([1, 2, 3, 4],), ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 0.0], [1.0, 2.0, 3.0, -4.0], 5.0)))
@@ -877,7 +862,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies.ceps.matcha:Activation": [
         ({"graph": nx.empty_graph(1)}, "num_nodes must be an integer >= 2, got 1"),
     ],
-    "strategies.ceps.theory:theorem_1": [({"c": 1.0}, "c must be a number >= c_0 .*got 1.0")],
     "strategies.peers:PeerChannel": [
         ({"neighbours": [0]}, r"neighbours must be from 0 to 1, without 0, got \[0\]"),
         ({"addresses": [SITES[0], "hub"]}, "an address of a peer must be host:port, got 'hub'"),

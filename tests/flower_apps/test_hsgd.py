@@ -35,9 +35,9 @@ from hedgerow.tasks import (
 )
 from hedgerow.wire import to_record
 from hsgd import settings
-from hsgd.evaluation import SplitMetrics
 from hsgd.parties import AllParties as Dealt
 from hsgd.parties import deal, node_party
+from hsgd.server_app import SplitMetrics
 
 LAYOUTS = pytest.mark.parametrize("layout", ["devices", "edges"])
 METHODS = pytest.mark.parametrize("method", ["hsgd", "jfl", "c-hsgd"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hedgerow.tasks import DATASETS, VERTICAL_DATASETS, Dataset, DatasetNotFound, catalogue, load
-from hedgerow.tasks.mnist5k import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
+from hedgerow.tasks.image_files import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
 
 OWN_DATA = """
 import numpy as np

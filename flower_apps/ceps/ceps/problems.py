@@ -139,7 +139,8 @@ def problem(key: Key, node: int) -> Problem:
         case _:
             images = _images(values)
             part = torch.from_numpy(images.parts[node])
-            return FromInitial(TorchProblem(_network(key), images.x[part], images.y[part]), _initial(key))
+            network = _network(key)
+            return FromInitial(TorchProblem(network, images.x[part], images.y[part]), _flat(network))
 
 
 # By the data, which are a new object whenever they change.
@@ -253,10 +254,6 @@ def _network(key: Key) -> torch.nn.Module:
     values = dict(key)
     data = _images(values).dataset
     return build_model(values["model"], data.input_shape, data.num_classes, values["seed"])
-
-
-def _initial(key: Key) -> NDArray[np.float64]:
-    return _flat(_network(key))
 
 
 def _flat(model: torch.nn.Module) -> NDArray[np.float64]:

@@ -20,13 +20,13 @@ from ceps.problems import (
     network_of,
     own_dimension,
 )
+from hedgerow.experiments import on_own_data
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.gossip.monitor import Monitor
-from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.tasks import OWN, build_model, num_features
+from hedgerow.tasks import OWN, build_model
 from hedgerow.wire.records import to_record
 
 AMONG_SITES = (
@@ -43,12 +43,7 @@ REALISM = (
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run with these settings."""
     if values.partition == OWN:
-        return LearntExperiment(
-            values,
-            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
-            num_features,
-            partial(_on_own_data, values),
-        )
+        return on_own_data(values, partial(_on_own_data, values))
     with as_settings_errors():
         dim = dimension(values.run_config)
 

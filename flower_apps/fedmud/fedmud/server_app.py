@@ -1,20 +1,13 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Collection, Sequence
 from functools import partial
-
-from torch import nn
 
 from fedmud import settings
 from fedmud.client_app import app as client_app
-from hedgerow.clients import frozen_part, global_task, initial_model
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
+from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.aggregate.sum_settings import check_noise
-from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Roster
-from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 
 REALISM = (
@@ -25,53 +18,24 @@ REALISM = (
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run with these settings."""
-    if values.partition == OWN:
-        return LearntExperiment(
-            values,
-            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
-            num_features,
-            partial(_on_own_data, values),
-        )
-    with as_settings_errors():
-        model, data = global_task(values.run_config)
-        frozen = frozen_part(model, data.x[:2])
-    measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(values, model, max(data.sizes), measure, frozen, dealt=data.sizes)
+    return training_experiment(values, partial(_experiment, values))
 
 
-def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
-    """Return the run of nodes with their own data."""
-    with as_settings_errors():
-        model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
-        frozen = frozen_part(model)
-    return _experiment(values, model, max(nodes.sizes), nodes.measure, frozen, nodes.roster)
-
-
-def _experiment(
-    values: settings.Settings,
-    model: nn.Module,
-    most_samples: int,
-    measure: Measure,
-    frozen: Collection[str],
-    roster: Roster | None = None,
-    dealt: Sequence[int] | None = None,
-) -> Experiment:
-    strategy = partial(
-        settings.build_strategy, values, model, roster=roster, dealt_sizes=dealt, frozen=frozen
-    )
+def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
+    model = task.model
+    strategy = partial(settings.build_strategy, values, model, **task.options)
     with as_settings_errors():
         strategy()
         check_noise(values.run_config, model.state_dict())
-    check_work(f"local-epochs = {values.local_epochs}", values.local_epochs, most_samples)
-    data = "own data" if values.partition == OWN else values.dataset
+    check_work(f"local-epochs = {values.local_epochs}", values.local_epochs, task.most_samples)
     return Experiment(
-        title=f"{values.method} on {data}, ratio {values.ratio:.4g}, {values.sync}",
+        title=f"{values.method} on {task.data}, ratio {values.ratio:.4g}, {values.sync}",
         realism=REALISM,
         strategy=strategy,
         initial_arrays=to_record({key: value.clone() for key, value in model.state_dict().items()}),
         module=model,
         num_rounds=values.num_rounds,
-        measure=measure,
+        measure=task.measure,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from flwr.app import ArrayRecord
 
 from hedgerow.clients.local_task import known_or_import_path
+from hedgerow.sim.runs.checkpoint import load_newest
 from hedgerow.sim.runs.common_settings import (
     BoundSettings,
     IterationSettings,
@@ -15,7 +16,6 @@ from hedgerow.sim.runs.common_settings import (
     RunSettings,
     TaskSettings,
 )
-from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.kinds import (
     LARGEST,
     Kind,

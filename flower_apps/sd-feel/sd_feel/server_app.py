@@ -1,22 +1,18 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from hedgerow.clients import frozen_part, global_task, initial_model
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
+from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
-from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Roster
-from hedgerow.tasks import OWN, CentralMetrics, count_parameters, forward_macs, num_features
+from hedgerow.tasks import count_parameters, forward_macs
 from hedgerow.wire.records import to_record
 from hedgerow.wire.robust_means import parse_aggregation
 from sd_feel import settings
@@ -45,69 +41,38 @@ _FORWARD_AND_BACKWARD = 3
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run with these settings."""
-    if values.partition == OWN:
-        return LearntExperiment(
-            values,
-            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
-            num_features,
-            partial(_on_own_data, values),
-            num_nodes=settings.num_nodes(values),
-            quorum=settings.quorum(values),
-        )
-    with as_settings_errors():
-        model, data = global_task(values.run_config)
-        frozen = frozen_part(model, data.x[:2])
-    measure = CentralMetrics(model, data, values.train_loss_samples)
-    return _experiment(
-        values, model, data.dataset.input_shape, max(data.sizes), measure, frozen, dealt=data.sizes
+    return training_experiment(
+        values,
+        partial(_experiment, values),
+        num_nodes=settings.num_nodes(values),
+        quorum=settings.quorum(values),
     )
 
 
-def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
-    """Return the run of nodes with their own data."""
+def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
+    model = task.model
     with as_settings_errors():
-        model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
-        frozen = frozen_part(model)
-    return _experiment(
-        values, model, nodes.input_shape, max(nodes.sizes), nodes.measure, frozen, nodes.roster
-    )
-
-
-def _experiment(
-    values: settings.Settings,
-    model: nn.Module,
-    input_shape: tuple[int, ...],
-    most_samples: int,
-    measure: Measure,
-    frozen: Collection[str],
-    roster: Roster | None = None,
-    dealt: Sequence[int] | None = None,
-) -> Experiment:
-    with as_settings_errors():
-        macs = forward_macs(model, input_shape)
+        macs = forward_macs(model, task.input_shape)
         strategy = partial(
             settings.build_strategy,
             values,
             num_params=count_parameters(model),
             flops_per_iteration=_FORWARD_AND_BACKWARD * values.batch_size * macs,
-            roster=roster,
-            dealt_sizes=dealt,
-            frozen=frozen,
+            **task.options,
         )
         strategy()
         check_noise(values.run_config, model.state_dict())
     steps = values.round_iterations
-    check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, most_samples))
-    data = "own data" if values.partition == OWN else values.dataset
+    check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, task.most_samples))
     return Experiment(
-        title=f"{values.method} on {data}, latency preset {values.latency_preset}",
+        title=f"{values.method} on {task.data}, latency preset {values.latency_preset}",
         realism=REALISM[values.edge_servers],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
         module=model,
         num_rounds=values.iterations // steps,
         train_config={key: values.of(key) for key in ("learning-rate", "batch-size", "seed")},
-        measure=measure,
+        measure=task.measure,
         num_nodes=settings.num_nodes(values),
         together=partial(_together, values) if values.edge_servers == settings.DIRECT else None,
     )

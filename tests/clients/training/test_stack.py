@@ -14,7 +14,7 @@ from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.stack import chunk_size, node_bytes, split, train_stack, train_stacks
 from hedgerow.clients.training.stacked_layers import stacked_layers
 from hedgerow.tasks import build_model
-from hedgerow.tasks.resnet import ResNet
+from hedgerow.tasks.models import ResNet
 
 # Of the start's norm: a few roundings a step, over the longest case's five steps.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
 
-from hedgerow.sim.runs.shipped import descriptions, shipped_apps
+from hedgerow.sim.runs.hooks import descriptions, shipped_apps
 
 
 def test_help_imports_neither_flower_nor_torch() -> None:

@@ -11,7 +11,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 from tests.sim.tiny_app import CLIENT_APP, write_package
 
 from hedgerow.sim.cli.mistakes import BUG
-from hedgerow.sim.runs import durable, generations
+from hedgerow.sim.runs import checkpoint, durable
 
 # What a server's main does, and the words by which the error's place is named.
 MISTAKES = {
@@ -69,7 +69,7 @@ def test_a_failed_assertion_of_ours_is_our_bug(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("there", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(durable.Lines, "append"), (generations, "write_aside"), (generations, "move")]
+    ("owner", "name"), [(durable.Lines, "append"), (checkpoint, "write_aside"), (checkpoint, "move")]
 )
 def test_a_full_disk_has_its_own_exit_and_promises_only_a_resume_that_works(
     owner: Any, name: str, there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

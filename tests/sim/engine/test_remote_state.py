@@ -16,7 +16,7 @@ from hedgerow.sim import (
     load_checkpoint,
     save_checkpoint,
 )
-from hedgerow.sim.engine.remote_state import RemoteState
+from hedgerow.sim.engine.node_state import RemoteState
 from hedgerow.wire import NODE_RECORD, STATE, Call
 
 pytestmark = pytest.mark.usefixtures("flower_identity")

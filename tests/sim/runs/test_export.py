@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from hedgerow.sim import load
-from hedgerow.sim.runs.export import write_csv, write_tensorboard
+from hedgerow.sim.cli.export import write_csv, write_tensorboard
 from hedgerow.sim.runs.results import COSTS
 
 WriteRun = Callable[..., Path]

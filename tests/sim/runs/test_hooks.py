@@ -8,8 +8,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 from tests.sim.tiny_app import MakeApp
 
 from hedgerow.sim import Hooks
-from hedgerow.sim.runs.hooks import hooks_of
-from hedgerow.sim.runs.shipped import shipped_apps
+from hedgerow.sim.runs.hooks import hooks_of, shipped_apps
 
 HOOKS = '''
 from collections.abc import Iterator

@@ -121,7 +121,7 @@ def test_a_damaged_newer_checkpoint_is_passed_over_with_a_warning(
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(
-        "hedgerow.sim.runs.generations._logger.warning", lambda text, *values: warnings.append(text % values)
+        "hedgerow.sim.runs.checkpoint._logger.warning", lambda text, *values: warnings.append(text % values)
     )
     spoil(run / "checkpoint" / "latest.safetensors", how)
     assert resumed(run) == ([1, 2], 2)

@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from hedgerow.tasks.idx import missing_idx, read_idx, read_idx_set
+from hedgerow.tasks.image_files import missing_idx, read_idx, read_idx_set
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hedgerow.sim.cli.node import misspelt_keys
 from hedgerow.sim.cli.options import known_node_keys
-from hedgerow.sim.deploy.node_arguments import misspelt_keys
 
 
 @pytest.mark.parametrize(

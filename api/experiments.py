@@ -1,0 +1,91 @@
+"""Experiments of apps whose nodes train one torch model, on dealt or on their own data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from hedgerow.clients import frozen_part, global_task, initial_model
+from hedgerow.sim.runs.common_settings import RunSettings, TrainingSettings
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure
+from hedgerow.sim.runs.settings import as_settings_errors
+from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.registry import Registry
+from hedgerow.tasks import OWN, CentralMetrics, num_features
+
+__all__ = ["TrainedTask", "on_own_data", "training_experiment"]
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """The model that nodes train, and what the server knows of their data.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The initial model.
+    input_shape : tuple of int
+        The shape of one sample.
+    most_samples : int
+        Training samples of the largest node, >= 1.
+    measure : Measure
+        As in ``Experiment``.
+    data : str
+        The data's name, for titles.
+    options : Mapping[str, Any]
+        Options of the strategy: ``roster``, ``dealt_sizes`` and ``frozen``, as in ``FederationOptions``.
+    """
+
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    most_samples: int
+    measure: Measure
+    data: str
+    options: Mapping[str, Any]
+
+
+def on_own_data(
+    values: RunSettings,
+    make: Callable[[OwnNodes], Experiment],
+    *,
+    num_nodes: int | None = None,
+    quorum: int | None = None,
+) -> LearntExperiment:
+    """Return the experiment that ``make`` makes from the reports of nodes with their own data.
+
+    ``num_nodes`` and ``quorum`` are as in ``LearntExperiment``.
+    """
+    gather = partial(OwnNodes.gather, registry=Registry.named(values.registry))
+    return LearntExperiment(values, gather, num_features, make, num_nodes, quorum)
+
+
+def training_experiment(
+    values: TrainingSettings,
+    make: Callable[[TrainedTask], Experiment],
+    *,
+    num_nodes: int | None = None,
+    quorum: int | None = None,
+) -> Experiment | LearntExperiment:
+    """Return the experiment that ``make`` makes from the task of the settings.
+
+    ``num_nodes`` and ``quorum`` are as in ``LearntExperiment``. SettingsError if data or model are invalid.
+    """
+
+    def of_own_data(nodes: OwnNodes) -> Experiment:
+        with as_settings_errors():
+            model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
+            options = {"roster": nodes.roster, "dealt_sizes": None, "frozen": frozen_part(model)}
+        largest = max(nodes.sizes)
+        return make(TrainedTask(model, nodes.input_shape, largest, nodes.measure, "own data", options))
+
+    if values.partition == OWN:
+        return on_own_data(values, of_own_data, num_nodes=num_nodes, quorum=quorum)
+    with as_settings_errors():
+        model, data = global_task(values.run_config)
+        frozen = frozen_part(model, data.x[:2])
+    options = {"roster": None, "dealt_sizes": data.sizes, "frozen": frozen}
+    measure = CentralMetrics(model, data, values.train_loss_samples)
+    shape, largest = data.dataset.input_shape, max(data.sizes)
+    return make(TrainedTask(model, shape, largest, measure, values.dataset, options))

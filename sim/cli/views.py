@@ -1,0 +1,193 @@
+"""The commands that show runs: ``report``, ``plot``, ``table``, and ``watch`` in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import (
+    Costs,
+    Metrics,
+    Paths,
+    bad_options,
+    interruptible,
+    load_results,
+    name_and_number,
+)
+
+__all__ = [
+    "plot",
+    "report",
+    "table",
+    "watch",
+]
+
+
+def report(
+    paths: Paths,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="Output file. Default: report.html in the folder of the run or sweep; for several, here.",
+        ),
+    ] = None,
+    x: Costs = None,
+    y: Metrics = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="Y=VALUE", help="Also compare the cost of reaching this. Repeatable."),
+    ] = None,
+) -> None:
+    """Write one page of runs: curves, tables, traffic by link, lost replies, settings."""
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
+    from hedgerow.sim.runs.hooks import drawn_network
+    from hedgerow.sim.runs.report import write_report
+
+    with bad_options():
+        if out is not None and out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"--out must be a file whose name ends with .html, got {str(out)!r}")
+        targets = dict(name_and_number("--target", one) for one in target or [])
+        results = load_results(paths)
+        out = out or (results.folder or Path.cwd()) / "report.html"
+        written = write_report(results, out, xs=x or (), ys=y or (), targets=targets, network=drawn_network)
+    typer.echo(written)
+
+
+def plot(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="FILE.png, FILE.svg or FILE.pdf; without a suffix all three. Default: in the folder of "
+            "the run or sweep; for several, here."
+        ),
+    ] = None,
+    log_x: Annotated[bool, typer.Option("--log-x", help="Draw x on a logarithmic scale.")] = False,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="One column of panels for each value of this setting.")
+    ] = None,
+    differences: Annotated[
+        bool | None,
+        typer.Option(
+            "--differences/--no-differences",
+            help="Also plot paired differences from the first variant. Default: the sweep's setting.",
+        ),
+    ] = None,
+) -> None:
+    """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
+    from hedgerow.sim.runs.plot import default_path, draw, save
+
+    with bad_options():
+        results = load_results(paths, y)
+        xs, ys = x or results.xs, y or results.ys
+        by = results.by if by is None else by
+        differences = results.differences if differences is None else differences
+        figure = draw(results, xs, ys, log_x=log_x, log_y=log_y, by=by, differences=differences)
+        written = save(figure, out or default_path(results, xs, ys))
+    for path in written:
+        typer.echo(path)
+
+
+def table(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X=VALUE", help="Compare at this cost. Default: the largest that all runs reached."
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another column: a cost or a metric at that cost, 'payload-bytes client->server' for one "
+            "link. Repeatable. Default: the sweep's."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="Y=VALUE", help="Compare the cost of reaching this."),
+    ] = None,
+) -> None:
+    """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
+    from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, target_table
+    from hedgerow.sim.runs.measured import groups, measured
+
+    with bad_options():
+        results = load_results(paths, y)
+        budgets = dict([name_and_number("--budget", budget)]) if budget else {}
+        xs = x or list(budgets) or results.xs
+        ys, parts = y or results.ys, []
+        for group in groups(results, ys):
+            parts += [f"## {group.title}"] + [
+                budget_table(group, a, b, budgets[a] if a in budgets else common_budget(group, a), column)
+                for a in xs
+                for b in ys
+            ]
+            if target:
+                metric, value = name_and_number("--target", target)
+                parts += [target_table(group, a, metric, value) for a in xs]
+            parts += [" ".join(measured(group, ys))]
+    parts += [NOTE, f"Realism: {results.realism or 'not stated'}."]
+    typer.echo("\n\n".join(filter(None, parts)))
+
+
+def watch(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN|FOLDER]...",
+            help="A run's folder, running or not, or a folder of runs, of which the newest is shown. "
+            "Default: runs.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Anybody who can connect to it sees the run.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
+    x: Costs = None,
+    y: Metrics = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+) -> None:
+    """Follow a run in the browser, read only: its report as it grows, and the time left; until Ctrl-C."""
+    import ipaddress
+    import webbrowser
+
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
+    from hedgerow.sim.runs.folder import runs_folder
+    from hedgerow.sim.runs.follow import FollowedRun, FollowServer, newest_run
+    from hedgerow.sim.runs.hooks import drawn_network
+
+    with bad_options():
+        folder = newest_run(runs or [runs_folder("runs")])
+        try:
+            server = FollowServer(FollowedRun(folder, x or (), y or (), drawn_network), host, port)
+        except OSError as error:
+            raise ValueError(f"cannot listen on --host {host!r} --port {port}: {error.strerror}") from error
+    with interruptible(lambda: "Watched no longer; the run is not touched"):
+        try:
+            alone = ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            alone = host == "localhost"
+        if not alone:
+            typer.echo("Warning: whoever can connect to this port sees the run and its settings", err=True)
+        typer.echo(f"Watching {folder} at {server.url} (Ctrl-C ends it)")
+        if open_:
+            webbrowser.open(server.url)
+        server.serve()
