@@ -96,7 +96,10 @@ def train_one(
     """Train one node by the model's own forward pass."""
     model.load_state_dict(dict(work.start))
     model.train()
-    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters: list[Tensor] = list(named.values())
+    # On the parameters' device, in their order.
+    corrections = [work.correction[name].to(p) for name, p in named.items()] if work.correction else []
     forward = arithmetic.forward(model)
     losses = []
     for index in _on_device(work):
@@ -106,6 +109,8 @@ def train_one(
             continue
         gradients = torch.autograd.grad(mean, parameters, materialize_grads=True)
         with torch.no_grad():
+            if corrections:
+                gradients = torch._foreach_add(gradients, corrections)
             torch._foreach_add_(parameters, gradients, alpha=-work.lr)
     state = {
         key: value.detach().clone(memory_format=torch.contiguous_format)

@@ -104,6 +104,8 @@ class OwnTraining:
 
     def _trained(self, model: nn.Module, work: LocalWork) -> Trained:
         assert work.asked is not None
+        if work.correction is not None:
+            raise ValueError("correction must be None with a training loop of one's own, which applies none")
         data, config = _data(work, work.asked), _config(work, work.asked)
         # Copied, so that hooks, flags and dtypes set by the loop do not affect the next node.
         own = copy.deepcopy(model)

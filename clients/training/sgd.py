@@ -76,9 +76,9 @@ def local_sgd(
     Raises
     ------
     ValueError
-        If a work's start does not fit the model, its step size is not > 0 and finite in float32, a batch is
-        empty or indexes past the data, or ``stack`` is requested but the model cannot be stacked or is to be
-        compiled.
+        If a work's start or correction does not fit the model, only some works have a correction, a step size
+        is not > 0 and finite in float32, a batch is empty or indexes past the data, or ``stack`` is requested
+        but the model cannot be stacked or is to be compiled.
     RuntimeError
         If a stack exceeds the device's memory.
     """
@@ -99,6 +99,8 @@ def local_sgd(
     _check_batches(works)
     if not works:
         return []
+    if any(work.correction is not None for work in works):
+        _check_corrections(model, works)
     form = form_of(model, works[0].x.dim() - 1)
     reason = form.unlike_alone or ("a stack is not compiled" if arithmetic.compiled else None)
     if mode == "stack" and reason is not None:
@@ -182,6 +184,17 @@ def _check_batches(works: Sequence[LocalWork]) -> None:
                 raise ValueError(
                     f"works[{position}].batches[{step}] must be indices 0 to {len(work.x) - 1}, got {bounds}"
                 )
+
+
+def _check_corrections(model: nn.Module, works: Sequence[LocalWork]) -> None:
+    """Raise ValueError unless each work has a correction of the trained parameters."""
+    trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    for position, work in enumerate(works):
+        given = None if work.correction is None else {k: tuple(v.shape) for k, v in work.correction.items()}
+        if given != trained:
+            raise ValueError(
+                f"works[{position}].correction must have {trained}, as of all works, got {given}"
+            )
 
 
 def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:

@@ -228,6 +228,10 @@ def train_stack(
         )
         for name in trainable
     }
+    corrections = [  # (nodes, *shape)
+        torch.stack([work.correction[name].to(stack[name]) for work in works if work.correction])
+        for name in (trainable if works[0].correction else [])
+    ]
     batches = _Batches.of(works, next(model.parameters()).dtype)
     if any(batches.padded) and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         raise ValueError("batches of a step must have one length for statistics over a batch")
@@ -247,6 +251,8 @@ def train_stack(
         leaves = [values[name] for name in trainable]
         gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
         with torch.no_grad():
+            if corrections:
+                gradients = torch._foreach_add(gradients, [one[:active] for one in corrections])
             rates = [rate[name][:active] for name in trainable]
             torch._foreach_addcmul_(leaves, gradients, rates, value=-1)
 

@@ -54,6 +54,9 @@ class LocalWork:
     asked : Asked or None (default: None)
         The request behind the batches. With it, draws of the forward pass depend on (seed, round, node);
         without it, on the work.
+    correction : Mapping[str, Tensor] or None (default: None)
+        Added to the gradient of each trained parameter in every step, by name, each of its shape: c - c_i of
+        SCAFFOLD's y <- y - lr (g_i(y) - c_i + c). Nodes that train together all have one, or none has.
     """
 
     start: Mapping[str, Tensor]
@@ -62,6 +65,7 @@ class LocalWork:
     batches: Sequence[NDArray[np.int64]]
     lr: float
     asked: Asked | None = None
+    correction: Mapping[str, Tensor] | None = None
 
     @property
     def stream(self) -> tuple[int, int, int]:

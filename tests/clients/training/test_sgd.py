@@ -247,3 +247,42 @@ def test_a_step_size_must_be_positive_and_finite_in_float32(lr):
     works = ragged_works(_small(), [[4], [4]])
     with pytest.raises(ValueError, match=r"works\[1\].lr must be a finite number > 0, also in float32, got "):
         local_sgd(_small(), [works[0], replace(works[1], lr=lr)])
+
+
+def _corrected(model: nn.Module, works: list[LocalWork]) -> list[LocalWork]:
+    stream = torch.Generator().manual_seed(3)
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+    return [
+        replace(work, correction={k: torch.randn(s, generator=stream) for k, s in shapes.items()})
+        for work in works
+    ]
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+def test_a_correction_is_added_to_every_gradient_in_the_loop_and_in_a_stack(name):
+    model = build_model(name, IMAGES, 10, 0)
+    works = _corrected(model, ragged_works(model, LENGTHS))
+    loop, stack = (local_sgd(model, works, mode=mode) for mode in ("loop", "stack"))
+    for one, other, work in zip(loop, stack, works, strict=True):
+        for key in one.state:
+            torch.testing.assert_close(one.state[key], other.state[key], rtol=1e-5, atol=1e-5)
+        if len(work.batches) == 1:  # One step differs from an uncorrected one by lr times the correction.
+            (plain,) = local_sgd(model, [replace(work, correction=None)], mode="loop")
+            for key, value in (work.correction or {}).items():
+                moved = plain.state[key] - one.state[key]
+                torch.testing.assert_close(moved, work.lr * value, rtol=1e-4, atol=1e-6)
+    assert _same_bits([local_sgd(model, [work], mode="stack")[0] for work in works], stack)
+
+
+def test_a_correction_of_zeros_changes_no_value_and_a_wrong_one_is_refused():
+    model = _small()
+    plain = ragged_works(model, LENGTHS)
+    zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for mode in ("loop", "stack"):
+        found = local_sgd(model, [replace(work, correction=zeros) for work in plain], mode=mode)
+        for one, other in zip(found, local_sgd(model, plain, mode=mode), strict=True):
+            assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)
+    works = _corrected(model, plain)
+    for bad in (None, {}, {**zeros, "linear.bias": torch.zeros(3)}, {"linear.bias": torch.zeros(10)}):
+        with pytest.raises(ValueError, match=r"works\[1\].correction must have"):
+            local_sgd(model, [works[0], replace(works[1], correction=bad)])
