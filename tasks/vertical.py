@@ -7,9 +7,11 @@ the training set; no person has samples in both training and test set.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from .checks import at_least, check_inputs, check_labels, described
 from .images import scaled
 from .imports import is_import_path
-from .sources import SOURCES, VERTICAL_DATASETS, find, imported, known, resolve_data_dir
+from .sources import SOURCES, DataSource, find, imported, known, resolve_data_dir, vertical_datasets
 from .tabular import Table
 
 __all__ = ["ImageCut", "VerticalDataset", "load_vertical"]
@@ -178,26 +180,31 @@ class ImageCut:
 
 
 def load_vertical(
-    name: str, data_dir: str | os.PathLike[str] | None = None, cut: ImageCut | None = None
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    cut: ImageCut | None = None,
+    more: Mapping[str, DataSource] = MappingProxyType({}),
 ) -> VerticalDataset:
     """Return a data set of two parties by name, cached.
 
     Each party's features of tables and series are scaled to the training set's mean 0 and deviation 1 over
     the measured values. A missing value is, in a table, the training set's median; in a series, the last
     value before it, or else the mean, 0, and features named "... measured" are 1 or 0. Images are in [-1, 1].
-    The test set is the published one or else a fifth of each class, the same everywhere. Hours in intensive
-    care (``sepsis2019-windows``) have their features clipped at 5 deviations.
+    The test set is the published one or else a fifth of each class, the same everywhere. A table may say
+    at how many deviations its features are clipped.
 
     Parameters
     ----------
     name : str
-        One of ``VERTICAL_DATASETS``, or an import path ``module:function`` of a function that takes the data
-        folder (a ``Path`` or None) and returns a ``VerticalDataset``.
+        One of ``VERTICAL_DATASETS`` or of ``more``, or an import path ``module:function`` of a function that
+        takes the data folder (a ``Path`` or None) and returns a ``VerticalDataset``.
     data_dir : str or path or None (default: None)
         The folder with the files or with a subfolder of the set's name; None or empty uses the environment
         variable HEDGEROW_DATA_DIR.
     cut : ImageCut or None (default: None)
         The split of images; None is ``ImageCut()``. Ignored for other sets.
+    more : Mapping[str, DataSource] (default: none)
+        Sources besides the known ones, by name.
 
     Raises
     ------
@@ -209,17 +216,18 @@ def load_vertical(
     folder = resolve_data_dir(data_dir)
     if is_import_path(name):
         return imported(name, folder, VerticalDataset)
-    return _load(known(name, VERTICAL_DATASETS), folder, cut or ImageCut())
+    source = {**SOURCES, **more}[known(name, vertical_datasets(more))]
+    return _load(name, source, folder, cut or ImageCut())
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
-    raw = SOURCES[name].read(find(name, folder))
+def _load(name: str, source: DataSource, folder: Path | None, cut: ImageCut) -> VerticalDataset:
+    raw = source.read(find(name, folder, source))
     if isinstance(raw, Table):
         return _from_table(name, raw)
     x_train, x_test = scaled(raw, "unit")
     y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
-    return _from_images(name, x_train, y_train, x_test, y_test, SOURCES[name].classes, cut)
+    return _from_images(name, x_train, y_train, x_test, y_test, source.classes, cut)
 
 
 def _from_table(name: str, table: Table) -> VerticalDataset:

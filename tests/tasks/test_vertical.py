@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.tasks import DatasetNotFound, ImageCut, VerticalDataset, load_vertical
-from hedgerow.tasks.tabular import _MIMIC_VARIABLES
+from hedgerow.tasks import DatasetNotFound, ImageCut, VerticalDataset
+from hedgerow.tasks import load_vertical as load_known
+from hsgd.medical import _MIMIC_VARIABLES, SETS
 
 SUPPORT2_COLUMNS = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod,ph,glucose,bun,urine"
 OWN_DATA = """
@@ -20,6 +21,11 @@ def load(data_dir):
 def wrong(data_dir):
     return [1, 2]
 """
+
+
+def load_vertical(name: str, data_dir: Path | None = None, cut: ImageCut | None = None) -> VerticalDataset:
+    """Load one of tasks' sets or of HSGD's."""
+    return load_known(name, data_dir, cut, SETS)
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from hedgerow.tasks import (
     split_model,
     weighted_loss,
 )
+from hsgd.medical import SETS
 
 __all__ = [
     "AllParties",
@@ -123,7 +124,7 @@ def deal(values: Mapping[str, Any]) -> AllParties:
 @lru_cache(maxsize=2)
 def _deal(key: Key) -> AllParties:
     values = dict(key)
-    data = load_vertical(values["dataset"], values["data-dir"] or None)
+    data = load_vertical(values["dataset"], values["data-dir"] or None, more=SETS)
     split = group_split(
         values["partition"], data.y_train, values["num-groups"], values["seed"],
         people=data.people_train, sites=data.sites_train,
