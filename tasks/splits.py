@@ -187,7 +187,7 @@ def write_group_split(
     if people is not None and people < 1:
         raise ValueError(f"people must be an integer >= 1, got {people}")
     data = load_vertical(dataset, data_dir, more=more)
-    dealt = group_split(scheme, data.y_train, num_groups, seed).groups
+    dealt = group_split(scheme, data.y_train, num_groups, seed)
     groups = [rows[:people] for rows in dealt]
     configs = write_groups(data, groups, folder, layout)
     return _manifest(
