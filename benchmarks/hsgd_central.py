@@ -17,6 +17,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
+from hedgerow.sim.runs.hooks import data_sets
 from hedgerow.tasks import load_vertical, logit_metrics, normalised_utility
 
 MODELS = {
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="sepsis2019-windows")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    data = load_vertical(asked.dataset, asked.data_dir)
+    data = load_vertical(asked.dataset, asked.data_dir, more=data_sets())
     if data.num_classes != 2:
         parser.error(f"--dataset must have two classes, got {asked.dataset} of {data.num_classes}")
     train, test = (

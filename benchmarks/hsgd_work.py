@@ -30,6 +30,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
+from hedgerow.sim.runs.hooks import data_sets
 from hedgerow.tasks import DatasetNotFound, load_vertical
 from hedgerow.tasks.split_models import SplitModel, split_loss, split_model
 
@@ -87,7 +88,7 @@ def main(
     print("|---|---|---:|---:|---:|---:|")
     for name, kind in MODELS.items():
         try:
-            data = load_vertical(name, data_dir)
+            data = load_vertical(name, data_dir, more=data_sets())
         except DatasetNotFound as missing:
             print(f"{name} left out: {str(missing).splitlines()[0]}", file=sys.stderr)
             continue

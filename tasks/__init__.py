@@ -3,7 +3,7 @@
 from .datasets import Dataset, load, preprocessing
 from .federated import FederatedData, federated
 from .files import Reading
-from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
+from .groups import GROUP_SCHEMES, group_split, match_ids, validate_group_scheme
 from .images import AUGMENTATIONS, SCALINGS, augmented, check_augmentation
 from .imports import is_import_path
 from .layout import ChannelsLast
@@ -38,7 +38,7 @@ from .regression import LinearData, linear_part, sparse_truth
 from .sources import DATASETS, VERTICAL_DATASETS, CatalogueEntry, DatasetNotFound, catalogue
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
 from .splits import write_group_split, write_groups, write_split
-from .vertical import ImageCut, VerticalDataset, load_vertical
+from .vertical import VerticalDataset, load_vertical
 
 __all__ = [
     "AUGMENTATIONS",
@@ -59,8 +59,6 @@ __all__ = [
     "DatasetNotFound",
     "Evaluation",
     "FederatedData",
-    "GroupSplit",
-    "ImageCut",
     "LinearData",
     "Moments",
     "OwnData",

@@ -7,7 +7,6 @@ classes dominate a group, nor how skewed its MIMIC-III split is: these choices a
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from .checks import at_least
 
-__all__ = ["GROUP_SCHEMES", "GroupSplit", "group_split", "match_ids", "validate_group_scheme"]
+__all__ = ["GROUP_SCHEMES", "group_split", "match_ids", "validate_group_scheme"]
 
 Indices = NDArray[np.int64]
 Ids = NDArray[np.str_]
@@ -29,37 +28,15 @@ _PURPOSE = 2
 _MOST = 1e9
 
 
-@dataclass(frozen=True, eq=False)
-class GroupSplit:
-    """The samples of each group and of its devices.
-
-    Parameters
-    ----------
-    groups : list of ndarray of int64
-        The training samples of each group, K_m each, in random order. A sample is in at most one group.
-    devices : list of list of ndarray of int64
-        The samples of each device of each group: ``groups`` cut into pieces.
-    """
-
-    groups: list[Indices]
-    devices: list[list[Indices]]
-
-    def dominance(self, labels: NDArray[Any]) -> list[float]:
-        """Return the share of the two largest classes in each group."""
-        counts = [np.sort(np.unique(labels[group], return_counts=True)[1])[::-1] for group in self.groups]
-        return [float(count[:2].sum() / count.sum()) for count in counts]
-
-
 def group_split(
     scheme: str,
     labels: NDArray[Any],
     num_groups: int,
     seed: int,
-    samples_per_device: int = 1,
     people: Ids | None = None,
     sites: Ids | None = None,
-) -> GroupSplit:
-    """Assign training samples to groups of equal size, and each group's samples to its devices.
+) -> list[Indices]:
+    """Return the training samples of each group, K_m each, in random order; a sample is in at most one group.
 
     If people have several samples, ``iid`` and ``sites`` assign people, each to one group, so that groups
     have equally many people and about as many samples; ``pairs`` and ``rates`` always assign samples.
@@ -73,7 +50,7 @@ def group_split(
           for OrganAMNIST. OrganAMNIST's current file has 20 fewer images, so use pairs(3000, 456). With as
           many groups as pairs of classes, each pair has one group; otherwise a group gets the class with
           the most and the class with the fewest samples left. An exhausted class is replaced by what is
-          left, see ``GroupSplit.dominance``.
+          left.
         - ``"rates(concentration)"``, > 0: a group's class rates are drawn from a Dirichlet around the overall
           rates (small: skewed, large: iid); every group has a sample of each class that has enough. For the
           paper's MIMIC-III split, of which it gives no numbers; 1 is our guess. K_m = floor(N / M).
@@ -87,8 +64,6 @@ def group_split(
         M, 1..N.
     seed : int
         The run's seed, >= 0. The same seed gives the same split.
-    samples_per_device : int (default: 1)
-        Samples of a device, >= 1; a group's last device has the remainder. The paper's devices have one.
     people : ndarray of str or None (default: None)
         The person of each sample, (N,); None: everyone has one sample.
     sites : ndarray of str or None (default: None)
@@ -103,7 +78,7 @@ def group_split(
     name, arguments = _parse(scheme)
     if labels.ndim != 1 or not labels.size:
         raise ValueError(f"labels must have the shape (N,) with N >= 1, got {labels.shape}")
-    at_least(1, **{"num-groups": num_groups, "samples-per-device": samples_per_device})
+    at_least(1, **{"num-groups": num_groups})
     at_least(0, seed=seed)
     if num_groups > labels.size:
         raise ValueError(
@@ -121,11 +96,7 @@ def group_split(
         groups = _whole_people(np.arange(labels.size), people, num_groups, rng)
     else:
         groups = _groups(scheme, name, arguments, labels, num_groups, rng)
-    devices = [
-        [group[start : start + samples_per_device] for start in range(0, len(group), samples_per_device)]
-        for group in groups
-    ]
-    return GroupSplit(groups, devices)
+    return groups
 
 
 def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices:

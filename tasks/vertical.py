@@ -7,26 +7,29 @@ the training set; no person has samples in both training and test set.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import at_least, check_inputs, check_labels, described
+from .checks import check_inputs, check_labels, described
 from .images import scaled
 from .imports import is_import_path
-from .sources import SOURCES, VERTICAL_DATASETS, find, imported, known, resolve_data_dir
+from .sources import SOURCES, DataSource, find, imported, known, resolve_data_dir, vertical_datasets
 from .tabular import Table
 
-__all__ = ["ImageCut", "VerticalDataset", "load_vertical"]
+__all__ = ["VerticalDataset", "load_vertical"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.str_]
 
 _BLANK = np.float32(0)
 _TEST_SHARE = 0.2
+_SIDE, _CENTRE = 28, slice(3, 25)
 _SPLIT_SEED = 5_000
 
 
@@ -135,69 +138,31 @@ class VerticalDataset:
         return ValueError(f"data set {self.name!r}: {key} must be {valid}, got {value}")
 
 
-@dataclass(frozen=True)
-class ImageCut:
-    """The split of an image into a square and the frame around it. A party's missing pixels are 0.
-
-    Parameters
-    ----------
-    size : int (default: 22)
-        Side of the square in pixels, >= 1. 22 of 28 gives the paper's 484 and 300 pixels.
-    offset : int (default: 3)
-        Rows above and columns left of the square, >= 0.
-    centre_owner : {"hospital", "device"} (default: "hospital")
-        The party with the square.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range, or the square covers the whole image or does not fit into it.
-    """
-
-    size: int = 22
-    offset: int = 3
-    centre_owner: str = "hospital"
-
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size)
-        at_least(0, offset=self.offset)
-        if self.centre_owner not in ("hospital", "device"):
-            raise ValueError(f"centre_owner must be hospital or device, got {self.centre_owner!r}")
-
-    def masks(self, height: int, width: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the hospital's and the device's pixels, (height, width) each, a partition of the image."""
-        end = self.offset + self.size
-        if end > min(height, width) or self.size**2 == height * width:
-            raise ValueError(
-                f"size and offset must be a square within {height}x{width}, not all of it, got {self.size} "
-                f"and {self.offset}"
-            )
-        centre = np.zeros((height, width), bool)
-        centre[self.offset : end, self.offset : end] = True
-        return (centre, ~centre) if self.centre_owner == "hospital" else (~centre, centre)
-
-
 def load_vertical(
-    name: str, data_dir: str | os.PathLike[str] | None = None, cut: ImageCut | None = None
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    more: Mapping[str, DataSource] = MappingProxyType({}),
 ) -> VerticalDataset:
     """Return a data set of two parties by name, cached.
 
     Each party's features of tables and series are scaled to the training set's mean 0 and deviation 1 over
     the measured values. A missing value is, in a table, the training set's median; in a series, the last
-    value before it, or else the mean, 0, and features named "... measured" are 1 or 0. Images are in [-1, 1].
-    The test set is the published one or else a fifth of each class, the same everywhere. Hours in intensive
-    care (``sepsis2019-windows``) have their features clipped at 5 deviations.
+    value before it, or else the mean, 0, and features named "... measured" are 1 or 0. Images are in [-1, 1]:
+    the hospital has the 22x22 centre of 28x28 pixels, the device the frame around it, and a party's missing
+    pixels are 0.
+    The test set is the published one or else a fifth of each class, the same everywhere. A table may say
+    at how many deviations its features are clipped.
 
     Parameters
     ----------
     name : str
-        One of ``VERTICAL_DATASETS``, or an import path ``module:function`` of a function that takes the data
-        folder (a ``Path`` or None) and returns a ``VerticalDataset``.
+        One of ``VERTICAL_DATASETS`` or of ``more``, or an import path ``module:function`` of a function that
+        takes the data folder (a ``Path`` or None) and returns a ``VerticalDataset``.
     data_dir : str or path or None (default: None)
         The folder with the files or with a subfolder of the set's name; None or empty uses the environment
         variable HEDGEROW_DATA_DIR.
-    cut : ImageCut or None (default: None)
-        The split of images; None is ``ImageCut()``. Ignored for other sets.
+    more : Mapping[str, DataSource] (default: none)
+        Sources besides the known ones, by name.
 
     Raises
     ------
@@ -209,17 +174,18 @@ def load_vertical(
     folder = resolve_data_dir(data_dir)
     if is_import_path(name):
         return imported(name, folder, VerticalDataset)
-    return _load(known(name, VERTICAL_DATASETS), folder, cut or ImageCut())
+    source = {**SOURCES, **more}[known(name, vertical_datasets(more))]
+    return _load(name, source, folder)
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
-    raw = SOURCES[name].read(find(name, folder))
+def _load(name: str, source: DataSource, folder: Path | None) -> VerticalDataset:
+    raw = source.read(find(name, folder, source))
     if isinstance(raw, Table):
         return _from_table(name, raw)
     x_train, x_test = scaled(raw, "unit")
     y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
-    return _from_images(name, x_train, y_train, x_test, y_test, SOURCES[name].classes, cut)
+    return _from_images(name, x_train, y_train, x_test, y_test, source.classes)
 
 
 def _from_table(name: str, table: Table) -> VerticalDataset:
@@ -318,9 +284,13 @@ def _from_images(
     x_test: Floats,
     y_test: NDArray[np.int64],
     classes: tuple[str, ...],
-    cut: ImageCut,
 ) -> VerticalDataset:
-    hospital, device = cut.masks(*x_train.shape[-2:])
+    if x_train.shape[-2:] != (_SIDE, _SIDE):
+        raise ValueError(f"data set {name!r}: images must be {_SIDE}x{_SIDE}, got {x_train.shape[-2:]}")
+    # 484 and 300 pixels, as in the paper.
+    hospital = np.zeros((_SIDE, _SIDE), bool)
+    hospital[_CENTRE, _CENTRE] = True
+    device = ~hospital
     # MedMNIST's scaling, which needs no statistics and so no exchange between the parties.
     train, test = 2 * x_train - 1, 2 * x_test - 1
     return VerticalDataset(

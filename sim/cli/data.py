@@ -30,10 +30,11 @@ def data(
     ] = None,
 ) -> None:
     """List the known data sets (images, tables, series): where each was found, or how to get it."""
+    from hedgerow.sim.runs.hooks import data_sets
     from hedgerow.tasks import catalogue
 
     with bad_options():
-        entries = catalogue(data_dir)
+        entries = catalogue(data_dir, data_sets())
         if download is not None:
             _download(_named(download, entries), data_dir)
             return

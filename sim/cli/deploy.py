@@ -412,6 +412,7 @@ def deploy_split(
     ] = None,
 ) -> None:
     """Write a data set as one file per node, readable only by its owner, for --own-data."""
+    from hedgerow.sim.runs.hooks import data_sets
     from hedgerow.tasks import write_group_split, write_split
 
     with bad_options():
@@ -425,6 +426,14 @@ def deploy_split(
             manifest = write_split(dataset, folder, nodes, partition, seed, data_dir, scaling or "standard")
         else:
             manifest = write_group_split(
-                dataset, folder, groups or 1, partition, seed, data_dir, layout or "edges", people
+                dataset,
+                folder,
+                groups or 1,
+                partition,
+                seed,
+                data_dir,
+                layout or "edges",
+                people,
+                data_sets(),
             )
     typer.echo(str(manifest))

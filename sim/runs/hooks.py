@@ -6,8 +6,9 @@ An app names its hooks in its pyproject.toml:
 
     [tool.hedgerow]
     hooks = "my_app.hooks:HOOKS"
+    data-sets = "my_app.data:SETS"  # of the suite's apps only: a DataSource by name
 
-The module is imported when a command first needs it, isolated from other copies of the app in the process.
+A module is imported when a command first needs it, isolated from other copies of the app in the process.
 It must therefore import its own package's modules at the top, never inside a function.
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Hooks",
     "all_hooks",
+    "data_sets",
     "descriptions",
     "drawn_network",
     "hedgerow_table",
@@ -72,19 +74,32 @@ def hooks_of(folder: Path) -> Hooks:
     reference = hedgerow_table(folder).get("hooks", "")
     if not reference:
         return Hooks()
-    module, _, attribute = str(reference).partition(":")
-    hooks, why = None, ""
-    try:
-        with _apart(folder, module.partition(".")[0]):
-            hooks = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        why = f" ({error})"
+    hooks, why = _named(folder, str(reference))
     if not isinstance(hooks, Hooks):
         raise ValueError(
             f"{folder / 'pyproject.toml'}: [tool.hedgerow] hooks must be module:attribute of a "
             f"hedgerow.sim.Hooks, got {reference!r}{why}"
         )
     return hooks
+
+
+def data_sets() -> dict[str, Any]:
+    """Return the sources of the data sets in ``[tool.hedgerow] data-sets`` of the suite's apps, by name."""
+    found: dict[str, Any] = {}
+    for folder in shipped_apps().values():
+        if reference := hedgerow_table(folder).get("data-sets"):
+            found |= _named(folder, str(reference))[0]
+    return found
+
+
+def _named(folder: Path, reference: str) -> tuple[Any, str]:
+    """Return the object ``module:attribute`` of an app, or None and why there is none."""
+    module, _, attribute = reference.partition(":")
+    try:
+        with _apart(folder, module.partition(".")[0]):
+            return getattr(import_module(module), attribute, None), ""
+    except ImportError as error:
+        return None, f" ({error})"
 
 
 def all_hooks(*more: Path) -> list[Hooks]:

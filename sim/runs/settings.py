@@ -351,15 +351,11 @@ def unknown_key(key: str, value: object, settings: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def as_settings_errors(what: str = "") -> Iterator[None]:
-    """Raise errors of the library as SettingsError while it builds what the settings describe.
-
-    ``what`` names the object that is built, if the library's message may not name the key.
-    """
+def as_settings_errors() -> Iterator[None]:
+    """Raise errors of the library as SettingsError while it builds what the settings describe."""
     try:
         yield
     except SettingsError:
         raise
     except (ValueError, OSError, OverflowError, ZeroDivisionError, MemoryError) as error:
-        words = reason(error) or type(error).__name__
-        refuse([f"{what}: {words}" if what else words], error)
+        refuse([reason(error) or type(error).__name__], error)

@@ -550,8 +550,8 @@ LABELS = np.arange(12) % 3
 case("tasks:partition", {"scheme": "iid", "labels": LABELS, "num_partitions": 3, "seed": 0},
     num_partitions=integer(1, 12), seed=COUNT_OR_0)
 case("tasks:group_split", {"scheme": "iid", "labels": LABELS, "num_groups": 3, "seed": 0},
-    num_groups=integer(1, 12), seed=COUNT_OR_0, samples_per_device=COUNT,
-    names={"num_groups": "num-groups", "samples_per_device": "samples-per-device"})
+    num_groups=integer(1, 12), seed=COUNT_OR_0,
+    names={"num_groups": "num-groups"})
 case("tasks:build_model", {"name": "mlp", "input_shape": (1, 28, 28), "num_classes": 10, "seed": 0},
     name=one_of("mlp", "logistic"), input_shape=Range(((5,), (1, 28, 28)), ((), (0, 3))),
     num_classes=integer(2), seed=COUNT_OR_0, dropout=real(0, 0), names={"name": "model"})
@@ -574,7 +574,6 @@ case("tasks:SplitModel",
         "hospital_encoding": 1, "device_encoding": 1}, hospital_encoding=COUNT, device_encoding=COUNT)
 case("tasks:check_augmentation", {"name": "none", "input_shape": (3, 8, 8)}, name=one_of("none", "flips"),
     names={"name": "augmentation"})
-case("tasks:ImageCut", {}, size=COUNT, offset=COUNT_OR_0, centre_owner=one_of("hospital", "device"))
 case("tasks:load", {"name": "mnist-5k"}, name=one_of("mnist-5k"), names={"name": "dataset"})
 case("tasks.regression:LinearData", {}, n=integer(10), s=integer(1, 1000), noise=NOT_NEGATIVE,
     samples=Range(((1, 1), (4, 5)), ((5, 4), (0, 1))))

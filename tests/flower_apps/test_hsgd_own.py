@@ -38,7 +38,7 @@ def by_hash(_: Path | None) -> VerticalDataset:
     """Return the biopsies so that the groups of the ``iid`` deal have their people in the order of hashes."""
     data = load_vertical("breast-cancer")
     order = np.arange(len(data.y_train))
-    for m, rows in enumerate(group_split("iid", data.y_train, 2, 0).groups):
+    for m, rows in enumerate(group_split("iid", data.y_train, 2, 0)):
         key = MatchKey(SECRET, m)
         first = rows[:K]
         order[first] = sorted(first, key=lambda row: key.person(data.ids_train[row]))
@@ -70,7 +70,7 @@ def test_the_model_is_that_of_the_simulation_to_the_last_bit(
     with np.load(folder / "model.npz") as file:
         simulated = {key: file[key] for key in file}
 
-    rows = [group[:K] for group in group_split("iid", by_hash(None).y_train, 2, 0).groups]
+    rows = [group[:K] for group in group_split("iid", by_hash(None).y_train, 2, 0)]
     configs: list[dict[str, Any]] = [*write_groups(by_hash(None), rows, tmp_path / "own", layout)]
     for m in range(2):
         (tmp_path / "own" / f"group-{m}" / "match.key").write_bytes(SECRET)

@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.tasks import DatasetNotFound, ImageCut, VerticalDataset, load_vertical
-from hedgerow.tasks.tabular import _MIMIC_VARIABLES
+from hedgerow.tasks import DatasetNotFound, VerticalDataset
+from hedgerow.tasks import load_vertical as load_known
+from hsgd.medical import _MIMIC_VARIABLES, SETS
 
 SUPPORT2_COLUMNS = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod,ph,glucose,bun,urine"
 OWN_DATA = """
@@ -20,6 +21,11 @@ def load(data_dir):
 def wrong(data_dir):
     return [1, 2]
 """
+
+
+def load_vertical(name: str, data_dir: Path | None = None) -> VerticalDataset:
+    """Load one of tasks' sets or of HSGD's."""
+    return load_known(name, data_dir, SETS)
 
 
 @pytest.fixture(autouse=True)
@@ -187,24 +193,22 @@ def test_a_flag_of_mimic_is_not_scaled_and_a_person_in_both_of_the_owners_parts_
         load_vertical("mimic3", bad)
 
 
-@pytest.mark.parametrize("owner", ["hospital", "device"])
-def test_the_two_parties_pixels_are_disjoint_and_cover_the_image(owner):
-    hospital, device = ImageCut(centre_owner=owner).masks(28, 28)
-    assert not (hospital & device).any()
-    assert (hospital | device).all()
-    assert sorted([hospital.sum(), device.sum()]) == [300, 484]
-    assert (hospital.sum() == 484) == (owner == "hospital")
-    for cut in (ImageCut(size=26, offset=3), ImageCut(size=28, offset=0)):
-        with pytest.raises(ValueError, match="must be a square within 28x28, not all of it"):
-            cut.masks(28, 28)
+def test_images_of_another_size_are_refused(tmp_path):
+    write_organs(tmp_path / "organamnist.npz", train_images=np.zeros((22, 32, 32), np.uint8))
+    with pytest.raises(ValueError, match=r"images must be 28x28, got \(32, 32\)"):
+        load_vertical("organamnist", tmp_path)
 
 
 def test_a_party_s_canvas_is_zero_where_it_sees_nothing():
     data = load_vertical("mnist-5k")
-    hospital, device = ImageCut().masks(28, 28)
+    hospital, device = (half.any(axis=(0, 1)) for half in (data.hospital_train, data.device_train))
     assert data.hospital_train.shape == data.device_train.shape == (4000, 1, 28, 28)
-    assert not data.hospital_train[..., device].any()
-    assert not data.device_train[..., hospital].any()
+    centre = np.zeros((28, 28), bool)
+    centre[3:25, 3:25] = True
+    # Scaled to [-1, 1], a pixel is 0 only where its party does not see it.
+    assert (hospital == centre).all()
+    assert (device == ~centre).all()
+    assert (centre.sum(), (~centre).sum()) == (484, 300)
     assert abs(data.hospital_train).max() == 1
 
 
@@ -220,7 +224,7 @@ def test_the_full_sets_of_28x28_images_are_cut_as_well(write_idx_set, tmp_path, 
 
 def test_the_two_canvases_of_an_organ_together_are_the_image_and_bad_files_are_named(tmp_path):
     arrays = write_organs(tmp_path / "organamnist.npz")
-    data = load_vertical("organamnist", tmp_path, ImageCut(size=10, offset=4, centre_owner="device"))
+    data = load_vertical("organamnist", tmp_path)
     pixels = (data.hospital_test + data.device_test + 1) * 127.5
     np.testing.assert_allclose(pixels[:, 0], arrays["test_images"], atol=1e-3)
     assert data.y_train.tolist() == arrays["train_labels"].ravel().tolist()

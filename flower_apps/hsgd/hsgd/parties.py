@@ -25,6 +25,7 @@ from hedgerow.tasks import (
     split_model,
     weighted_loss,
 )
+from hsgd.medical import SETS
 
 __all__ = [
     "AllParties",
@@ -123,19 +124,19 @@ def deal(values: Mapping[str, Any]) -> AllParties:
 @lru_cache(maxsize=2)
 def _deal(key: Key) -> AllParties:
     values = dict(key)
-    data = load_vertical(values["dataset"], values["data-dir"] or None)
-    split = group_split(
+    data = load_vertical(values["dataset"], values["data-dir"] or None, more=SETS)
+    dealt = group_split(
         values["partition"], data.y_train, values["num-groups"], values["seed"],
         people=data.people_train, sites=data.sites_train,
     )  # fmt: skip
-    asked, smallest = values["patients-per-group"], min(map(len, split.groups))
+    asked, smallest = values["patients-per-group"], min(map(len, dealt))
     if asked > smallest:
         raise ValueError(
             f"patients-per-group must be at most {smallest}, the size of the smallest group (0: all), got "
             f"{asked}; dataset = {values['dataset']!r} has {len(data.y_train)} people for training, "
             f"num-groups = {values['num-groups']}, partition = {values['partition']!r}"
         )
-    groups = [group[: asked or None] for group in split.groups]
+    groups = [group[: asked or None] for group in dealt]
     hospital, device = data.hospital_train.shape[1:], data.device_train.shape[1:]
     return AllParties(
         data,

@@ -40,10 +40,12 @@ from hedgerow.strategies.hsgd.costs import MethodName, Sizes
 from hedgerow.strategies.hsgd.parties import batch_size
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
+from hedgerow.tasks import SPLIT_MODELS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
+from hedgerow.tasks.sources import vertical_datasets
 from hedgerow.wire.records import to_record
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
+from hsgd.medical import SETS
 from hsgd.parties import AllParties, deal, is_own, merges, parse_class_weights
 
 __all__ = [
@@ -180,7 +182,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
     raw_seconds: NotNegative = setting(
         0.0, "simulated seconds that merged TDCD waits for the raw data", "run"
     )
-    dataset: Annotated[str, _known_or_import_path(*VERTICAL_DATASETS)] = setting(
+    dataset: Annotated[str, _known_or_import_path(*vertical_datasets(SETS))] = setting(
         "breast-cancer", "a data set from the table in README.md"
     )
     partition: Annotated[

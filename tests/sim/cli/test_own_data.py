@@ -10,6 +10,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 
 from hedgerow.sim import read_rounds
 from hedgerow.tasks import DATASETS, VERTICAL_DATASETS
+from hsgd.medical import SETS
 
 SMALL = ("-c", "num-clients=2 num-rounds=1 local-iters=1 model=logistic min-replies=1", "--quiet")
 
@@ -56,7 +57,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 def test_every_known_set_is_listed() -> None:
     shown = hedgerow("data").output
     named = [line.partition(":")[0] for line in shown.splitlines() if not line.startswith(" ")]
-    assert sorted(named) == sorted({*DATASETS, *VERTICAL_DATASETS})
+    assert sorted(named) == sorted({*DATASETS, *VERTICAL_DATASETS, *SETS})
 
 
 @pytest.mark.parametrize(

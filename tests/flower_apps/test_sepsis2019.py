@@ -4,9 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.tasks import load_vertical, sepsis2019
-from hedgerow.tasks.sepsis2019 import payoffs, read_sepsis2019, read_sepsis2019_windows
-from hedgerow.tasks.tabular import Table
+from hedgerow.tasks import load_vertical
+from hsgd import sepsis2019
+from hsgd.medical import SETS, Table
+from hsgd.sepsis2019 import payoffs, read_sepsis2019, read_sepsis2019_windows
 
 SEPSIS_COLUMNS = [
     *("HR", "O2Sat", "Temp", "SBP", "MAP", "DBP", "Resp", "EtCO2"),
@@ -210,7 +211,7 @@ def test_no_patient_is_in_both_parts_and_each_hospital_gives_a_fifth_of_both_kin
 
 
 def test_the_set_has_its_people_sites_and_payoffs_and_finite_features(stays):
-    data = load_vertical("sepsis2019-windows", stays)
+    data = load_vertical("sepsis2019-windows", stays, more=SETS)
     assert data.people_train.shape == data.sites_train.shape == data.y_train.shape
     assert data.payoffs_test.shape == (len(data.y_test), 2)
     assert not set(data.people_train) & {name.partition("@")[0] for name in data.ids_test}

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .tabular import Table, read_numbers
+from hedgerow.tasks.tabular import Table
 
 __all__ = [
     "SEPSIS_HOURS",
@@ -29,6 +29,7 @@ __all__ = [
     "WINDOW_HOURS",
     "WINDOW_STRIDE",
     "payoffs",
+    "read_numbers",
     "read_sepsis2019",
     "read_sepsis2019_windows",
 ]
@@ -439,3 +440,14 @@ def _hours(path: Path) -> Floats:
         wrong = hours[~np.isin(hours[:, _LABEL], (0, 1)), _LABEL]
         raise ValueError(f"{path}: SepsisLabel must be 0 or 1, got {wrong[0]:g}")
     return hours
+
+
+def read_numbers(path: Path, delimiter: str, columns: int, skip: int = 0) -> Floats:
+    """Return a text file's table of numbers, (rows, columns); ValueError if it is not such a table."""
+    try:
+        table = np.loadtxt(path, np.float32, delimiter=delimiter, skiprows=skip, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path} must have {columns} numbers a row: {error}") from error
+    if table.shape[1] != columns:
+        raise ValueError(f"{path} must have {columns} numbers a row, got {table.shape[1]}")
+    return table
