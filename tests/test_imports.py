@@ -25,10 +25,7 @@ ELSEWHERE = {
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
     "hedgerow.strategies.hsgd.parties": {"flower_apps/test_hsgd"},
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
-    "hedgerow.wire.edge_servers": {
-        "clients/sd_feel/test_edge_server",
-        "strategies/sd_feel/test_lying_edges",
-    },
+    "hedgerow.wire.edge_servers": {"strategies/sd_feel/test_lying_edges"},
     # The fate of one node's messages, as faults draw it.
     "hedgerow.sim.engine.faults": {"contracts/test_failures"},
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},

@@ -745,7 +745,6 @@ UNDIRECTED = [
     for method in sorted(set(CEPS.METHODS) - {"sgp", "sgp-dn"}) for topology in DIRECTED
 ]
 PLAIN_MEANS = "adaptive must be 'off' with an aggregation but 'mean', got 'observe'"
-DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
 
 TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies:Federation": [

@@ -494,20 +494,9 @@ def test_an_adaptive_run_ends_with_the_iterations_that_it_was_planned_for(run: R
     assert len(rounds) - 1 == -(-40 // P)
 
 
-DEFAULTS = {key: setting.default for key, setting in settings.SETTINGS.items()}
-DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"device-aggregation": "krum(1)"},
-            r"must be a rule of at most 4 models, the smallest batch, and 'krum\(1\)' needs 5",
-        ),
-    ],
-)
-def test_batches_are_held_against_rules_before_the_run(changes: dict[str, Any], says: str) -> None:
-    read = settings.read({**DEFAULTS, **DEVICES, **changes})
+def test_batches_are_held_against_rules_before_the_run() -> None:
+    devices = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
+    read = settings.read({**CASE.defaults, **devices, "device-aggregation": "krum(1)"})
+    says = r"must be a rule of at most 4 models, the smallest batch, and 'krum\(1\)' needs 5"
     with pytest.raises(SettingsError, match=says):
         settings.check_size(read, deal(read.run_config))

@@ -130,17 +130,6 @@ def test_no_byte_of_a_feature_is_in_the_traffic_and_sealed_labels_are_alike(tmp_
     assert len(set(sealed)) == 8
 
 
-def test_standardisation_is_that_of_all_training_people_together(tmp_path: Path) -> None:
-    played = play(files(tmp_path, 12, 2), 1, holdout=0.0)
-    data, groups = people(12, 2)
-    rows = np.concatenate(groups)
-    agreed = played.strategy.members.setup.agreed
-    assert agreed is not None
-    for x, (mean, deviation) in ((data.hospital_train, agreed.hospital), (data.device_train, agreed.device)):
-        assert np.array(mean) == pytest.approx(x[rows].astype(float).mean(axis=0), abs=1e-12)
-        assert np.array(deviation) == pytest.approx(x[rows].astype(float).std(axis=0), rel=1e-9)
-
-
 @LAYOUTS
 def test_a_small_spread_beside_a_large_mean_is_standardised(layout: str, tmp_path: Path) -> None:
     """A Unix time in milliseconds, at the hospitals and at the devices."""
@@ -162,30 +151,6 @@ def test_a_small_spread_beside_a_large_mean_is_standardised(layout: str, tmp_pat
         assert len(values) == 12
         assert mean[-1] == pytest.approx(np.mean(values), rel=1e-12)
         assert deviation[-1] == pytest.approx(np.std(values), rel=1e-7)
-
-
-def test_row_numbers_are_no_features_of_a_half_unless_they_are_named(tmp_path: Path) -> None:
-    configs = files(tmp_path, 24, 1)
-    hospital, edge = (config["data"] for config in configs)
-
-    def indexed(header: list[str], rows: list[list[str]]) -> Any:
-        return ["", *header], [[str(i), *row] for i, row in enumerate(rows)]
-
-    plain = play(configs, 1)
-    rewrite(hospital, indexed)
-    rewrite(edge, indexed)
-    assert all(np.array_equal(plain.arrays[key], value) for key, value in play(configs, 1).arrays.items())
-
-    def counted(header: list[str], rows: list[list[str]]) -> Any:
-        return ["case", *header[1:]], rows
-
-    rewrite(edge, counted)
-    with pytest.raises(PairingError):
-        play(configs, 1)
-    names = [*load_vertical("breast-cancer").device_features, "case"]
-    named = [configs[0], {**configs[1], "features": ",".join(names)}]
-    weights = [value for key, value in play(named, 1).arrays.items() if key.startswith("device.")]
-    assert weights[0].shape[1] == len(names)
 
 
 def test_a_party_that_refuses_its_sums_ends_the_run_with_the_reason(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
-from tests.flower_apps.cases import SD_FEEL, Run, losses
+from tests.flower_apps.cases import SD_FEEL, Run
 from tests.flower_apps.test_settings import DIRECT
 
 from hedgerow.sim import InProcessGrid, flower_identity, plan_run, read_config, read_rounds
@@ -120,16 +120,6 @@ def test_training_learns(run: Run, method: str) -> None:
     assert last["central"]["loss"] < first["central"]["loss"] / 2
 
 
-def test_fedavg_is_hierfavg_with_an_exchange_after_every_round(run: Run) -> None:
-    hierarchical = losses(run(method="hierfavg", tau2=1))
-    assert losses(run(method="fedavg", tau2=1)) == pytest.approx(hierarchical, rel=1e-5)
-
-
-def test_one_sd_feel_server_is_fedavg(run: Run) -> None:
-    one_server = losses(run(method="sd-feel", tau2=1, **{"num-servers": 1}))
-    assert losses(run(method="fedavg", tau2=1)) == pytest.approx(one_server, rel=1e-5)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_simulated_seconds_and_bits_are_the_papers_closed_forms(run: Run, method: str) -> None:
     # Forward and backward of a batch of ten: three times the multiply-accumulates of a forward pass.
@@ -182,26 +172,6 @@ def test_fewer_participants_send_fewer_bits_in_the_same_time(run: Run) -> None:
 # Edge servers that are nodes
 
 RELAYED: dict[str, Any] = {"edge-servers": "nodes", "alpha": 2}
-
-
-def modelled(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rounds without what passes through Flower's hub, of which a relay has more."""
-    return [
-        {
-            **{key: value for key, value in record.items() if key not in ("sent", "accepted")},
-            "by_link": {link: total for link, total in record["by_link"].items() if "hub" not in link},
-        }
-        for record in rounds
-    ]
-
-
-def test_edge_servers_that_are_nodes_give_the_rounds_of_emulated_ones(run: Run) -> None:
-    emulated = run(**{**RELAYED, "edge-servers": "emulated"})
-    relayed = run(**RELAYED)
-    assert modelled(relayed) == modelled(emulated)
-    # Three edge servers: one exchange a round, and two gossip steps in every second round.
-    more = [now["sent"] - before["sent"] for now, before in zip(relayed, emulated, strict=True)]
-    assert more == [0, 3, 9, 3, 9]
 
 
 def test_our_engine_inside_flowers_runs_the_edge_servers_too(run: Run, tmp_path: Path) -> None:

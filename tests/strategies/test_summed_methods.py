@@ -19,7 +19,6 @@ from tests.strategies.summing import LossyGrid
 from hedgerow.strategies import Compressed, SecureSum
 from hedgerow.wire import (
     MASKED,
-    SUM_SHARES,
     to_record,
     view,
 )
@@ -44,28 +43,6 @@ def test_a_run_is_the_plain_one_within_the_rounding(name: str) -> None:
     assert ends[-1].iterations == before[-1].iterations
     if name in ("sd-feel", "fedavg by examples", "fedmud", "fedlmt"):
         assert ends[-1].train["train-loss"] == pytest.approx(before[-1].train["train-loss"], abs=1e-4)
-
-
-def slow(*names: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("phase", ["train", SUM_SHARES])
-@pytest.mark.parametrize("name", ["fedpaq", "fedmud+aad", *slow("fedavg", "fedmud dense")])
-def test_nodes_that_are_lost_in_a_phase(name: str, phase: str) -> None:
-    make = METHODS[name][0]
-    options = {"min_train_nodes": 4}
-
-    def lost(kind: str, node: int, time: int) -> bool:
-        return kind == phase and node in (1,) and time == 1
-
-    summed, ends = run(make(secure_sum=True, **options), grid_of(name, lost))
-    # A plain run that loses the same: who is lost after its numbers came is in the sum.
-    without = grid_of(name, lost if phase == "train" else lambda *told: False)
-    plain, before = run(make(**options), without)
-    assert distance(summed, plain) < rounding(3)
-    assert [end.accepted for end in ends] == [end.accepted for end in before]
-    assert [end.accepted for end in ends] == [N, N - (phase == "train"), N]
 
 
 @pytest.mark.parametrize("name", ["fedpaq", "fedmud+bkd"])

@@ -1,13 +1,15 @@
-"""The room's public names are there, and cost nothing until they are used."""
+"""The public names of a room are there, and cost nothing until they are used."""
 
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hedgerow.sim
 import hedgerow.wire
 
 
@@ -19,14 +21,19 @@ def test_every_public_name_is_that_of_a_module_which_lists_it_too() -> None:
         assert all(one is getattr(hedgerow.wire, name) for one in there)
 
 
-def test_no_module_has_a_public_name_and_another_name_is_not_there() -> None:
+def test_no_module_of_the_wire_has_a_public_name() -> None:
     assert [name for name in hedgerow.wire.__all__ if find_spec(f"hedgerow.wire.{name}")] == []
-    with pytest.raises(AttributeError, match=r"module 'hedgerow\.wire' has no attribute 'Grid'"):
-        hedgerow.wire.Grid  # noqa: B018
 
 
-def test_the_import_alone_brings_neither_flower_nor_torch() -> None:
-    code = "import sys, hedgerow.wire; print(sorted({'flwr', 'torch', 'numpy'} & set(sys.modules)))"
+def test_every_public_name_of_the_engine_is_there() -> None:
+    assert [name for name in hedgerow.sim.__all__ if getattr(hedgerow.sim, name).__name__ != name] == []
+
+
+@pytest.mark.parametrize("room", [hedgerow.wire, hedgerow.sim])
+def test_another_name_is_not_there_and_the_import_alone_brings_neither_flower_nor_torch(room: Any) -> None:
+    with pytest.raises(AttributeError, match=f"module '{room.__name__}' has no attribute 'Grid'"):
+        room.Grid  # noqa: B018
+    code = f"import sys, {room.__name__}; print(sorted({{'flwr', 'torch', 'numpy'}} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
 

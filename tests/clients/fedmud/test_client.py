@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from tests.clients.contexts import context
 from tests.clients.training.cases import torch_seeded
 from tests.oracles import fedmud as oracle
@@ -376,35 +376,6 @@ def test_however_nodes_come_by_the_initial_base_it_is_in_the_same_round_and_the_
     else:  # Who forgot draws it anew; who cannot draw it, or drew another, is sent it.
         assert (sent_base == 0) == ("forgets" in how)
         assert strategy.ledger.total("server->client").messages == len(sent) > 6
-
-
-def test_a_node_is_answered_once_a_round() -> None:
-    model = third_party()
-    app = fedmud_client(task_of(model), "loop")
-    seen = 0
-
-    def train(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
-        nonlocal seen
-        seen += len(calls)
-        metrics = {"num-examples": 0, "num-batches": 0, "base-version": 0, "need-base": 1}
-        return [RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord(metrics)}) for _ in calls]
-
-    app._handlers["train"] = train
-    strategy = FedMUD.for_model(
-        model,
-        variant="mud",
-        ratio=0.3,
-        min_available_nodes=2,
-        fraction_evaluate=0.0,
-        min_train_nodes=0,
-        max_repeats=0,
-    )
-    lost = list[dict[str, int]]()
-    strategy.on_round_end = [lambda end: lost.append(dict(end.rejected))]
-    with flower_identity(1):
-        strategy.start(InProcessGrid(app, 2), to_record(copy.deepcopy(model.state_dict())), num_rounds=1)
-    assert seen == 4
-    assert lost[1:] == [{"need base": 2}]
 
 
 # What a node answers.

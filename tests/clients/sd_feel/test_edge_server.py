@@ -12,7 +12,6 @@ from hedgerow.clients import sd_feel_client
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.sim import through_the_wire
 from hedgerow.wire import Call, lazy_array
-from hedgerow.wire.edge_servers import gossip
 
 Vectors = dict[str, Any]
 
@@ -115,34 +114,6 @@ def test_a_bundle_that_is_none_is_refused_and_the_state_stays(models: Vectors, w
 
 
 # Eq. (5)
-
-
-@settings(deadline=None, max_examples=30)
-@given(steps=st.integers(1, 4), size=st.integers(1, 6), seed=st.integers(0, 99))
-def test_gossip_steps_at_nodes_have_the_bits_of_gossip_in_one_place(steps: int, size: int, seed: int) -> None:
-    stream = np.random.default_rng(seed)
-    columns = [[(j, float(stream.standard_normal())) for j in range(size)] for _ in range(size)]
-    start = stream.standard_normal((size, 3)).astype(np.float32)
-    nodes = [context(partition=4 + d) for d in range(size)]
-    now: list[Any] = list(start)
-    for l in range(1, steps + 1):  # noqa: E741
-        now = [
-            model(
-                step(
-                    nodes[d],
-                    models={str(j): now[j] for j in range(size) if j != d},
-                    weights={str(j): p for j, p in columns[d]},
-                    server=d,
-                    own=now[d] if l == 1 else None,
-                    token=l,
-                    dtype="float32" if l == steps else "float64",
-                    columns=[0, 3],
-                    **{"builds-on": l - 1},
-                )
-            )
-            for d in range(size)
-        ]
-    assert np.stack(now).tobytes() == gossip(start, columns, steps).tobytes()
 
 
 def test_a_step_goes_on_from_the_model_that_the_node_keeps_and_columns_that_are_not_mixed_stay() -> None:

@@ -9,6 +9,15 @@ from hedgerow.sim.cli import app
 
 APPS = Path(__file__).parents[3] / "flower_apps"
 SD_FEEL = APPS / "sd-feel"
+# A data set of one's own.
+OWN_SET = """
+import numpy as np
+from hedgerow.tasks import Dataset
+def load(data_dir):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset("mine", x[:40], y[:40], x[40:], y[40:], num_classes=2)
+"""
 
 
 def hedgerow(*arguments: object) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.sim.cli.command_line import APPS, SD_FEEL, hedgerow
+from tests.sim.cli.command_line import APPS, OWN_SET, SD_FEEL, hedgerow
 
 from hedgerow.sim import AppSpec, StartError, read_rounds
 from hedgerow.sim.deploy import edges, local
@@ -130,14 +130,6 @@ def test_the_other_levels_are_settings_of_the_app(
 # Own data
 
 
-MODULE = """
-import numpy as np
-from hedgerow.tasks import Dataset
-def load(data_dir):
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    y = (x[:, 0] > 0).astype(np.int64)
-    return Dataset("mine", x[:40], y[:40], x[40:], y[40:], num_classes=2)
-"""
 LEARN = "tau1=1 tau2=1 num-servers=3 topology=path iterations=1 model=logistic holdout=0.0 standardise=none"
 
 
@@ -148,7 +140,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path])
-        (folder / "set_to_split.py").write_text(MODULE)
+        (folder / "set_to_split.py").write_text(OWN_SET)
         shown = hedgerow("deploy", "split", "set_to_split:load", "own", "--nodes", "3")
     assert shown.exit_code == 0, shown.output
     return folder / "own"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
 
@@ -67,19 +66,3 @@ def test_every_key_is_listed_with_default_meaning_and_what_is_valid() -> None:
         "# Deployment",
         "# Run",
     ]
-
-
-def test_what_a_run_changed_is_listed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"run": {"tau1": 2, "tau2": 2, "seed": 3}}')
-    result = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path))
-    assert result.stdout.splitlines() == [
-        "tau1 = 2", "    intra-cluster period, in local iterations", "    default: 5",
-        "seed = 3", "    seed of all random draws", "    default: 0",
-    ]  # fmt: skip
-    (tmp_path / "config.json").write_text('{"run": {"tau1": 5}}')
-    assert (
-        hedgerow("settings", SD_FEEL, "--changed", str(tmp_path)).stdout == "all settings are the defaults\n"
-    )
-    refused = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path / "nowhere"))
-    assert refused.exit_code == 2
-    assert "is not a run folder" in refused.output

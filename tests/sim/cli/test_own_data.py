@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.sim.cli.command_line import APPS, hedgerow
+from tests.sim.cli.command_line import APPS, OWN_SET, hedgerow
 
 from hedgerow.sim import read_rounds
 from hedgerow.tasks import DATASETS, VERTICAL_DATASETS
@@ -33,20 +33,10 @@ def test_each_node_of_a_simulation_reads_its_own_file(
     assert one_run(tmp_path)[-1]["central"]["node-examples"] == [2, 4]
 
 
-MODULE = """
-import numpy as np
-from hedgerow.tasks import Dataset
-def load(data_dir):
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    y = (x[:, 0] > 0).astype(np.int64)
-    return Dataset("mine", x[:40], y[:40], x[40:], y[40:], num_classes=2)
-"""
-
-
 def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    (tmp_path / "set_of_my_own.py").write_text(MODULE)
+    (tmp_path / "set_of_my_own.py").write_text(OWN_SET)
     shown = hedgerow(
         "run", APPS / "similarity-free", "-c", "dataset=set_of_my_own:load partition=iid", *SMALL
     )

@@ -115,13 +115,6 @@ def test_flowers_log_passes_above_the_live_line() -> None:
     assert after.startswith("\nround 0/2")
 
 
-def test_a_list_is_no_number_to_show(clock: Clock, logged: list[str]) -> None:
-    with LiveProgress(1, console=Console(file=io.StringIO())) as progress:
-        progress(Round(1, {"loss": 1.5, "accuracy": [0.5, 0.25]}))
-    assert "loss 1.5000" in logged[0]
-    assert "accuracy" not in logged[0]
-
-
 def test_quiet_shows_nothing(logged: list[str]) -> None:
     with terminal(2, quiet=True) as (screen, progress):
         progress(Round(0, {"loss": 2.0}))

@@ -7,7 +7,7 @@ import pytest
 
 from hedgerow.sim import Setting
 from hedgerow.sim.runs.kinds import in_range, text, whole
-from hedgerow.sim.runs.settings_files import changed, listing, pyproject_with, readme_with, write_settings
+from hedgerow.sim.runs.settings_files import changed, pyproject_with, readme_with, write_settings
 
 SETTINGS = {
     "clients": Setting(3, whole(1, 40), "nodes; see `hedgerow data`", first=True),
@@ -65,21 +65,6 @@ def test_each_group_has_a_table() -> None:
     assert "| `folder` |" in run
     assert "| `folder` |" not in method
     assert after.count("| key | default | valid | what |") == 2
-
-
-def test_the_listing_is_for_a_terminal() -> None:
-    lines = listing(SETTINGS).splitlines()
-    assert lines[:4] == [
-        "# Those that matter first",
-        "clients = 3",
-        "    nodes; see hedgerow data",
-        "    valid: an integer from 1 to 40",
-    ]
-    assert [line for line in lines if not line.startswith("    ")] == [
-        "# Those that matter first", "clients = 3", "",
-        "# Method", "delta = 1e-5", 'topology = "ring"', "",
-        "# Run", 'folder = ""',
-    ]  # fmt: skip
 
 
 def test_what_a_run_changed_is_listed_with_the_defaults() -> None:

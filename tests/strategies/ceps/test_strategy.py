@@ -163,12 +163,6 @@ def test_no_message_holds_an_array_or_a_list_as_long_as_a_model() -> None:
         assert all(len(value) < DIM for value in values if isinstance(value, list | bytes | str))
 
 
-def test_the_result_stays_empty() -> None:
-    result, _, _ = run(ceps(), nodes(), 5)
-    assert not result.arrays
-    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
-
-
 def test_the_strategy_keeps_no_payload_after_an_event() -> None:
     strategy = ceps()
     run(strategy, nodes(), 5)
@@ -260,16 +254,6 @@ def test_sizes_are_those_of_the_codec_that_the_relay_does_not_have(codec: str, n
 
 
 # Failures
-
-
-def test_a_node_that_is_down_misses_communications_and_the_run_goes_on() -> None:
-    fake = nodes(kappas=[1] * M, want=both)
-    faults = FaultModel(crash_at={3: 7})
-    _, ends, _ = run(ceps(), fake, 12, faults=faults, timeout=600.0)
-    assert ends[-1].train["missed"] > 0
-    after = [event for event in fake.events("update") if event.k > 6]
-    assert {event.node for event in after} == {0, 1, 2, 4, 5}
-    assert all(3 not in event.received for event in after)
 
 
 def test_a_lost_update_is_a_missed_communication_and_no_event_is_repeated() -> None:

@@ -10,7 +10,7 @@ from tests.strategies.linear_federation import COMPRESSED, E_UNC, D, LinearFeder
 
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud import DOWN, UP
 from hedgerow.wire import index_bits, payload_bytes, to_record, to_state_dict
 
 OF_WEIGHTS = [FedLMT, FedPara, FedHM]
@@ -29,17 +29,6 @@ def test_nodes_are_sent_factors_alone_and_keep_nothing(kind: Any) -> None:
         assert set(content) == {"arrays", "factors", "config"}
         assert {key: array.shape for key, array in content["factors"].items()} == strategy.plan.shapes
         assert not content["config"]["keep-base"]
-
-
-@pytest.mark.parametrize("kind", OF_WEIGHTS)
-def test_the_way_of_sending_makes_no_difference(kind: Any) -> None:
-    runs = []
-    for sync in SYNCS:
-        strategy = made(kind, sync=sync, num_clients_per_round=2)
-        run(strategy, LinearFederation(), 3)
-        runs.append((strategy.ledger.by_link(), strategy.traffic()))
-    assert runs[0] == runs[1] == runs[2]
-    assert len(set(runs[0][1].values())) == 1
 
 
 @pytest.mark.parametrize("kind", [FedLMT, FedPara])

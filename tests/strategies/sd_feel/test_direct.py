@@ -169,27 +169,6 @@ def test_a_link_cut_in_the_middle_of_an_exchange_keeps_the_weighted_mean(stage: 
 
 
 @SLOW
-def test_a_link_that_works_again_is_taken_in_again() -> None:
-    servers = Servers(nx.path_graph(2))
-    before = servers.mean()
-    with ExitStack() as stack:
-        wires = servers.wire(stack, 0, 1)
-
-        def change(topic: Topic) -> None:
-            if topic.stage == 0 and topic.round in (2, 4):
-                for wire in wires:
-                    wire.cut() if topic.round == 2 else wire.mend()
-
-        servers.before[0] = change
-        servers.run(9, pause=lambda d, number: 0.3)
-    members = servers.members(0)
-    assert members[1] == [0, 1]
-    assert members[2] == [0]
-    assert members[9] == servers.members(1)[9] == [0, 1]
-    np.testing.assert_allclose(servers.mean(), before, rtol=0, atol=1e-14)
-
-
-@SLOW
 def test_a_late_server_is_left_out_at_the_deadline_and_comes_back() -> None:
     servers = Servers(ring(), timeout=0.6)
     before = servers.mean()
@@ -234,34 +213,6 @@ def test_the_others_go_on_without_a_server_that_is_killed(stage: int) -> None:
     assert sum(servers.lost(1).values()) == 1
     # What 2 gave and took in whole steps is between the models of the start; the other two agree.
     assert servers.spread([0, 1]) < before
-
-
-@SLOW
-def test_a_server_that_was_killed_begins_again_where_the_others_are() -> None:
-    servers = Servers(nx.path_graph(3))
-
-    def die(topic: Topic) -> None:
-        if topic == Topic(2, 5):
-            raise _KilledError
-
-    servers.before[2] = die
-
-    def killed_and_back(d: int, *arguments: Any) -> None:
-        try:
-            Servers.serve(servers, d, *arguments)
-        except _KilledError:
-            servers.before.clear()
-            Servers.serve(servers, d, *arguments)
-
-    servers.serve = killed_and_back  # type: ignore[method-assign]
-    servers.run(12, pause=lambda d, number: 0.25)
-    assert servers.members(1)[12] == [0, 1, 2], servers.story()
-    numbers = [number for number, _ in servers.reports[2]]
-    assert numbers[0] == 1
-    assert numbers[1] > 2
-    assert numbers[-1] == 12
-    # It takes part in whole exchanges alone: from its return on the mean of all three is kept.
-    assert servers.members(2)[12] == [0, 1, 2]
 
 
 def _all(value: float) -> Lie:

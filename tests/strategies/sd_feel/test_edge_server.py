@@ -153,48 +153,6 @@ def test_a_server_that_never_comes_is_left_out_and_the_others_keep_their_mean() 
     assert [end["servers"] for end in told[0] if "servers" in end] == [[0, 1, 2]] * 2
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> None:
-    servers = strategies(peer_timeout=5.0, lost_after=1.0, topology="complete")
-    told = [gossip_rounds(one) for one in servers]
-    servers[3].on_round_end.append(stops_after(2))
-    states: list[dict[str, Any]] = []
-    back = servers[3]
-
-    def serve_again(end: Any) -> None:
-        """Start the dead one again while the others are in round 5, and do not run away from it."""
-        if end.round > 4:
-            time.sleep(0.3)
-        if end.round == 4:
-            again = EdgeServerSDFeel(
-                edge=3, peers=back.peers, topology="complete", tau1=2, tau2=2, seed=3, fraction_evaluate=0.0,
-                min_available_nodes=1, peer_timeout=5.0, lost_after=1.0,
-            )  # fmt: skip
-            again.load_state_dict(states[0])
-            told.append(gossip_rounds(again))
-            thread = threading.Thread(target=lambda: found.update({"back": run([again], scalar(), 12)[3]}))
-            thread.start()
-            threads.append(thread)
-
-    found: dict[Any, Any] = {}
-    threads: list[threading.Thread] = []
-    servers[3].on_round_end.insert(
-        0, lambda end: states.append(back.state_dict()) if end.round == 2 else None
-    )
-    servers[0].on_round_end.append(serve_again)
-    found |= run(servers, scalar(), 12)
-    for thread in threads:
-        thread.join()
-    assert isinstance(found[3], _StoppedError)
-    there = [end["servers"] for end in told[0] if "servers" in end]
-    assert there[0] == [0, 1, 2, 3]
-    assert there[1] == [0, 1, 2]
-    assert there[-1] == [0, 1, 2, 3]
-    rounds = [end["round"] for end in told[-1]]
-    assert rounds[0] > 3
-    assert rounds[-1] == 12
-
-
 class _Moved(SDFeel):
     """Emulated servers between which client 1 moves before round 3, and client 6's server gets it then."""
 
