@@ -63,6 +63,7 @@ class Federation:
         if wanted is None or (clients is not None and self.settings.num_clients is None):
             quorum = places or quorum
         self.members = Membership(self.settings, places, quorum)
+        self.limits = Limits(self.settings)
         self.timeout = 3600.0
         self._loaded = False
         self.reset()
@@ -87,7 +88,7 @@ class Federation:
         self.lacking: set[int] = set()
         self._frozen_checksum: tuple[ArrayRecord | None, str] = None, ""
         self.members.reset()
-        self.limits = Limits(self.settings)
+        self.limits.reset()
         self.evaluation = FederatedEvaluation(self.settings)
         self._exchange = Inbox([], "", lambda node, content: None)
 

@@ -291,8 +291,12 @@ class Limits:
 
     def __init__(self, settings: FederationSettings) -> None:
         self._settings = settings
-        self.claims = Claims(settings.max_weight_ratio, settings.dealt_sizes)
-        self.losses = LossBound(settings.max_loss_ratio)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the run."""
+        self.claims = Claims(self._settings.max_weight_ratio, self._settings.dealt_sizes)
+        self.losses = LossBound(self._settings.max_loss_ratio)
         # The largest size that a registry allows each client, if it sets one.
         self.registered: dict[int, float] = {}
         self._bounds: dict[str, UpdateBound] = {}

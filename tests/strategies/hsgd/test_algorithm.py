@@ -149,3 +149,12 @@ def test_an_aggregator_of_ones_own_takes_the_groups(edges: bool) -> None:
     start = flat(START)
     assert half == pytest.approx((start + whole) / 2, abs=1e-12)
     assert not np.array_equal(half, start)
+
+
+def test_a_checkpoint_has_the_norms_of_the_runs_own_updates() -> None:
+    parties = Parties(ScalarModel(), groups(K), True)
+    strategy = hsgd(parties)
+    run(strategy, parties, START, 2)
+    norms = strategy.state_dict()["federation"]["update-norms"]
+    assert norms
+    assert all(len(rounds) == 2 for rounds in norms.values())
