@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_a_setting_that_a_checkout_lacks_is_told_apart(came_to: dict[str, Any]) 
 def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this checkout whose nodes have another name for the record of their update."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("clients", "strategies", "wire", "tasks", "sim", "flower_apps", "pyproject.toml"):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for name in (*project["tool"]["setuptools"]["package-dir"].values(), "pyproject.toml"):
         place = ROOT / name
         ignored = shutil.ignore_patterns("__pycache__", "results")
         shutil.copytree(place, copy / name, ignore=ignored) if place.is_dir() else shutil.copy(place, copy)

@@ -18,7 +18,7 @@ WAYS = {
     "sd-feel iterations=20 fault-dropout=0.000000001": (319, 61, 1468),
     "similarity-free num-rounds=2": (322, 58, 1803),
     "fedmud num-rounds=2": (399, 69, 2860),
-    "hsgd iterations=40": (394, 50, 3810),
+    "hsgd iterations=40": (396, 50, 3810),
     "ceps iterations=40": (358, 65, 1475),
 }
 
