@@ -247,6 +247,16 @@ def test_a_server_step_acts_on_the_mean_of_a_secure_sum(name: str) -> None:
     assert len(step.changes) == len(plain.changes) == ROUNDS
 
 
+@pytest.mark.parametrize("options", [{"aggregation": "median"}, {"compressor": "topk(0.5)"}], ids=str)
+def test_a_server_step_acts_on_robust_means_and_on_compressed_changes(options: dict[str, Any]) -> None:
+    step = Again()
+    stepped = model(play("ef-fedavg", server_step=step, **options)[0])
+    first = [model(play("ef-fedavg", 1, **options, **own)[0]) for own in ({}, {"server_step": Again()})]
+    np.testing.assert_array_equal(*first)
+    assert len(step.changes) == ROUNDS
+    assert not np.array_equal(stepped, model(play("ef-fedavg", **options)[0]))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
