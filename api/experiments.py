@@ -15,8 +15,6 @@ from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.registry import Registry
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 
-__all__ = ["TrainedTask", "on_own_data", "training_experiment"]
-
 
 @dataclass(frozen=True)
 class TrainedTask:

@@ -30,8 +30,8 @@ from hedgerow.sim.deploy.certificates import make_edge_credentials
 from hedgerow.sim.deploy.edges import EdgeDeployment
 from hedgerow.sim.deploy.launcher import Deployment
 from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.folder import read_rounds
 from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials
 from hedgerow.wire.robust_means import parse_aggregation

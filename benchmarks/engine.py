@@ -26,8 +26,9 @@ import typer
 from processes import Measured, measure
 from reports import report
 
-from hedgerow.sim.runs.launch import Records, load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.app import load_app
+from hedgerow.sim.runs.folder import read_rounds
+from hedgerow.sim.runs.launch import Records, plan_run, run_app
 
 HERE = Path(__file__).resolve().parent
 APPS = HERE.parent / "flower_apps"

@@ -39,8 +39,9 @@ from hedgerow.clients.training.stack import chunk_size, node_bytes, train_stack
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.work import LocalWork
 from hedgerow.sim import InProcessGrid
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.app import load_app
+from hedgerow.sim.runs.folder import read_rounds
+from hedgerow.sim.runs.launch import plan_run, run_app
 from hedgerow.tasks import build_model, count_parameters
 
 STEPS = 4

@@ -16,7 +16,8 @@ from reports import report
 from torch import Tensor
 
 from hedgerow.tasks import build_model, count_parameters
-from hedgerow.wire.lowrank import VARIANTS, FactoredLayer, Factorisation, layers_of
+from hedgerow.wire.layers import layers_of
+from hedgerow.wire.lowrank import VARIANTS, FactoredLayer, Factorisation
 
 KRONECKER = ("mud+bkd", "mud+bkd+f", "mud+bkd+aad")
 

@@ -74,7 +74,8 @@ from hedgerow.clients import (
 )
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.launch import load_app, plan_run
+from hedgerow.sim.runs.app import load_app
+from hedgerow.sim.runs.launch import plan_run
 from hedgerow.tasks import build_model, federated
 from hedgerow.wire.calls import Batched, BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PUBLISH, UPDATE, WHOAMI

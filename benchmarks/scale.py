@@ -59,7 +59,8 @@ def settings(app: str, nodes: int, a_round: int, **more: Any) -> str:
 
 def child(app: str, config: str) -> None:
     """Run an app in this process, and print what it took as the last line."""
-    from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+    from hedgerow.sim.runs.app import load_app
+    from hedgerow.sim.runs.launch import plan_run, run_app
     from hedgerow.sim.runs.recorder import RunRecorder
 
     moments = []

@@ -4,6 +4,7 @@ from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, TorchProblem
+from hedgerow.clients.device import resolve_device
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
 from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, GossipPlace, Memory, Problem, gossip_app
@@ -19,7 +20,6 @@ from hedgerow.clients.local_task import (
     global_task,
     initial_model,
     local_task,
-    resolve_device,
 )
 from hedgerow.clients.mods.compress import compress_reply
 from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
@@ -32,8 +32,8 @@ from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
 from hedgerow.clients.training.batches import batch_indices
 from hedgerow.clients.training.own import TrainingConfig, TrainingData, TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode, local_sgd
-from hedgerow.clients.training.work import Loss, cross_entropy
+from hedgerow.clients.training.sgd import TrainingMode, local_sgd
+from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
 
 __all__ = [
     "TASK_TEXTS",

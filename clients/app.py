@@ -25,8 +25,6 @@ from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
 from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
 
-__all__ = ["BatchClientApp", "Sizes", "Whoami", "introduce", "introduced", "whoami"]
-
 Scalar = bool | float | int | str | None
 # What a node reports about itself beside its number of examples, by key.
 Introduction = Mapping[str, Any]

@@ -8,8 +8,6 @@ from torch import nn
 
 from hedgerow.tasks import build_model
 
-__all__ = ["resolve_device", "shared_model"]
-
 
 def resolve_device(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is CUDA if available, else the CPU.

@@ -15,16 +15,6 @@ from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.frozen import frozen_keys
 from hedgerow.wire.message_types import WHOAMI
 
-__all__ = [
-    "are_dealt",
-    "evaluate_on_part",
-    "introduction_of",
-    "known_sizes",
-    "metrics_of",
-    "num_examples",
-    "task_handlers",
-]
-
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     """Return the handlers of ``evaluate``, ``query.whoami``, ``query.statistics`` and ``query.standardise``.

@@ -13,8 +13,6 @@ from hedgerow.wire.calls import Call
 from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM, checksum_of
 from hedgerow.wire.records import view
 
-__all__ = ["at_home", "check_unchanged", "stored"]
-
 # The last verified arrays of this process, by checksum and keys, each on its device. Never change them.
 _VERIFIED: OrderedDict[tuple[str, frozenset[str], torch.device], dict[str, Tensor]] = OrderedDict()
 _MOST = 4

@@ -21,8 +21,6 @@ from hedgerow.clients.mods.guard import needs_entropy
 from hedgerow.wire.discrete_gaussian import KEY_BYTES
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["GradientPrivacy", "gaussian_variance", "noise", "noise_root", "noised", "privacy_of"]
-
 Vector = NDArray[np.float64]
 
 MODES = ("none", "paper", "sound")

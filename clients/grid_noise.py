@@ -24,8 +24,6 @@ from hedgerow.wire.discrete_gaussian import (
     discrete_gaussian,
 )
 
-__all__ = ["GridNoise", "noise_key"]
-
 Vector = NDArray[np.float64]
 
 # Largest number before noise, in steps; with noise it stays below 2^53, exact in float64.

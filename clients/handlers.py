@@ -7,8 +7,6 @@ from flwr.app import RecordDict
 
 from hedgerow.wire.calls import BatchHandler, Call
 
-__all__ = ["Answer", "each", "outcome", "together"]
-
 Answer = RecordDict | Exception
 Job = TypeVar("Job")
 Found = TypeVar("Found")

@@ -20,23 +20,6 @@ from hedgerow.wire.frozen import FROZEN_CHECKSUM
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.records import received_state, records_of
 
-__all__ = [
-    "at_home_of",
-    "choice",
-    "flag",
-    "home_arrays",
-    "local_steps",
-    "nonnegative",
-    "only_arrays",
-    "only_config",
-    "positive",
-    "sent_state",
-    "state_rows",
-    "step_size",
-    "string",
-    "whole",
-]
-
 Record = TypeVar("Record", ArrayRecord, ConfigRecord)
 # Cached per model, because building a state dict takes as long as a step of a small model.
 _ENTRIES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()

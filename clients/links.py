@@ -20,8 +20,6 @@ from hedgerow.wire.records import config_in
 from hedgerow.wire.sealed import Links, NodeIdentity, SealingKey, read_pins
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["NodeLinks", "check_sealed", "own_key"]
-
 _KEY, _PINS = "sealing-key", "neighbour-keys"  # in the node config
 _SESSION, _RUN = "link-session", "link-run"  # in SECRET_RECORD
 # In LINKS_RECORD: all links as one value, because engines copy a state value by value with every message.

@@ -36,19 +36,6 @@ from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.frozen import frozen_keys
 from hedgerow.wire.records import check_travels
 
-__all__ = [
-    "TASK_TEXTS",
-    "LocalTask",
-    "LocalTaskFn",
-    "dealt_sizes",
-    "frozen_part",
-    "global_task",
-    "initial_model",
-    "known_or_import_path",
-    "local_task",
-    "resolve_device",
-]
-
 
 @dataclass(frozen=True)
 class LocalTask:

@@ -10,9 +10,8 @@ from torch import nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic, Precision
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy, local_sgd
-
-__all__ = ["LocalTraining", "Training", "training_of"]
+from hedgerow.clients.training.sgd import TrainingMode, local_sgd
+from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECOR
 from hedgerow.wire.records import PayloadError, finite_views
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["keep", "kept", "restore_state", "send_state"]
-
 
 def keep(context: Context, name: str, arrays: ArrayRecord, status: Mapping[str, str | int]) -> None:
     """Store arrays in ``context.state`` under a name, and their description as ``<name>-status``."""

@@ -40,18 +40,6 @@ from hedgerow.wire.records import config_in
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = [
-    "OwnShare",
-    "check_enough",
-    "data_not_valid",
-    "has_own",
-    "other_data",
-    "own_handlers",
-    "own_introduction",
-    "own_part",
-    "own_share",
-]
-
 _RECORD = "standardise"  # in the message and in the node's state
 _MOST_HELD_OUT = 0.9
 _LEAST_SAMPLES = 5

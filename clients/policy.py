@@ -21,8 +21,6 @@ from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import reason
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["POLICY_VARIABLE", "Policy", "PolicyError", "policy_of", "read_policy"]
-
 POLICY_VARIABLE = "HEDGEROW_NODE_POLICY"
 PRIVACY_MODES = ("none", "paper", "sound")
 _MESSAGE_TYPE = re.compile(r"(train|evaluate|query)(\.[A-Za-z_]\w*)?")

@@ -23,17 +23,6 @@ from hedgerow.wire.calls import Call
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = [
-    "Probe",
-    "curvature",
-    "gradient_variance",
-    "local_gradient",
-    "probe",
-    "probe_as_told",
-    "probe_stream",
-    "stream_as_told",
-]
-
 
 @dataclass(frozen=True)
 class Probe:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["can_limit_memory", "is_out_of_memory", "limited_memory"]
-
 _STATUS = Path("/proc/self/status")
 
 

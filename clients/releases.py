@@ -17,8 +17,6 @@ from pathlib import Path
 from time import time
 from typing import IO, Any
 
-__all__ = ["Releases", "ReleasesError", "Spent", "TooOften", "epsilon_of"]
-
 try:
     import fcntl
 except ImportError:  # not on Windows, where a SuperNode handles one message at a time

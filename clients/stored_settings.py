@@ -17,8 +17,6 @@ from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.masked_sums import told_content
 from hedgerow.wire.records import config_in
 
-__all__ = ["UNBOUND_RECORDS", "state_digest", "store_settings", "stored_settings"]
-
 # The stored records that the masks of a secure sum do not bind: keys decide who can read what a node sends,
 # not what it learns, and frozen arrays are used only if they have the checksum in the instruction.
 UNBOUND_RECORDS = (SECRET_RECORD, LINKS_RECORD, FROZEN)

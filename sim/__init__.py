@@ -26,11 +26,12 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from hedgerow.sim.runs.diagram import DrawnNetwork
+    from hedgerow.sim.runs.folder import read_config, read_rounds
     from hedgerow.sim.runs.hooks import Hooks
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
-    from hedgerow.sim.runs.recorder import RunRecorder, read_config, read_rounds
+    from hedgerow.sim.runs.recorder import RunRecorder
     from hedgerow.sim.runs.results import RecordedRun, Results, load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
     from hedgerow.sim.runs.settings import AppSettings, Setting, SettingsError
@@ -109,11 +110,12 @@ _MODULES = {
         "save_checkpoint",
     ),
     "runs.diagram": ("DrawnNetwork",),
+    "runs.folder": ("read_config", "read_rounds"),
     "runs.hooks": ("Hooks",),
     "runs.launch": ("run_app",),
     "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),
-    "runs.recorder": ("RunRecorder", "read_config", "read_rounds"),
+    "runs.recorder": ("RunRecorder",),
     "runs.results": ("Results", "RecordedRun", "load"),
     "runs.serverapp": ("Experiment", "server_app"),
     "runs.settings": ("AppSettings", "Setting", "SettingsError"),

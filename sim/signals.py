@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["sigterm_raises", "uninterrupted"]
-
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.run import Run, read
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.limits import MAX_METRIC
 from hedgerow.wire.records import PayloadError, payload_bytes
-
-__all__ = ["at_once"]
 
 Rows = NDArray[Any] | Tensor
 

@@ -59,8 +59,6 @@ from hedgerow.wire.records import (
     view,
 )
 
-__all__ = ["Compressed"]
-
 _UPDATE = "update"
 # Flower's codes for an unknown error, and for a mod that lacks an input.
 _ERROR, _MOD_FAILED = 0, 6

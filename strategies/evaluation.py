@@ -13,8 +13,6 @@ from hedgerow.strategies.options import FederationSettings
 from hedgerow.wire.records import only_record
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["FederatedEvaluation"]
-
 # The metric names of a loss: hedgerow's, and those of Flower's examples.
 _LOSSES = ("train-loss", "train_loss", "loss")
 

@@ -17,7 +17,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
+from hedgerow.strategies.inbox import Inbox, Reply, collect
+from hedgerow.strategies.node import Node
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
@@ -25,23 +26,6 @@ from hedgerow.wire.records import Layout, payload_bytes
 if TYPE_CHECKING:
     from hedgerow.strategies.federation import Federation
     from hedgerow.strategies.run import Run
-
-__all__ = [
-    "Ask",
-    "Coding",
-    "Columns",
-    "Exchange",
-    "Models",
-    "Question",
-    "Replies",
-    "RoundFailedError",
-    "Row",
-    "Steps",
-    "Together",
-    "Weigh",
-    "answered",
-    "together",
-]
 
 Vector = NDArray[Any]
 T = TypeVar("T")

@@ -8,9 +8,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.evaluation import FederatedEvaluation
-from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
 from hedgerow.strategies.limits import OVERSTATED, KnownSizes, Limits
 from hedgerow.strategies.membership import Membership
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.options import FederationOptions, FederationSettings
 from hedgerow.strategies.roster import Roster
 from hedgerow.wire.clock import Clock
@@ -18,8 +19,6 @@ from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, checksum, only_record, to_record, view
-
-__all__ = ["Federation", "only_arrays"]
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:

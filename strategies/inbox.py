@@ -18,26 +18,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.node import Node
-from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.whoami import RAISED, RosterError, grid_clock
+from hedgerow.strategies.whoami import RAISED, grid_clock
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_METRIC
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError, only_record, records_of
-
-__all__ = [
-    "RAISED",
-    "TOO_LARGE",
-    "ExchangeReport",
-    "Inbox",
-    "Node",
-    "Reply",
-    "Roster",
-    "RosterError",
-    "checked_metrics",
-    "collect",
-    "mean_metrics",
-    "weighted_metrics",
-]
 
 # The reason for refusing an update.
 TOO_LARGE = "update too large"

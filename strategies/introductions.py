@@ -14,8 +14,6 @@ from flwr.app import RecordDict
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, REASONS
 
-__all__ = ["Introductions", "introduction_in", "refused_in"]
-
 
 def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
     """Return the introduction in a node's answer to a hello, and whether it pins its neighbours' keys."""

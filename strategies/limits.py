@@ -21,8 +21,6 @@ from hedgerow.strategies.options import FederationSettings
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["OVERSTATED", "Claims", "KnownSizes", "Limits", "LossBound", "UpdateBound", "norm_of"]
-
 # The reason for refusing a claim, and the largest accepted multiple of the median: a hospital among phones of
 # ten examples each has at most 10^5 times their size, while 2^53, the largest claim that a message may hold,
 # is 10^6 times any median up to nine billion.

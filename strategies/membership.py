@@ -14,8 +14,6 @@ from hedgerow.strategies.options import FederationSettings
 from hedgerow.strategies.roster import Admits, Roster
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Membership"]
-
 
 class Membership:
     """The nodes of a run, of which some are online and some in quarantine.

@@ -32,8 +32,6 @@ from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
 from hedgerow.wire.printable import quoted
 
-__all__ = ["Method"]
-
 S = TypeVar("S")
 
 

@@ -12,8 +12,6 @@ from hedgerow.wire.message_types import MESSAGE_FORMAT
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["UNKNOWN", "VACANT", "Node", "Shapes", "introduced", "placed"]
-
 # The node id of a vacant place; Flower's are positive.
 VACANT = 0
 # The partition id of a node that reported only a name.

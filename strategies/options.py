@@ -11,8 +11,6 @@ from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 
-__all__ = ["FederationOptions", "FederationSettings"]
-
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
 

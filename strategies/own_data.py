@@ -28,8 +28,6 @@ from hedgerow.wire.limits import MAX_EXAMPLES, MAX_METRIC
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record
 
-__all__ = ["OwnNodes", "pooled"]
-
 Floats = NDArray[np.float64]
 Moments = tuple[int, Floats, Floats]
 

@@ -30,8 +30,6 @@ from hedgerow.wire.certified import certified_name, ending
 from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.proxies import is_loopback, proxy_of
 
-__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Topic"]
-
 # The exceptions that parsing another orchestrator's message may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _SERVICE = "hedgerow.Peers"

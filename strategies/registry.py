@@ -30,8 +30,6 @@ from cryptography.hazmat.primitives.serialization import (
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.printable import quoted, shown
 
-__all__ = ["REGISTRY_TEXTS", "Registered", "Registry", "RegistryError"]
-
 
 class RegistryError(ValueError):
     """A registry file that cannot be read, or has invalid contents."""

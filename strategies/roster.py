@@ -25,8 +25,6 @@ from hedgerow.wire.limits import MAX_PLACES, MAX_WORD
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 
-__all__ = ["Admits", "Roster", "rounds_away"]
-
 T = TypeVar("T")
 
 # Longest wait (s) of a round for a node's introduction: with no other node online, and with some.

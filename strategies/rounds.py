@@ -30,16 +30,6 @@ from hedgerow.wire.records import view
 if TYPE_CHECKING:
     from hedgerow.strategies.strategy import FederatedStrategy
 
-__all__ = [
-    "DivergenceError",
-    "EvaluateFn",
-    "Progress",
-    "RoundCallback",
-    "RoundEnd",
-    "TooFewRepliesError",
-    "run_rounds",
-]
-
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 

@@ -20,8 +20,9 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Node, Roster
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part, Parts
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.run import Run
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.message_types import PUBLISH
@@ -29,8 +30,6 @@ from hedgerow.wire.records import PayloadError, config_in
 
 if TYPE_CHECKING:
     from hedgerow.strategies.introductions import Introductions
-
-__all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
 
 NODE_TO_NODE = "node->node"
 

@@ -26,12 +26,11 @@ from hedgerow.strategies.exchange import (
     answered,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply, collect
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Parts
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, nominal_bits, payload_bytes
-
-__all__ = ["ReadReply", "Run", "read", "send"]
 
 T = TypeVar("T")
 # Size of a chunk of replies, in bytes of their vectors.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least, is_real, one_of, positive, require
 
-__all__ = ["SCHEDULES", "Diminishing", "Fixed", "Schedule", "StepDecay", "schedule", "theory_stage_len"]
-
 
 @dataclass(frozen=True)
 class Schedule(ABC):

@@ -29,8 +29,6 @@ from hedgerow.wire.checks import did_you_mean, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import Ledger
 
-__all__ = ["FederatedStrategy", "check_options"]
-
 
 def check_options(cls: type, options: Iterable[str], positional: int = 0) -> None:
     """Raise TypeError unless a class takes keyword arguments of these names, and needs no others.

@@ -25,24 +25,6 @@ from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = [
-    "DIRECTED_TOPOLOGIES",
-    "ONE_PEER",
-    "TOPOLOGIES",
-    "Mixing",
-    "as_digraph",
-    "as_graph",
-    "graph",
-    "laplacian",
-    "metropolis",
-    "mixing",
-    "neighbours",
-    "one_peer_exponential",
-    "push_weights",
-    "senders",
-    "validate_topology",
-]
-
 Array = npt.NDArray[np.float64]
 Edges = Iterable[tuple[int, int]]
 

@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DeviceRows", "RunningMean", "joined", "split"]
-
 
 class DeviceRows(Sequence[Any]):
     """Rows (K, M) on their device; the first access to one copies all to the host."""

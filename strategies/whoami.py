@@ -15,8 +15,6 @@ from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["RAISED", "NodeQuery", "RosterError", "grid_clock", "raised_words", "wait_for_nodes"]
-
 # Flower's code for a ClientApp that raised; in answer to WHOAMI it means that there is no such handler.
 RAISED = 2
 _POLL_SECONDS = 0.1

@@ -13,8 +13,6 @@ from flwr.serverapp.strategy import Strategy
 
 from hedgerow.wire.records import view
 
-__all__ = ["Handed", "chain", "is_flowers", "outer_strategies"]
-
 
 class Handed:
     """A snapshot of an ArrayRecord; later changes of the record in place show as a difference."""

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["at_least", "check_axes", "check_inputs", "check_labels", "described", "is_number"]
-
 
 def at_least(least: int, **numbers: int) -> None:
     """Raise ValueError unless each number is an integer >= ``least``, Python's or numpy's."""

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from .images import Images
 
-__all__ = ["missing_cifar10", "read_cifar10"]
-
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
 _TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))

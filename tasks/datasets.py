@@ -14,8 +14,6 @@ from .images import Images, pixel_constants, scaled
 from .imports import is_import_path
 from .sources import DATASETS, SOURCES, find, imported, known, resolve_data_dir
 
-__all__ = ["Dataset", "load", "preprocessing"]
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["needed"]
-
 
 def needed(module: str, extra: str, what: str) -> Any:
     """Import and return a module.

@@ -15,8 +15,6 @@ from .datasets import Dataset, load
 from .partitions import DrawnParts, partition
 from .sources import resolve_data_dir
 
-__all__ = ["FederatedData", "federated"]
-
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:

@@ -24,18 +24,6 @@ from .checks import check_axes, described
 from .extras import needed
 from .pictures import decoded, read_pictures
 
-__all__ = [
-    "FileColumns",
-    "FileData",
-    "Labels",
-    "Reading",
-    "named",
-    "of_arrays",
-    "read_constants",
-    "read_file",
-    "rounded_away",
-]
-
 Inputs = NDArray[Any]
 # The cells of a column; row numbers with their cells by column name.
 _Cells = Sequence[Any] | NDArray[Any]

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from .extras import needed
 
-__all__ = ["PREFIX", "named_partitioner", "parts_of"]
-
 PREFIX = "flwr_datasets:"
 _LABEL = "label"
 

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["GlobalDraws", "seed_global_draws"]
-
 
 class GlobalDraws(NamedTuple):
     """The states of all global generators at one moment."""

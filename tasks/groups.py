@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from .checks import at_least
 
-__all__ = ["GROUP_SCHEMES", "group_split", "match_ids", "validate_group_scheme"]
-
 Indices = NDArray[np.int64]
 Ids = NDArray[np.str_]
 

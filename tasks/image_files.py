@@ -16,15 +16,6 @@ from numpy.typing import NDArray
 
 from .images import Images
 
-__all__ = [
-    "MNIST_5K_FOLDER",
-    "missing_idx",
-    "missing_mnist_5k",
-    "read_idx",
-    "read_idx_set",
-    "read_mnist_5k",
-]
-
 MNIST_5K_FOLDER = Path(__file__).parent
 _MNIST_5K = "mnist_5k.npz"
 _TRAIN_PER_DIGIT = 400

@@ -13,17 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = [
-    "AUGMENTATIONS",
-    "SCALINGS",
-    "Images",
-    "augmented",
-    "check_augmentation",
-    "pixel_constants",
-    "scaled",
-    "standardise",
-]
-
 AUGMENTATIONS = ("none", "flips", "crops-and-flips")
 _BORDER = 4
 

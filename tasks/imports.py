@@ -10,8 +10,6 @@ from typing import Any
 
 from .permissions import check_import
 
-__all__ = ["call_imported", "import_callable", "is_import_path"]
-
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 

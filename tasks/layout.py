@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ChannelsLast"]
-
 
 class ChannelsLast(nn.Module):
     """The identity, with images (N, C, H, W) in the memory layout that is fastest for a CPU's convolutions.

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from .models import draw_uniform
 
-__all__ = ["LSTM"]
-
 
 class LSTM(nn.Module):
     """The last hidden state of a one-layer LSTM, (batch, steps, features) -> (batch, hidden).

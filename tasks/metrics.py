@@ -20,18 +20,6 @@ from .modes import evaluating
 from .split_models import SplitModel, split_loss
 from .threads import map_on_threads
 
-__all__ = [
-    "CentralMetrics",
-    "Evaluation",
-    "SplitEvaluation",
-    "binary_auc",
-    "evaluate",
-    "evaluate_split",
-    "logit_metrics",
-    "normalised_utility",
-    "split_logits",
-]
-
 # The seed of the training samples whose loss is measured; the same in every run.
 _SAMPLE_SEED = 8
 # Samples per forward pass: limits memory, and leaves enough passes for all threads.

@@ -26,19 +26,6 @@ from .imports import call_imported, is_import_path
 from .layout import ChannelsLast
 from .modes import evaluating
 
-__all__ = [
-    "MODELS",
-    "ResNet",
-    "build_model",
-    "check_takes",
-    "count_parameters",
-    "draw_normal",
-    "draw_uniform",
-    "forward_macs",
-    "input_type",
-    "weight_generator",
-]
-
 Shape = tuple[int, ...]
 
 # Random streams are keyed (seed, 0, 0, purpose), as in the whole suite; 1 is the purpose "model".

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["evaluating"]
-
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:

@@ -18,23 +18,6 @@ from numpy.typing import NDArray
 from .files import FileColumns, FileData, Reading, named, of_arrays, read_file, rounded_away
 from .imports import call_imported, is_import_path
 
-__all__ = [
-    "NODE_DATA_KEYS",
-    "OWN",
-    "Classes",
-    "Moments",
-    "OwnData",
-    "OwnSource",
-    "Standardisation",
-    "in_training",
-    "listed",
-    "moments",
-    "num_features",
-    "parse_classes",
-    "parse_standardise",
-    "read_own",
-]
-
 # The partition of a run whose nodes have their own data.
 OWN = "own"
 # The node config's keys about data.

@@ -19,16 +19,6 @@ from numpy.typing import NDArray
 from .checks import at_least, described
 from .flower_partitions import PREFIX, named_partitioner, parts_of
 
-__all__ = [
-    "SCHEMES",
-    "DrawnParts",
-    "Scheme",
-    "capped_dirichlet",
-    "parse_scheme",
-    "partition",
-    "validate_scheme",
-]
-
 Indices = NDArray[np.int64]
 
 _ATTEMPTS = 1_000

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Permissions", "check_file", "check_import", "permitted"]
-
 
 @dataclass(frozen=True)
 class Permissions:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from .extras import needed
 
-__all__ = ["Pictures", "decoded", "read_pictures"]
-
 Floats = NDArray[np.float32]
 
 _DEPTHS = {"8-bit": 255, "16-bit": 65535}

@@ -19,8 +19,6 @@ from .datasets import load
 from .extras import needed
 from .permissions import check_file
 
-__all__ = ["LinearData", "binary_images", "binary_libsvm", "linear_part", "sparse_truth"]
-
 # ``tasks`` may not import ``wire``; this is wire's number of the purpose "data".
 _PURPOSE = 14
 

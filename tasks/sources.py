@@ -20,23 +20,6 @@ from .imports import call_imported
 from .permissions import check_file
 from .tabular import Table, read_breast_cancer
 
-__all__ = [
-    "DATASETS",
-    "DATA_DIR_VARIABLE",
-    "SOURCES",
-    "VERTICAL_DATASETS",
-    "CatalogueEntry",
-    "DataSource",
-    "DatasetNotFound",
-    "Fetch",
-    "catalogue",
-    "find",
-    "imported",
-    "known",
-    "resolve_data_dir",
-    "vertical_datasets",
-]
-
 DATA_DIR_VARIABLE = "HEDGEROW_DATA_DIR"
 
 T = TypeVar("T")

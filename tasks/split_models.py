@@ -21,8 +21,6 @@ from .lstm import LSTM
 from .models import _torch_seed, initialise, weight_generator
 from .modes import evaluating
 
-__all__ = ["SPLIT_MODELS", "SplitModel", "split_loss", "split_model", "weighted_loss"]
-
 Shape = tuple[int, ...]
 
 

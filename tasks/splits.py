@@ -21,8 +21,6 @@ from .own_data import OWN
 from .sources import DataSource
 from .vertical import VerticalDataset, load_vertical
 
-__all__ = ["write_group_split", "write_groups", "write_split"]
-
 # The keys of a party's node config that name a file.
 _PATHS = ("data", "match-key-file")
 

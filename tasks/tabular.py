@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from .extras import needed
 
-__all__ = ["Table", "read_breast_cancer"]
-
 Floats = NDArray[np.float32]
 
 

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["map_on_threads"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

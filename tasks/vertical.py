@@ -22,8 +22,6 @@ from .imports import is_import_path
 from .sources import SOURCES, DataSource, find, imported, known, resolve_data_dir, vertical_datasets
 from .tabular import Table
 
-__all__ = ["VerticalDataset", "load_vertical"]
-
 Floats = NDArray[np.float32]
 Ids = NDArray[np.str_]
 

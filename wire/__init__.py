@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InColumns,
     )
     from hedgerow.wire.clock import Clock, Compute, Rates
+    from hedgerow.wire.codec import Codec
     from hedgerow.wire.compress import (
         COMPRESSORS,
         Compressor,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from hedgerow.wire.robust_means import AGGREGATIONS, Aggregation, parse_aggregation
     from hedgerow.wire.sealed import SEAL_BYTES, SealingKey
     from hedgerow.wire.seeds import Purpose, generator, torch_generator
-    from hedgerow.wire.vector_codecs import CODECS, Codec, Dense, Quantised, Sparse, parse_codec
+    from hedgerow.wire.vector_codecs import CODECS, Dense, Quantised, Sparse, parse_codec
 
 __all__ = [
     "AGGREGATIONS",
@@ -181,6 +182,6 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in map(import_module, (f"{__name__}.{module}" for module in _MODULES)):
-            if name in module.__all__:
+            if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

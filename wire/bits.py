@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["bits_in", "bytes_of", "from_bits", "index_width", "packed", "to_bits"]
-
 Bytes = NDArray[np.uint8]
 
 

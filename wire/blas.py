@@ -7,8 +7,6 @@ from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["one_blas_thread"]
-
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:

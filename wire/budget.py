@@ -9,8 +9,6 @@ from typing import Any
 
 from hedgerow.wire.printable import quoted
 
-__all__ = ["BUDGETS", "Budget"]
-
 # The kinds of budgets, and the attribute of a strategy's ``progress()`` for each.
 BUDGETS: Mapping[str, str] = {
     "iterations": "iterations",

@@ -16,24 +16,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "LINKS_RECORD",
-    "NODE_RECORD",
-    "RUN_KEY",
-    "SEALED_RECORD",
-    "SECRET_RECORD",
-    "AnswersColumns",
-    "BatchHandler",
-    "Batched",
-    "Call",
-    "ColumnHandler",
-    "Delivery",
-    "InColumns",
-    "KnownNodes",
-    "KnowsSizes",
-    "LocalDataError",
-]
-
 # Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and their run.
 NODE_RECORD = "hedgerow.node"
 # The record of ``context.state`` that ``query.state`` omits and ``query.restore`` does not set.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from cryptography import x509
 
-__all__ = ["WARNED_DAYS", "certified_name", "ending", "ends"]
-
 # A certificate that ends within this many days is warned of at each start.
 WARNED_DAYS = 30
 

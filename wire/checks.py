@@ -7,22 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "at_least",
-    "did_you_mean",
-    "in_range",
-    "int_at_least",
-    "int_between",
-    "is_real",
-    "not_negative",
-    "one_of",
-    "plain_name",
-    "positive",
-    "probability",
-    "require",
-]
-
-
 # Of ``plain_name``.
 _BETWEEN = str.maketrans("", "", "-_ ")
 

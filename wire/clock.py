@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from hedgerow.wire.checks import not_negative, positive
 
-__all__ = ["Clock", "Compute", "Rates"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rates:

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["Code", "Codec", "Seed"]
-
 Sent = TypeVar("Sent")
 Seed = tuple[int, ...]
 

@@ -28,30 +28,6 @@ from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.sign_shares import signed
 from hedgerow.wire.thresholding import largest
 
-__all__ = [
-    "COMPRESSORS",
-    "UNSOUND",
-    "Compressor",
-    "Identity",
-    "Payload",
-    "RandK",
-    "ScaledSign",
-    "Ternary",
-    "TopK",
-    "compressed_keys",
-    "compressed_part",
-    "dense_part",
-    "in_round",
-    "pack_update",
-    "parse_compressor",
-    "promoted",
-    "rand_k",
-    "record_payload",
-    "summed_arrays",
-    "unpack_update",
-    "validate_compressor",
-]
-
 COMPRESSORS = ("identity", "randk", "sign", "ternary", "topk")
 # Why nodes do not compress private updates.
 UNSOUND = (

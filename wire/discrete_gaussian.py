@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least, require
 
-__all__ = ["KEY_BYTES", "MAX_DEVIATION", "CoinFlips", "concentration", "deviation_of", "discrete_gaussian"]
-
 KEY_BYTES = 32
 MAX_DEVIATION = 2**24
 _FURTHEST = 100

@@ -15,24 +15,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.robust_means import Aggregation, cut
 
-__all__ = [
-    "CLIENT",
-    "EDGE",
-    "LACKS",
-    "MODEL",
-    "MODELS",
-    "OWN",
-    "RULE",
-    "WEIGHTS",
-    "Column",
-    "cluster_means",
-    "columns",
-    "gossip",
-    "robust_mean",
-    "robust_step",
-    "weighted_sum",
-]
-
 # The roles of a node, in its config and in ``query.whoami``.
 CLIENT, EDGE = "client", "edge"
 # The records sent to an edge server: models as vectors and their weights under the same keys, and its own

@@ -18,8 +18,6 @@ from hedgerow.wire.bits import bits_in, bytes_of, from_bits, to_bits
 from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["added", "decode_indices", "encode_indices", "index_bits", "most_entries"]
-
 _MAX_SIZE = 2**31 - 1
 
 

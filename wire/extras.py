@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["MissingExtraError", "needed"]
-
 
 class MissingExtraError(ImportError):
     """A package is not installed that one of Hedgerow's extras brings; the message names both."""

@@ -6,15 +6,6 @@ The sum of 10^9 squares of any float32 fits.
 from collections.abc import Sequence
 from math import ldexp
 
-__all__ = [
-    "fixed_point",
-    "fixed_point_square",
-    "from_fixed_point",
-    "joined",
-    "split",
-    "squared_deviations",
-]
-
 _BITS, _FRACTION = 384, 96
 _NUMBER = _BITS // 8
 _MODULUS = 1 << _BITS

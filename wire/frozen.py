@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from hedgerow.wire.records import checksum, to_record
 
-__all__ = ["FROZEN", "FROZEN_CHECKSUM", "checksum_of", "frozen_keys"]
-
 # The config entry of messages, and the ArrayRecord that a node which lacks the arrays is sent.
 FROZEN_CHECKSUM, FROZEN = "frozen-checksum", "frozen"
 # Buffers of normalisation, which move in training.

@@ -10,8 +10,6 @@ import math
 
 from hedgerow.wire.extras import needed
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp", "zcdp_epsilon"]
-
 
 def zcdp(multiplier: float) -> float:
     """Return rho of one Gaussian release with a deviation of ``multiplier`` (> 0) sensitivities."""

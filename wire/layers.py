@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-__all__ = ["LayerShape", "layers_of", "not_compressible"]
-
 
 @dataclass(frozen=True)
 class LayerShape:

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
-
 HUB_TO_NODE = "hub->node"
 NODE_TO_HUB = "node->hub"
 # Everything that orchestrators send each other directly.

@@ -4,17 +4,6 @@ A receiver checks a declared size against the model, the plan or the received by
 other numbers. They are far above what a run needs, and far below what would exhaust a process.
 """
 
-__all__ = [
-    "MAX_EXAMPLES",
-    "MAX_FEATURES",
-    "MAX_METRIC",
-    "MAX_PLACES",
-    "MAX_SAMPLES",
-    "MAX_STEPS",
-    "MAX_WORD",
-    "MAX_WORK_BYTES",
-]
-
 # Local steps, epochs or iterations.
 MAX_STEPS = 2**20
 # Samples of all mini-batches, 1 GiB of indices.

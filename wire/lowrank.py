@@ -23,24 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hedgerow.wire.checks import at_least, in_range, one_of, positive
-from hedgerow.wire.layers import LayerShape, layers_of, not_compressible
-
-__all__ = [
-    "BUDGETS",
-    "LAYOUTS",
-    "VARIANTS",
-    "VIEWS",
-    "FactoredLayer",
-    "Factorisation",
-    "LayerShape",
-    "between",
-    "check_reachable",
-    "exact_product",
-    "factored",
-    "layers_of",
-    "not_compressible",
-    "uniform",
-]
+from hedgerow.wire.layers import LayerShape
 
 BUDGETS = ("model", "layer")
 LAYOUTS = ("flat", "tiled")

@@ -42,34 +42,6 @@ from hedgerow.wire.records import PayloadError, view
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.secret_shares import MAX_SHARES, combined_shares, secret_shares
 
-__all__ = [
-    "COARSEST_STEP",
-    "COUNTER_CLIP",
-    "LEAST_MEMBERS",
-    "LEAST_THRESHOLD",
-    "MASKED",
-    "MASKED_SUM",
-    "MAX_MEMBERS",
-    "METRIC_CLIP",
-    "SEED_BYTES",
-    "SHARES",
-    "Grid",
-    "MaskedSum",
-    "NoisyGrid",
-    "SumPlan",
-    "Unmasking",
-    "clips_of",
-    "commitment",
-    "connected_survivors",
-    "default_neighbours",
-    "lost_neighbours",
-    "masked",
-    "pair_seed",
-    "revealed",
-    "survivors_needed",
-    "told_content",
-]
-
 # Names of a sum's records in an instruction and its answer, and of their keys.
 MASKED_SUM, MASKED, SHARES = "masked-sum", "masked", "shares"
 

@@ -4,35 +4,6 @@ Flower's own ``train`` and ``evaluate`` are used too. A plain ClientApp register
 the dot: ``@app.query("publish")`` answers ``PUBLISH``.
 """
 
-__all__ = [
-    "ENCODE",
-    "EXCHANGE",
-    "GOSSIP",
-    "GRADIENT",
-    "HELLO",
-    "INTRA",
-    "MERGE",
-    "MESSAGE_FORMAT",
-    "MONITOR",
-    "NO_MESSAGE",
-    "NO_MONITOR",
-    "PAIR",
-    "POOL",
-    "PROBE",
-    "PUBLISH",
-    "RESTORE",
-    "SCORE",
-    "SETUP",
-    "STANDARDISE",
-    "STATE",
-    "STATISTICS",
-    "SUM_KEYS",
-    "SUM_SHARES",
-    "UNMASK",
-    "UPDATE",
-    "WHOAMI",
-]
-
 # The version of all messages, which is part of a node's introduction, see docs/formats.md.
 MESSAGE_FORMAT = 1
 # Every node: who it is; what it keeps between rounds, and to take it back.

@@ -26,8 +26,6 @@ from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MATRICES, MEMORY_LIMIT, Sensing, shared_sensing
 from hedgerow.wire.thresholding import finite_vector, largest, project
 
-__all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal", "gpsp"]
-
 Vector = NDArray[np.float64]
 
 _NORM_BYTES = 8

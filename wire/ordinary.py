@@ -2,8 +2,6 @@
 
 from hedgerow.wire.checks import is_real, require
 
-__all__ = ["ORDINARY", "check_ordinary", "is_ordinary"]
-
 SMALLEST, LARGEST = 1e-18, 1e18
 ORDINARY = f"0, or a number whose size is from {SMALLEST:g} to {LARGEST:g}"
 

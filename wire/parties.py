@@ -1,7 +1,5 @@
 """Names shared by HSGD's parties and the server."""
 
-__all__ = ["CALIBRATION_BINS", "EVALUATED", "INTRODUCTIONS", "MALFORMED", "REFUSED", "ROLES"]
-
 ROLES = ("hospital", "device", "edge")
 # Records of a message and of a reply on sealed links.
 INTRODUCTIONS, REFUSED = "introductions", "refused"

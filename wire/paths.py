@@ -4,8 +4,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["foreign_path"]
-
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 

@@ -3,8 +3,6 @@
 import traceback
 from hashlib import sha256
 
-__all__ = ["cell", "file_name", "quoted", "reason", "shown", "traced"]
-
 # Python refuses to write longer integers in decimal.
 _DECIMAL_BITS = 10_000
 # Bytes of a file's name, of at most 255 on most systems.

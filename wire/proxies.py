@@ -5,8 +5,6 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
-__all__ = ["host_of", "is_loopback", "proxy_of", "without_proxy_here"]
-
 # As host names, and as the network that some programs understand.
 _HERE = ("localhost", "127.0.0.1", "::1", "127.0.0.0/8")
 

@@ -24,29 +24,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.wire.printable import quoted, shown
 
-__all__ = [
-    "DecodedRecord",
-    "Layout",
-    "LazyArray",
-    "PayloadError",
-    "as_array",
-    "change_of",
-    "check_travels",
-    "checksum",
-    "decoded_record",
-    "dtype_of",
-    "finite_views",
-    "lazy_array",
-    "nominal_bits",
-    "only_record",
-    "payload_bytes",
-    "received_state",
-    "records_of",
-    "to_record",
-    "to_state_dict",
-    "view",
-]
-
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 _NUMPY = "numpy.ndarray"

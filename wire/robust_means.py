@@ -20,15 +20,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "AGGREGATIONS",
-    "NEIGHBOURHOOD_RULES",
-    "Aggregation",
-    "cut",
-    "neighbourhood_rule",
-    "parse_aggregation",
-]
-
 # The valid values, for errors and the help of settings.
 AGGREGATIONS = (
     "mean, median, trimmed-mean(b), krum(f), multi-krum(f,m), geometric-median or clipped(tau), with "

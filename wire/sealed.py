@@ -38,21 +38,6 @@ from cryptography.hazmat.primitives.serialization import (
 from hedgerow.wire.printable import reason
 from hedgerow.wire.records import PayloadError
 
-__all__ = [
-    "ALTERED",
-    "HEAD_KEY_BYTES",
-    "INTRODUCTION_BYTES",
-    "KEY_BYTES",
-    "REASONS",
-    "SEAL_BYTES",
-    "UNKNOWN",
-    "Link",
-    "Links",
-    "NodeIdentity",
-    "SealingKey",
-    "read_pins",
-]
-
 KEY_BYTES = 32
 INTRODUCTION_BYTES = 2 * KEY_BYTES
 _NONCE_BYTES, _TAG_BYTES = 12, 16

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_SHARES", "combined_shares", "secret_shares"]
-
 # The points of GF(2^8) other than 0, where the secret is.
 MAX_SHARES = 255
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least
 
-__all__ = ["Purpose", "generator", "generators", "torch_generator"]
-
 _WORD = 2**32
 # Fewer streams are faster to make one by one.
 _FEW = 4

@@ -23,8 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.checks import at_least, in_range, require
 
-__all__ = ["MATRICES", "MEMORY_LIMIT", "GaussianSensing", "HadamardSensing", "Sensing", "shared_sensing"]
-
 MEMORY_LIMIT = 2**28
 # Large enough to amortise the set-up of a generator, small enough that a column is cheap.
 _BLOCK_ENTRIES = 2**16

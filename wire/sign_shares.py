@@ -18,8 +18,6 @@ from hedgerow.wire.checks import at_least
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["SignUpdates", "drawn_weights", "signed", "signs_by_layer"]
-
 
 @dataclass(frozen=True)
 class SignUpdates:

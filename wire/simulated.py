@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["is_simulated", "simulated", "simulation", "simulation_folder"]
-
 # Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0
 _name = ""

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from hedgerow.wire.bits import bytes_of, index_width
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["decode_rows", "encode_rows", "kept", "row_bytes"]
-
 Rows = NDArray[Any]
 
 _FORM = np.dtype("<f4")

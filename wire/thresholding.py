@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.checks import at_least
 
-__all__ = ["finite_vector", "largest", "project"]
-
 
 def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     """Return P_Omega(v): the ``s`` entries of largest magnitude, zeros elsewhere.

@@ -21,8 +21,6 @@ from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.thresholding import finite_vector
 
-__all__ = ["CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"]
-
 CODECS = (
     "1bcs",
     "sparse16",

@@ -28,10 +28,9 @@ from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory, Proble
 from hedgerow.clients.gossip.method import Metrics
 from hedgerow.clients.gossip.place import Vector
 from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
+from hedgerow.wire.codec import Codec
 from hedgerow.wire.thresholding import project
-from hedgerow.wire.vector_codecs import Codec, Quantised, Sparse
-
-__all__ = ["BASELINES", "decentralised_client", "mix"]
+from hedgerow.wire.vector_codecs import Quantised, Sparse
 
 Arrays = Mapping[str, Vector]
 Reads = tuple[Callable[[ConfigRecord], object], ...]

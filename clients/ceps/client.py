@@ -21,8 +21,6 @@ from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler
 
-__all__ = ["ceps_client", "penalty"]
-
 
 def ceps_client(
     problem: ProblemFn, more: Mapping[str, BatchHandler] | None = None, mods: Sequence[Mod] = ()

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from hedgerow.clients.instructions import choice, nonnegative, positive
 from hedgerow.wire.robust_means import Aggregation, cut
 
-__all__ = ["combined", "neighbour_mean", "neighbourhood_of"]
-
 Vector = NDArray[np.float64]
 
 

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.training.draws import NodeDraws
-from hedgerow.clients.training.sgd import Loss, cross_entropy
+from hedgerow.clients.training.work import Loss, cross_entropy
 from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire.checks import not_negative
 from hedgerow.wire.extras import needed
-
-__all__ = ["LinearRegression", "LogisticRegression", "TorchProblem"]
 
 Vector = NDArray[np.float64]
 

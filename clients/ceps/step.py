@@ -19,8 +19,6 @@ from hedgerow.wire.checks import at_least, positive
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.thresholding import largest, project
 
-__all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step"]
-
 Vector = NDArray[np.float64]
 Noised = Callable[[Vector], Vector]
 

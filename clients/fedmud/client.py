@@ -29,12 +29,11 @@ from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
+from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.wire.calls import Call
 from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import finite_views
-
-__all__ = ["fedmud_client"]
 
 
 def fedmud_client(

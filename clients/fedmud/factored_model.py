@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hedgerow.clients.training.stacked_layers import Reparametrised
-from hedgerow.wire.lowrank import Factorisation, layers_of
-
-__all__ = ["FactoredModel", "plan_for", "wrap"]
+from hedgerow.wire.layers import layers_of
+from hedgerow.wire.lowrank import Factorisation
 
 State = dict[str, Tensor]
 

@@ -22,8 +22,6 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 
-__all__ = ["BinarisedWork", "binarise", "step_size", "train_binarised"]
-
 # phi_0, and the bounds of alpha.
 _COEFFICIENT = 6.0
 _LEAST, _MOST = 5e-4, 5e-2

@@ -21,8 +21,6 @@ from hedgerow.clients.training.work import State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import checksum, finite_views, received_state, to_record, to_state_dict
 
-__all__ = ["Bases", "Evolution"]
-
 Made = TypeVar("Made")
 
 _RECORD = "base"  # in context.state

@@ -39,12 +39,11 @@ from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.elias_fano import added
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
-from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation, between, layers_of
+from hedgerow.wire.layers import layers_of
+from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation, between
 from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
 from hedgerow.wire.sign_shares import SignUpdates
-
-__all__ = ["METHODS", "Instruction", "NodeMethod", "Work"]
 
 Work = LocalWork | BinarisedWork
 

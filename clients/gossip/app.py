@@ -17,11 +17,9 @@ from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.guard import Refusal, Reveals, check_monitor, check_privacy, is_monitored, reveals
 from hedgerow.clients.mods.update import Mod
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.codec import Codec
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.records import records_of, to_record, view
-from hedgerow.wire.vector_codecs import Codec
-
-__all__ = ["gossip_app"]
 
 # Largest accepted ratio of a neighbour's norm to the usual norm; the smallest usual norm, per entry (RMS).
 _MAX_NORM_RATIO, _SMALL = 100.0, 0.01

@@ -15,8 +15,6 @@ from hedgerow.clients.mods.guard import check_privacy, check_release
 from hedgerow.wire.limits import MAX_WORK_BYTES
 from hedgerow.wire.onebit import OneBit
 
-__all__ = ["GossipNode", "GossipNodeMethod", "Memory", "Metrics", "Problem", "ProblemFn"]
-
 Metrics = dict[str, int | float]
 
 

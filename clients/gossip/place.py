@@ -9,11 +9,10 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from hedgerow.clients.instructions import choice, positive, string, whole
+from hedgerow.wire.codec import Codec
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
-
-__all__ = ["GossipPlace", "Vector", "drawn_interval", "mixing_in", "neighbours_in"]
+from hedgerow.wire.vector_codecs import Quantised, parse_codec
 
 Vector = NDArray[np.float64]
 

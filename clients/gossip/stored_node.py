@@ -23,8 +23,6 @@ from hedgerow.wire.records import PayloadError, config_in, to_record, view
 from hedgerow.wire.sealed import UNKNOWN
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["StoredNode", "check_iteration", "knows_settings"]
-
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
 _ROOT = "noise-root"  # the key in SECRET_RECORD
 # What a sealed link carries: a payload; the first one is preceded by the sender's seed of sensing matrices.

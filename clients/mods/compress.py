@@ -35,16 +35,6 @@ from hedgerow.wire.compress import (
 )
 from hedgerow.wire.records import Layout, dtype_of, lazy_array, to_record, to_state_dict
 
-__all__ = [
-    "Metrics",
-    "Update",
-    "asks_for_compression",
-    "compress_reply",
-    "compress_updates",
-    "encoded",
-    "feed_back",
-]
-
 Metrics = dict[str, int | float]
 
 # Flower's config key for the clipping norm of updates.

@@ -41,29 +41,6 @@ from hedgerow.wire.printable import shown, traced
 from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.simulated import is_simulated, simulation, simulation_folder
 
-__all__ = [
-    "Declared",
-    "KeyMistake",
-    "Refusal",
-    "Reveals",
-    "check_hello",
-    "check_monitor",
-    "check_pooled",
-    "check_privacy",
-    "check_release",
-    "check_restore",
-    "check_sum",
-    "guarded",
-    "is_guarded",
-    "is_monitored",
-    "locked_number",
-    "needs_entropy",
-    "releases_made",
-    "reveals",
-    "reveals_nothing",
-    "reveals_of",
-]
-
 Noted = TypeVar("Noted")
 
 # Most epsilon, at the policy's delta, of a release that ``max-unprotected`` takes for protected.

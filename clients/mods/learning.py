@@ -16,8 +16,6 @@ from hedgerow.clients.mods.update import Learn, Learnt, TrainingMod, changed
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
-__all__ = ["Learning"]
-
 
 @dataclass(frozen=True)
 class Learning:

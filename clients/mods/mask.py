@@ -53,8 +53,6 @@ from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
 
-__all__ = ["Beside", "StartOf", "masked_sum_handlers", "whole_model"]
-
 NO_SUM = "this node takes no part in such a sum"
 # Node config key: the smallest number of a sum's members.
 _LEAST = "min-sum-nodes"

@@ -14,8 +14,6 @@ from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import to_record
 
-__all__ = ["Learn", "Learnt", "Mod", "TrainingMod", "UpdateMod", "changed", "received_by"]
-
 # A Flower mod, which sees messages.
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 

@@ -26,14 +26,12 @@ from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, TrainingMode
-from hedgerow.clients.training.work import Asked
+from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.work import Asked, LocalWork
 from hedgerow.wire.calls import Call
 from hedgerow.wire.edge_servers import EDGE
 from hedgerow.wire.message_types import GRADIENT, WHOAMI
 from hedgerow.wire.records import to_record
-
-__all__ = ["sd_feel_client"]
 
 
 def sd_feel_client(

@@ -35,8 +35,6 @@ from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import finite_views, lazy_array
 from hedgerow.wire.robust_means import Aggregation, neighbourhood_rule
 
-__all__ = ["edge_server_handlers", "node_role"]
-
 # In ``context.state``: the model, and its run and the token of the instruction that produced it.
 _STATE_MODEL, _STATE_NOTE = "edge-model", "edge"
 _DTYPES = ("float32", "float64")

@@ -41,14 +41,12 @@ from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import augmented_work, step_batches
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
-from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy
-from hedgerow.clients.training.work import Asked
+from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.work import Asked, LocalWork, Loss, Trained, cross_entropy
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import parse_compressor, summed_arrays
 from hedgerow.wire.message_types import PROBE
 from hedgerow.wire.records import finite_views, only_record
-
-__all__ = ["similarity_free_client"]
 
 Work = LocalWork | ProximalWork
 Outcome = Trained | Proximal | ValueError

@@ -23,8 +23,6 @@ from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training.work import Asked, LocalWork, Trained
 from hedgerow.wire.checks import at_least, in_range, positive
 
-__all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
-
 
 @dataclass(frozen=True)
 class InnerLR:

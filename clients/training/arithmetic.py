@@ -19,8 +19,6 @@ from torch.func import functional_call
 from hedgerow.clients.training.stacked_layers import Reparametrised
 from hedgerow.wire.checks import at_least
 
-__all__ = ["FLOAT32", "Arithmetic", "Precision"]
-
 Precision = Literal["float32", "bf16"]
 Forward = Callable[[Tensor], Tensor]
 

@@ -21,8 +21,6 @@ from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator, generators
 
-__all__ = ["DROP_LAST", "augmented_work", "batch_indices", "epoch_batches", "fails_on_one", "step_batches"]
-
 # The values of ``drop-last``: leave out an epoch's last batch if the model fails on it, if shorter, or never.
 DROP_LAST = ("auto", "always", "never")
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from hedgerow.tasks.global_draws import GlobalDraws, seed_global_draws
 from hedgerow.wire.seeds import Purpose, seed_words
 
-__all__ = ["NodeDraws"]
-
 # A run's seed, the round and the node's partition id.
 Stream = tuple[int, int, int]
 

@@ -17,8 +17,6 @@ from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entro
 from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
 
-__all__ = ["train_loop", "train_on_threads", "train_one"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

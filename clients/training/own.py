@@ -21,8 +21,6 @@ from hedgerow.clients.training.sgd import is_small
 from hedgerow.clients.training.work import Asked, LocalWork, State, Trained
 from hedgerow.tasks.threads import map_on_threads
 
-__all__ = ["OwnTraining", "TrainingConfig", "TrainingData", "TrainingLoop"]
-
 
 class TrainingData(TensorDataset):
     """A node's own samples on the training device, a data set of pairs, copied for the loop.

@@ -23,8 +23,6 @@ from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
 from hedgerow.wire.seeds import Purpose, torch_generator
 
-__all__ = ["Form", "both", "difference", "generic", "proves_itself"]
-
 T = TypeVar("T")
 U = TypeVar("U")
 State = Mapping[str, Tensor]

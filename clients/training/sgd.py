@@ -22,19 +22,8 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop
 from hedgerow.clients.training.stack import Form, form_of, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised
-from hedgerow.clients.training.work import LARGEST_STEP, LocalWork, Loss, State, Trained, cross_entropy
+from hedgerow.clients.training.work import LARGEST_STEP, LocalWork, Loss, Trained, cross_entropy
 from hedgerow.wire.checks import at_least
-
-__all__ = [
-    "LocalWork",
-    "Loss",
-    "State",
-    "Trained",
-    "TrainingMode",
-    "cross_entropy",
-    "is_small",
-    "local_sgd",
-]
 
 TrainingMode = Literal["auto", "loop", "stack"]
 

@@ -22,17 +22,6 @@ from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.tasks.layout import ChannelsLast
 from hedgerow.tasks.modes import evaluating
 
-__all__ = [
-    "Form",
-    "chunk_size",
-    "form_of",
-    "node_bytes",
-    "split",
-    "stackable",
-    "train_stack",
-    "train_stacks",
-]
-
 # Per thread, as measured: smaller stacks lose time between operations, larger ones exceed the caches.
 _CACHE_BYTES = 48 * 2**20
 # A CPU stack of fewer bytes finishes before a second thread starts.

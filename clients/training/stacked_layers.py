@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from hedgerow.tasks.layout import ChannelsLast
 
-__all__ = ["Reparametrised", "StackedLayers", "stacked_layers"]
-
 Parameters = Mapping[str, Tensor]
 Layer = Callable[[Parameters, Tensor], Tensor]
 

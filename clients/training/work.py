@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-__all__ = ["LARGEST_STEP", "Asked", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
-
 State = dict[str, Tensor]
 # A step size must be finite in float32.
 LARGEST_STEP = float(np.finfo(np.float32).max)

@@ -17,8 +17,6 @@ import typer
 from hedgerow.sim.cli.checked import NODES, CheckedNodes, Verdict, errors_in, one_line
 from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options
 
-__all__ = ["check"]
-
 
 def check(
     app_path: AppPath,

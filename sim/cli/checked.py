@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.first_train import FirstTrain
     from hedgerow.sim.runs.plan import Plan
 
-__all__ = ["CheckedNodes", "CheckedRounds", "Verdict", "errors_in", "one_line"]
-
 NODES = 2
 _WIDTH = 160
 

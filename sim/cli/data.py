@@ -12,8 +12,6 @@ from hedgerow.wire.printable import shown
 if TYPE_CHECKING:
     from hedgerow.tasks import CatalogueEntry
 
-__all__ = ["data"]
-
 # The extra that installs a package.
 _EXTRAS = {"torchvision": "vision", "scikit-learn": "sim"}
 

@@ -24,8 +24,6 @@ from hedgerow.sim.cli.options import (
 if TYPE_CHECKING:
     from hedgerow.sim.deploy.certificates import KeptCA
 
-__all__ = ["Level", "deploy_keys", "deploy_local", "deploy_split"]
-
 
 class Level(StrEnum):
     """Where edge servers are."""

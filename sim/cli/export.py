@@ -13,8 +13,6 @@ from hedgerow.sim.cli.options import Paths, bad_options, load_results
 if TYPE_CHECKING:
     from hedgerow.sim.runs.results import Results
 
-__all__ = ["export", "write_csv", "write_tensorboard"]
-
 
 def export(
     paths: Paths,

@@ -26,8 +26,6 @@ from hedgerow.sim.cli.sweep import sweep
 from hedgerow.sim.cli.views import plot, report, table, watch
 from hedgerow.sim.runs.hooks import descriptions
 
-__all__ = ["app"]
-
 _EXAMPLES = """Apps:
 {apps}
 

@@ -16,8 +16,6 @@ from hedgerow.wire.extras import MissingExtraError
 from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import quoted, traced
 
-__all__ = ["BUG", "Command", "CommandGroup", "machine_lacks"]
-
 _TOO_MANY_FILES = "Too many open files"
 BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the command and the lines above."
 

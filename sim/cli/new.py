@@ -18,8 +18,6 @@ from hedgerow.sim.runs.hooks import descriptions, hedgerow_table, shipped_app, s
 if TYPE_CHECKING:
     from flwr.app import UserConfigValue
 
-__all__ = ["new"]
-
 # Model and data, if the app has no new/task.py.
 _TEMPLATE = Path(__file__).parent / "templates" / "task.py"
 # Flower's rule for the name of an app and of its folder.

@@ -9,8 +9,6 @@ from typing import Annotated
 import click
 import typer
 
-__all__ = ["misspelt_keys", "node"]
-
 
 def node(
     arguments: Annotated[

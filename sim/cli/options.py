@@ -21,27 +21,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.app import AppSpec
     from hedgerow.sim.runs.results import Results
 
-__all__ = [
-    "APP_HELP",
-    "AppPath",
-    "Costs",
-    "Metrics",
-    "NodeConfig",
-    "OwnData",
-    "Paths",
-    "RunConfig",
-    "Track",
-    "bad_options",
-    "check_ordinary",
-    "for_own_nodes",
-    "interruptible",
-    "known_node_keys",
-    "load_results",
-    "name_and_number",
-    "read_node_configs",
-    "read_own_data",
-]
-
 APP_HELP = (
     f"{' or '.join([', '.join([*shipped_apps()][:-1]), [*shipped_apps()][-1]])}; "
     "or a Flower App's folder, or a module inside"

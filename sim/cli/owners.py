@@ -12,8 +12,6 @@ from pathlib import Path
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.hooks import shipped_apps
 
-__all__ = ["Owner", "blame", "is_bug", "storage_failed"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _ROOMS = [_ROOT / room for room in ("clients", "sim", "strategies", "tasks", "wire")]
 _FLOWER = [Path(place).resolve() for place in getattr(find_spec("flwr"), "submodule_search_locations", [])]

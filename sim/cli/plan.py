@@ -15,8 +15,6 @@ from hedgerow.sim.cli.mistakes import Command, CommandGroup
 from hedgerow.sim.cli.options import bad_options, check_ordinary
 from hedgerow.sim.runs.hooks import shipped_apps
 
-__all__ = ["PlanGroup"]
-
 
 class PlanGroup(CommandGroup):
     """A command for each app of the suite with a planner, and for any other app by its folder."""

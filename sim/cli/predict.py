@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
     from hedgerow.sim.runs.app import AppSpec
 
-__all__ = [
-    "evaluate",
-    "predict",
-]
-
 
 def predict(
     app_path: AppPath,
@@ -66,9 +61,9 @@ def predict(
 
 def _by_messages(spec: AppSpec, run: Path, run_config: UserConfig, configs: list[UserConfig] | None) -> None:
     from hedgerow.sim.runs.app import load_app
+    from hedgerow.sim.runs.folder import RunFolderError, read_rounds
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.plan import plan_run, toml_value
-    from hedgerow.sim.runs.recorder import RunFolderError, read_rounds
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.strategies import RosterError
 

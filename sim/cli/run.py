@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.foreign import Records
     from hedgerow.sim.runs.plan import Plan
 
-__all__ = ["Engine", "run"]
-
 
 class Engine(StrEnum):
     """The engine that delivers the messages."""
@@ -179,10 +177,11 @@ def _run_here(
 ) -> None:
     """Run an app in this process, and turn its errors into exit codes."""
     from hedgerow.sim.cli.owners import blame, is_bug, storage_failed
+    from hedgerow.sim.engine.generators import seed_generators
     from hedgerow.sim.runs.app import load_app
     from hedgerow.sim.runs.checkpoint import CheckpointError
-    from hedgerow.sim.runs.launch import run_app, run_seed, seed_generators
-    from hedgerow.sim.runs.recorder import RunFolderError
+    from hedgerow.sim.runs.folder import RunFolderError
+    from hedgerow.sim.runs.launch import run_app, run_seed
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.wire.failures import RunFailedError
     from hedgerow.wire.printable import traced

@@ -13,8 +13,6 @@ from hedgerow.sim.cli.options import APP_HELP, bad_options
 if TYPE_CHECKING:
     from hedgerow.sim.runs.app import AppSpec
 
-__all__ = ["settings"]
-
 
 def settings(
     app_path: Annotated[

@@ -19,8 +19,6 @@ from hedgerow.tasks import input_type, load, preprocessing
 from hedgerow.wire.extras import needed
 from hedgerow.wire.printable import shown
 
-__all__ = ["Shipped", "shipped", "write_onnx", "write_torchscript"]
-
 _OWN = "own-data"
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.sweep import Outcome
     from hedgerow.sim.runs.sweep_plan import Job
 
-__all__ = ["sweep"]
-
 
 def sweep(
     file: Annotated[

@@ -17,13 +17,6 @@ from hedgerow.sim.cli.options import (
     name_and_number,
 )
 
-__all__ = [
-    "plot",
-    "report",
-    "table",
-    "watch",
-]
-
 
 def report(
     paths: Paths,

@@ -39,23 +39,6 @@ from hedgerow.wire.certified import certified_name
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.proxies import host_of
 
-__all__ = [
-    "KEPT_CA_DAYS",
-    "Credentials",
-    "EdgeCredentials",
-    "KeptCA",
-    "NodeKey",
-    "certificate_authority",
-    "check_hosts",
-    "check_sizes",
-    "make_credentials",
-    "make_edge_credentials",
-    "make_node_key",
-    "registered",
-    "signed_anew",
-    "write",
-]
-
 LOOPBACK = ("127.0.0.1", "localhost")
 # Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650

@@ -24,14 +24,12 @@ from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd
 from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
 from hedgerow.sim.deploy.processes import free_ports, stop_all
 from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.folder import read_rounds
 from hedgerow.sim.runs.joined import parts_of_runs
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_value
-from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.sim.runs.together import evaluate_together
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
-
-__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides", "site_overrides"]
 
 # The servers' names in output, and the losses that their tables report.
 _NAMES = {"edge": "Edge server", "site": "Site"}

@@ -19,8 +19,6 @@ from pathlib import Path
 from hedgerow.sim.deploy.processes import program
 from hedgerow.wire.proxies import without_proxy_here
 
-__all__ = ["FlowerRun", "RunEnd", "environment", "healthy"]
-
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER = re.compile(r"Run folder: (.+?)\s*$")
 # A busy machine may be slow: queries in a row that may go unanswered, and the time limit of each.

@@ -19,8 +19,6 @@ from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_text
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.extras import MissingExtraError
 
-__all__ = ["flower_run", "follow", "submit"]
-
 
 def flower_run(
     spec: AppSpec, plan: Plan | None = None, *, client_cpus: int = 1, client_gpus: float = 0.0

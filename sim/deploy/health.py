@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import grpc
 
-__all__ = ["answers", "main"]
-
 # An empty HealthCheckRequest is no bytes; the reply's field 1 is its status, and 1 is SERVING.
 _SERVING = b"\x08\x01"
 

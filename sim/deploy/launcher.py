@@ -35,8 +35,6 @@ from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.certified import ending
 from hedgerow.wire.proxies import without_proxy_here
 
-__all__ = ["FAST", "LOGS_GONE", "THREADS", "Deployment", "SuperNode"]
-
 CONNECTION = "deployment"
 
 # Public settings that make an exchange faster. By default a SuperExec polls for work every second, and each

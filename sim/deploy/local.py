@@ -18,8 +18,6 @@ from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.folder import runs_folder
 from hedgerow.sim.runs.plan import Plan, absolute_output
 
-__all__ = ["deploy_local"]
-
 
 def deploy_local(
     spec: AppSpec,

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
-__all__ = ["as_json", "main"]
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*(?:\d{4}-\S+ \S+)?\s*:\s*(.*)")
 

@@ -21,15 +21,6 @@ from typing import Any
 
 import psutil
 
-__all__ = [
-    "Program",
-    "StartError",
-    "cores",
-    "free_ports",
-    "program",
-    "stop_all",
-]
-
 # A change of the system clock may move the recorded times a little.
 _TOLERANCE = 1.0
 

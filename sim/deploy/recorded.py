@@ -16,8 +16,6 @@ from hedgerow.sim.deploy.warm import flower_program, path_with
 if TYPE_CHECKING:
     from hedgerow.sim.runs.app import AppSpec
 
-__all__ = ["recorded_path"]
-
 _COMMAND = "flwr-serverapp"
 # The environment variable with the app's name, version and folder, and the parent of the run folder.
 _VARIABLE = "HEDGEROW_RECORD"

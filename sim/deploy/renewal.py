@@ -30,8 +30,6 @@ from hedgerow.sim.deploy.certificates import (
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.wire.printable import quoted
 
-__all__ = ["add_nodes", "certificates_of", "renew_certificates", "revoke_node"]
-
 _CA, _REGISTRY = "ca.crt", "nodes.toml"
 # Those that a renewal signs anew: the SuperLink's, and an edge server's towards others.
 _LEAVES = ("server.pem", "peer.pem")

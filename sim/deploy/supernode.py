@@ -12,8 +12,6 @@ from flwr.app import UserConfig
 from hedgerow.sim.deploy.processes import Program, StartError, program
 from hedgerow.sim.runs.plan import parse_overrides, toml_value
 
-__all__ = ["SuperNode", "node_configs"]
-
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 _SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
 

@@ -20,8 +20,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["NoUsersError", "NodeUsers", "give", "own_copy", "own_folder"]
-
 # The range that systemd reserves for services without an account.
 _FIRST, _LAST = 61184, 65519
 

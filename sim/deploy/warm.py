@@ -29,8 +29,6 @@ from typing import Any
 
 from flwr.common import log
 
-__all__ = ["PRELOAD", "flower_program", "path_with", "warm_path"]
-
 # The environment variable with further modules to import once, separated by commas.
 PRELOAD = "HEDGEROW_PRELOAD"
 _COMMAND = "flwr-clientapp"

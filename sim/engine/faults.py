@@ -20,8 +20,6 @@ from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["CORRUPTIONS", "DISTRIBUTIONS", "Delay", "Fate", "FaultModel", "corrupted"]
-
 # The parameters of each distribution of delays, in seconds.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -21,18 +21,6 @@ import numpy as np
 import torch
 from flwr.common import log
 
-__all__ = [
-    "LEGACY",
-    "WHICH_ARE_LATE",
-    "Generators",
-    "Unrepeated",
-    "draw_seed",
-    "drawn",
-    "kept_generators",
-    "message_key",
-    "seed_generators",
-]
-
 # Of another project's app, which nobody can look into.
 _HIDDEN = (
     "draws from the operating system (numpy.random.default_rng() without a seed, secrets, uuid4)",

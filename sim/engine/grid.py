@@ -51,8 +51,6 @@ from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulation_folder
 
-__all__ = ["InProcessGrid"]
-
 # Bytes of arrays in the messages processed at once, unless max_in_flight is given.
 MEMORY_BUDGET = 1 << 30
 # A deployment notices a dead node after two missed heartbeats of 30 s.

@@ -37,8 +37,6 @@ from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown, traced
 from hedgerow.wire.simulated import simulated
 
-__all__ = ["App", "Handlers", "NodeJob"]
-
 # The type of a ClientApp.
 App = Callable[[Message, Context], Message]
 

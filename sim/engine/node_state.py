@@ -19,12 +19,6 @@ from hedgerow.wire.calls import NODE_RECORD
 from hedgerow.wire.message_types import RESTORE, STATE
 from hedgerow.wire.records import lazy_array, view
 
-__all__ = [
-    "RemoteState",
-    "pack_records",
-    "unpack_records",
-]
-
 _NUMPY = "numpy.ndarray"
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["SimulatedNode", "SimulatedNodes", "draw_node_ids", "wait_for_nodes"]
-
 
 @dataclass(slots=True)
 class SimulatedNode:

@@ -22,17 +22,6 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Address",
-    "Parcel",
-    "Received",
-    "file_bytes",
-    "receive",
-    "receive_files",
-    "send",
-    "write_file",
-]
-
 # A stream's place in its parcel: offset and length of the table of arrays, and of the pickle.
 Address = tuple[int, int, int, int]
 # The alignment of vector registers, cache lines and torch's own memory.

@@ -33,17 +33,6 @@ from hedgerow.sim.engine.parcels import Parcel, Received, file_bytes, receive, r
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.proxies import without_proxy_here
 
-__all__ = [
-    "KEY",
-    "LONGEST_PACKET",
-    "MOST_WORKERS",
-    "Cluster",
-    "ClusterError",
-    "app_packages",
-    "check_address",
-    "open_cluster",
-]
-
 # The number of a worker.
 KEY = struct.Struct("=Q")
 LONGEST_PACKET = 2000

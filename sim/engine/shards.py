@@ -17,24 +17,11 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from threadpoolctl import threadpool_limits
 
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
-from hedgerow.sim.engine.generators import seed_generators
 from hedgerow.sim.engine.handlers import Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
 from hedgerow.wire.calls import Delivery, InColumns
 from hedgerow.wire.records import LazyArray, lazy_array
-
-__all__ = [
-    "ANSWERS",
-    "RAISED",
-    "Answer",
-    "Asked",
-    "Request",
-    "Shard",
-    "ShardReply",
-    "node_of",
-    "seed_generators",
-]
 
 # The content of a reply's stream: a ShardReply, or the name and text of an exception.
 ANSWERS, RAISED = 0, 1

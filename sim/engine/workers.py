@@ -62,8 +62,6 @@ from hedgerow.sim.engine.shards import (
 from hedgerow.wire.calls import Batched, InColumns
 from hedgerow.wire.records import LazyArray
 
-__all__ = ["MOST_WORKERS", "Dealt", "Workers", "WorkersLostError", "check_workers", "default_workers"]
-
 # By default workers get calls whose messages hold at least this many bytes of arrays, after this many bytes
 # of such calls: a local step on so many parameters takes several times as long as sending them, and starting
 # workers takes as long as a few rounds. No timing is used, so that a run's bits do not depend on the load.

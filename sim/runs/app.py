@@ -24,8 +24,6 @@ from hedgerow.sim.runs.hooks import shipped_app, shipped_apps
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted
 
-__all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "own_settings", "settings_module"]
-
 T = TypeVar("T")
 
 # Flower's default since 1.32.

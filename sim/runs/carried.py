@@ -25,8 +25,6 @@ from flwr.serverapp import Grid
 
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 
-__all__ = ["Carried", "pack", "unpack"]
-
 # What a strategy refers to, but does not change.
 _CODE = (
     FunctionType, BuiltinFunctionType, MethodType, type, ModuleType, partial, logging.Logger, Grid,

@@ -20,24 +20,6 @@ from safetensors.numpy import save
 from hedgerow.sim.runs.durable import make_folder, move, write_aside, write_file
 from hedgerow.sim.runs.folder import opened
 
-__all__ = [
-    "LATEST",
-    "PREVIOUS",
-    "Checkpoint",
-    "CheckpointError",
-    "DamagedCheckpointError",
-    "drop_damaged",
-    "has_checkpoint",
-    "load_checkpoint",
-    "load_newest",
-    "load_safetensors",
-    "pack_checkpoint",
-    "plain_array",
-    "read_checkpoint",
-    "save_checkpoint",
-    "save_newest",
-]
-
 LATEST, PREVIOUS, DAMAGED = "latest.safetensors", "previous.safetensors", "damaged.safetensors"
 _logger = logging.getLogger("flwr")
 

@@ -21,8 +21,6 @@ from hedgerow.sim.runs.folder import lost_replies, read_file
 from hedgerow.sim.runs.results import COSTS, OF_LINKS, SOURCES, RecordedRun, Results, numbers, spent
 from hedgerow.wire.printable import reason
 
-__all__ = ["FORMAT", "POINTS", "collect", "read_collected", "write_collected"]
-
 FORMAT = "hedgerow-results-1"
 # Maximum number of rounds kept of a run.
 POINTS = 200

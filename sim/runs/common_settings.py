@@ -32,23 +32,6 @@ from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
-__all__ = [
-    "LENGTHS",
-    "BoundSettings",
-    "ImageSettings",
-    "IterationSettings",
-    "MonitorSettings",
-    "NoiseSettings",
-    "PeerSettings",
-    "RunSettings",
-    "StackSettings",
-    "SumNoiseSettings",
-    "SumSettings",
-    "TaskSettings",
-    "TrainingSettings",
-    "role_of",
-]
-
 # Names of a run's length; the last is that of Flower's own apps.
 LENGTHS = ("iterations", "num-rounds", "num-server-rounds")
 # Longer than any useful timeout, and within the range of every clock.

@@ -18,25 +18,6 @@ import numpy as np
 from hedgerow.sim.runs.results import Point, RecordedRun, Results
 from hedgerow.wire.extras import needed
 
-__all__ = [
-    "NOTE",
-    "ComparisonTable",
-    "Paired",
-    "at_budget",
-    "budget_comparison",
-    "budget_table",
-    "common_budget",
-    "difference_curve",
-    "higher_is_better",
-    "is_share",
-    "paired_difference",
-    "paired_values",
-    "t_interval",
-    "target_comparison",
-    "target_table",
-    "to_target",
-]
-
 CONFIDENCE = 0.95
 _MISSING = "n/a"
 # All other metrics (losses, errors, distances) are better when lower.

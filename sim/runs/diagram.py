@@ -16,19 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-__all__ = [
-    "MOST_DRAWN",
-    "PANEL",
-    "PAPER",
-    "WIRE",
-    "Crossed",
-    "Drawing",
-    "DrawnNetwork",
-    "draw_links",
-    "draw_network",
-    "size",
-]
-
 # Larger networks are unreadable.
 MOST_DRAWN = 40
 _MOST_LABELLED = 12

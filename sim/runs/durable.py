@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Lines", "make_folder", "move", "remove", "write_aside", "write_file"]
-
 # Errors of file systems that cannot sync a folder.
 _NO_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 

@@ -10,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["code_folder", "environment"]
-
 _PACKAGES = ("hedgerow", "flwr", "torch", "numpy", "scipy", "networkx")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _CPUINFO = Path("/proc/cpuinfo")

@@ -17,8 +17,6 @@ from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.watch import Watch
 
-__all__ = ["FirstTrain", "NoTrainError", "first_train"]
-
 # A server that queries the node ids more often than this, for more seconds than this, without sending a
 # message, waits for more nodes.
 _PATIENCE = 5

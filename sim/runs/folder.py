@@ -21,27 +21,6 @@ from hedgerow.sim.runs.durable import write_file
 from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import quoted
 
-__all__ = [
-    "FORMAT",
-    "Lock",
-    "RunFolderError",
-    "in_use",
-    "json_text",
-    "lost_replies",
-    "new_run_folder",
-    "opened",
-    "parse_rounds",
-    "read_config",
-    "read_file",
-    "read_json",
-    "read_rounds",
-    "recorded_settings",
-    "refused",
-    "runs_folder",
-    "shown_settings",
-    "write_json",
-]
-
 # Format of a run's folder. A config.json without a format has format 1, which is read like this one.
 FORMAT = 2
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", ".lock"

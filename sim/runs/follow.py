@@ -40,8 +40,6 @@ from hedgerow.sim.runs.report import Live, Network, report_html, waiting_html
 from hedgerow.sim.runs.results import RecordedRun, last_line, load
 from hedgerow.wire.printable import shown
 
-__all__ = ["FollowServer", "FollowedRun", "check_followed", "newest_run"]
-
 # Shortest time between two renderings: in seconds, and as a multiple of the time that the last one took. The
 # processor belongs to the run.
 _EVERY, _SHARE = 1.0, 10.0

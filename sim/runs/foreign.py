@@ -26,10 +26,10 @@ from hedgerow.sim.engine.generators import LEGACY, WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.environment import environment
-from hedgerow.sim.runs.folder import lost_replies, recorded_settings
+from hedgerow.sim.runs.folder import lost_replies, new_run_folder, read_config, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.plan import toml_value
-from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
+from hedgerow.sim.runs.recorder import RunRecorder
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
@@ -37,19 +37,6 @@ from hedgerow.sim.runs.watch import Watch
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.printable import shown
 from hedgerow.wire.records import PayloadError, view
-
-__all__ = [
-    "About",
-    "AllLostError",
-    "Earlier",
-    "Records",
-    "Watched",
-    "about_app",
-    "earlier_run",
-    "scalars",
-    "show_run",
-    "watched_run",
-]
 
 REALISM = "every node's work is real, in one process; messages travel in memory and their time is virtual"
 REAL_TIME = (

@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.results import RecordedRun
 
-__all__ = [
-    "Hooks",
-    "all_hooks",
-    "data_sets",
-    "descriptions",
-    "drawn_network",
-    "hedgerow_table",
-    "hooks_of",
-    "shipped_app",
-    "shipped_apps",
-]
-
 _LIBRARY = Path(__file__).resolve().parents[2]
 
 

@@ -20,19 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hedgerow.sim.runs.common_settings import LENGTHS, role_of
-from hedgerow.sim.runs.folder import lost_replies
-from hedgerow.sim.runs.recorder import read_config, read_rounds
-
-__all__ = [
-    "SERVERS",
-    "SITES",
-    "TOGETHER",
-    "OrchestratorFolder",
-    "joined_config",
-    "joined_rounds",
-    "parts_beneath",
-    "parts_of_runs",
-]
+from hedgerow.sim.runs.folder import lost_replies, read_config, read_rounds
 
 # Evaluations of the global model of several servers, in the folder of the first.
 TOGETHER = "together.jsonl"

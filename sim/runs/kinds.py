@@ -18,38 +18,6 @@ from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.paths import foreign_path
 from hedgerow.wire.printable import shown
 
-__all__ = [
-    "LARGEST",
-    "MAX_INT64",
-    "MAX_NODES",
-    "MAX_ROUNDS",
-    "SMALLEST",
-    "Delta",
-    "FractionBelow1",
-    "Kind",
-    "Nodes",
-    "NodesOr0",
-    "NotNegative",
-    "NumberRange",
-    "Positive",
-    "PositiveFraction",
-    "Ratio",
-    "Rounds",
-    "RoundsOr0",
-    "Samples",
-    "SamplesOr0",
-    "Steps",
-    "StepsOr0",
-    "UnitFraction",
-    "above",
-    "choice",
-    "folder",
-    "in_range",
-    "number",
-    "text",
-    "whole",
-]
-
 # Limit of Flower's records.
 MAX_INT64 = 2**63 - 1
 # A run keeps each round's record in memory and writes it as a line: about a gigabyte at this limit.

@@ -9,9 +9,9 @@ from flwr.app import Context, UserConfig
 
 from hedgerow.sim.engine.generators import draw_seed, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, app_packages
+from hedgerow.sim.engine.ray_cluster import Cluster, app_packages
 from hedgerow.sim.engine.workers import check_workers
-from hedgerow.sim.runs.app import LoadedApp, load_app
+from hedgerow.sim.runs.app import LoadedApp
 from hedgerow.sim.runs.foreign import Records, about_app, show_run, watched_run
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.runs.serverapp import records_itself
@@ -20,7 +20,6 @@ from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.trackers import track_with
 
 # Everything that a program needs to run an app.
-__all__ = ["ClusterError", "Records", "load_app", "plan_run", "run_app", "run_seed", "seed_generators"]
 
 
 def run_app(

@@ -16,8 +16,6 @@ from rich.text import Text
 
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["LiveProgress", "RoundProgress", "duration"]
-
 
 class RoundProgress(Protocol):
     """The record of a round: an object with at least these fields.

@@ -8,8 +8,6 @@ from typing import Any
 
 from hedgerow.sim.runs.results import SOURCES, RecordedRun, Results, numbers
 
-__all__ = ["groups", "measured", "where"]
-
 # Of runs recorded before config.json had ``measured``: metrics on test data, besides names with "test-".
 _OF_TEST_DATA = frozenset(("accuracy", "auc", "auprc", "f1", "precision", "recall", "utility"))
 # In an app with several problems losses are the problem's objective.

@@ -15,8 +15,6 @@ from hedgerow.sim.engine._compat import NodeInfo, Run
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
 from hedgerow.wire.records import payload_bytes
 
-__all__ = ["Meter", "MeteredGrid"]
-
 
 @dataclass
 class Meter:

@@ -22,19 +22,6 @@ from hedgerow.sim.runs.checkpoint import load_safetensors, plain_array
 from hedgerow.sim.runs.durable import remove, write_file
 from hedgerow.sim.runs.folder import RunFolderError, opened, refused
 
-__all__ = [
-    "MODELS",
-    "NODES",
-    "NPZ",
-    "SAFETENSORS",
-    "keep_model",
-    "load_arrays",
-    "read_model",
-    "save_arrays",
-    "save_model",
-    "save_node_models",
-]
-
 NPZ, SAFETENSORS = "model.npz", "model.safetensors"
 # Folder of the models of single rounds.
 MODELS = "models"

@@ -26,16 +26,6 @@ from hedgerow.sim.runs.settings import SettingsError, meant_key
 from hedgerow.wire.checks import plain_name
 from hedgerow.wire.printable import quoted, reason, shown
 
-__all__ = [
-    "Plan",
-    "absolute_output",
-    "parse_overrides",
-    "plan_run",
-    "resumed_config",
-    "toml_text",
-    "toml_value",
-]
-
 # Options of every run, whether its app has such a key or not.
 _OPTIONS = ("output-dir", "seed")
 # Keys whose value is a path on the server.

@@ -25,8 +25,6 @@ from hedgerow.sim.runs.compare import difference_curve, is_share, t_interval
 from hedgerow.sim.runs.measured import measured
 from hedgerow.sim.runs.results import RecordedRun, Results, cost_named
 
-__all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
-
 # Below this many seeds the band is the range of values, from here on a 95 % interval of the mean.
 FEW_SEEDS = 5
 # The palette of Okabe and Ito, distinguishable with any colour vision.

@@ -12,8 +12,6 @@ from typing import Any
 
 from hedgerow.sim.runs.trackers import scalars_of
 
-__all__ = ["CONTENT_TYPE", "prometheus_text"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("waiting", "running", "stopped", "finished")
 # What the sources of ``scalars_of`` are called here: name, type and help of the metric, name of its label.

@@ -38,27 +38,14 @@ from hedgerow.sim.runs.folder import (
     Lock,
     RunFolderError,
     json_text,
-    new_run_folder,
     parse_rounds,
     read_config,
     read_file,
-    read_rounds,
     refused,
     write_json,
 )
 from hedgerow.sim.runs.model_files import save_model
 from hedgerow.sim.signals import sigterm_raises
-
-__all__ = [
-    "RoundLike",
-    "RunFolderError",
-    "RunRecorder",
-    "Stateful",
-    "new_run_folder",
-    "read_config",
-    "read_rounds",
-    "write_json",
-]
 
 _logger = logging.getLogger("flwr")
 

@@ -48,8 +48,6 @@ from hedgerow.sim.runs.measured import groups
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
 from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 
-__all__ = ["Live", "Network", "report_html", "waiting_html", "write_report"]
-
 # Returns the graph of a run, if it has a known one.
 Network = Callable[[RecordedRun], DrawnNetwork | None]
 

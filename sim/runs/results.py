@@ -35,21 +35,6 @@ from hedgerow.wire.printable import shown
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "COSTS",
-    "OF_LINKS",
-    "SOURCES",
-    "Cost",
-    "Point",
-    "RecordedRun",
-    "Results",
-    "cost_named",
-    "last_line",
-    "load",
-    "numbers",
-    "spent",
-]
-
 _UNOBSERVED = {
     SERVERS + "loss": "{}: the global model u was not evaluated ('hedgerow evaluate' does it); "
     f"'{SERVERS}loss' is the mean of the edge servers' losses of their own models",

@@ -14,8 +14,6 @@ from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.printable import shown
 
-__all__ = ["round_table", "run_end"]
-
 
 def round_table(
     rounds: list[dict[str, Any]],

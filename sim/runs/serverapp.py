@@ -23,27 +23,22 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.node_state import RemoteState
 from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
-from hedgerow.sim.runs.folder import RunFolderError, lost_replies, recorded_settings
+from hedgerow.sim.runs.folder import (
+    RunFolderError,
+    lost_replies,
+    new_run_folder,
+    read_config,
+    recorded_settings,
+)
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model, save_node_models
-from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
+from hedgerow.sim.runs.recorder import RunRecorder, Stateful
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import plain_name
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.records import to_state_dict
-
-__all__ = [
-    "Experiment",
-    "LearntExperiment",
-    "Measure",
-    "central_evaluation",
-    "experiment_of",
-    "records_itself",
-    "run_summary",
-    "server_app",
-]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]

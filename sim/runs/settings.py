@@ -20,22 +20,6 @@ from hedgerow.wire.checks import did_you_mean, plain_name
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, reason, shown
 
-__all__ = [
-    "GROUPS",
-    "AppSettings",
-    "Role",
-    "Rules",
-    "Setting",
-    "SettingsError",
-    "as_settings_errors",
-    "check_node_keys",
-    "check_work",
-    "meant_key",
-    "refuse",
-    "setting",
-    "unknown_key",
-]
-
 # Conditions between settings: whether one holds, a key, and what its value must be. Without a key the text is
 # the whole message.
 Rules = Iterator[tuple[bool, str, str]]

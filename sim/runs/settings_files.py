@@ -13,8 +13,6 @@ from flwr.app import UserConfigValue
 from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.settings import GROUPS, Setting
 
-__all__ = ["changed", "listing", "pyproject_with", "readme_with", "write_settings"]
-
 _CONFIG = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=\n\[|(?<=\n)\n#|\Z)", re.MULTILINE | re.DOTALL)
 _BEGIN = "<!-- The settings, from settings.py by `hedgerow settings APP --write`. -->"
 _END = "<!-- End of the settings. -->"

@@ -22,8 +22,6 @@ from hedgerow.sim.runs.foreign import About, Records, watched_run
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.trackers import track_with
 
-__all__ = ["Simulation", "server_context", "simulate"]
-
 
 @dataclass(frozen=True)
 class Simulation:

@@ -11,8 +11,6 @@ from typing import Any
 
 from flwr.app import UserConfig
 
-__all__ = ["MANIFEST", "Split", "read_split", "readable_by_others"]
-
 MANIFEST = "manifest.json"
 _TABLES = "node-config", "run-config"
 # Keys of a node config that name a file of the folder.

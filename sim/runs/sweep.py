@@ -32,8 +32,6 @@ from hedgerow.sim.runs.sweep_file import Sweep
 from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_resume
 from hedgerow.sim.signals import sigterm_raises
 
-__all__ = ["Outcome", "run_sweep"]
-
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
 

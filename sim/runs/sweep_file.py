@@ -45,8 +45,6 @@ from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, reason, shown
 
-__all__ = ["RESERVED", "Sweep", "Variant", "read_sweep", "sweep_of_app"]
-
 _TABLES = {
     *("title", "app", "realism", "x", "y", "columns", "by", "differences", "seeds", "nodes", "budget"),
     *("base", "grid", "variant"),

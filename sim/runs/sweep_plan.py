@@ -24,8 +24,6 @@ from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.settings import Role
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
-__all__ = ["SETTINGS_FILE", "Job", "can_resume", "changed_settings", "plan_sweep"]
-
 # File of a run's whole run config, in its folder.
 SETTINGS_FILE = "settings.toml"
 

@@ -21,8 +21,6 @@ from hedgerow.sim.runs.model_files import MODELS, load_arrays
 from hedgerow.sim.runs.serverapp import Experiment, experiment_of
 from hedgerow.wire.records import Layout, to_record, to_state_dict
 
-__all__ = ["evaluate_together"]
-
 
 def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Evaluate the global model of a run's servers; return one record per round, and write them to a file.

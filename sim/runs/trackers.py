@@ -31,17 +31,6 @@ from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
 
-__all__ = [
-    "TRACKERS",
-    "TensorBoardLog",
-    "Tracked",
-    "Tracker",
-    "Tracking",
-    "check_trackers",
-    "scalars_of",
-    "track_with",
-]
-
 FILE = "trackers.json"
 # Consecutive failures after which a tracker is skipped: an unreachable server would delay every round.
 _PATIENCE = 3

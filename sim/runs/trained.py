@@ -21,8 +21,6 @@ from hedgerow.sim.runs.model_files import NODES, read_model
 from hedgerow.sim.runs.plan import plan_run, resumed_config
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, experiment_of
 
-__all__ = ["evaluate_model", "load_model", "trained_model"]
-
 # Mean and deviation: one of each, or one per feature.
 Scale = tuple[Sequence[float], Sequence[float]]
 

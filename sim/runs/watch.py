@@ -31,8 +31,6 @@ from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.sim.runs.metered_grid import Meter, MeteredGrid
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
 
-__all__ = ["RoundMetrics", "RoundSeen", "Watch", "record_round"]
-
 _Start = Callable[..., Result]
 _Method = Callable[..., Any]
 _FOLLOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")

@@ -9,8 +9,6 @@ from hedgerow.strategies.aggregate.robust import Robust
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.robust_means import Aggregation, parse_aggregation
 
-__all__ = ["Choice"]
-
 
 @dataclass(frozen=True)
 class Choice:

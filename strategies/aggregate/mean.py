@@ -19,8 +19,6 @@ from hedgerow.wire.records import only_record
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "Taken", "WeightedMean", "means_of"]
-
 
 class Mean(Protocol):
     """The aggregate of the replies of one pool."""

@@ -18,8 +18,6 @@ from hedgerow.wire.robust_means import Aggregation
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["Robust"]
-
 
 @dataclass(frozen=True)
 class Robust:

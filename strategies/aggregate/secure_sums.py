@@ -28,7 +28,8 @@ from hedgerow.strategies.aggregate.sum_noise import (
 )
 from hedgerow.strategies.exchange import Ask, Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import ExchangeReport, Node
+from hedgerow.strategies.inbox import ExchangeReport
+from hedgerow.strategies.node import Node
 from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.masked_sums import (
@@ -49,8 +50,6 @@ from hedgerow.wire.masked_sums import (
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, view
 from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
-
-__all__ = ["NEEDS_CLIENT", "SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
 # Reasons for the loss of nodes or whole sums.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"

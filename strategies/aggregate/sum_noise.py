@@ -17,8 +17,6 @@ from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, Privac
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
 
-__all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyReport", "SumReleases"]
-
 # Paths on which a node's data are disclosed without noise.
 EVALUATION, OWN_DATA = "evaluation", "own-data"
 

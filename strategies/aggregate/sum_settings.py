@@ -9,8 +9,6 @@ from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
 from hedgerow.strategies.registry import Registry
 
-__all__ = ["check_noise", "secure_sum_of", "training_options"]
-
 
 def secure_sum_of(values: Mapping[str, Any]) -> SecureSum | bool:
     """Return the settings of secure sums; False for none."""

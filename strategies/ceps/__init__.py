@@ -1,5 +1,6 @@
 """CEPS: sparse decentralised learning with one-bit messages, and its baselines."""
 
+from hedgerow.strategies.ceps.algorithm import OneBitCode
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -11,7 +12,7 @@ from hedgerow.strategies.ceps.baselines import (
     DFedSAM,
     Matcha,
 )
-from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
+from hedgerow.strategies.ceps.strategy import CEPS
 
 __all__ = [
     "BEER",

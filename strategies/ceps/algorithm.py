@@ -22,8 +22,6 @@ from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, one_of
 from hedgerow.wire.sensing import MATRICES
 
-__all__ = ["Algorithm1", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]
-
 Topology: TypeAlias = str | nx.Graph | Sequence[tuple[int, int]] | None
 
 _SEED_BYTES = 8

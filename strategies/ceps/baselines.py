@@ -33,8 +33,6 @@ from hedgerow.strategies.gossip.strategy import places_in
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, int_between, require
 
-__all__ = ["BEER", "DCDPSGD", "DPDSGT", "DPSGD", "SGP", "ChocoSGD", "DFedAvgM", "DFedSAM", "Matcha"]
-
 
 class DPSGD(Decentralised):
     """Decentralised parallel SGD: every ``local_steps`` iterations the step starts from the neighbours' mean.

@@ -33,17 +33,6 @@ from hedgerow.strategies.topology import (
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = [
-    "LARGEST_STEP",
-    "BaselineOptions",
-    "Decentralised",
-    "Network",
-    "NetworkOptions",
-    "dynamic_network",
-    "fixed_network",
-    "push_network",
-]
-
 Matrix = NDArray[np.float64]
 
 LARGEST_STEP = 1e6

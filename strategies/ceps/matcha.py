@@ -21,8 +21,6 @@ from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.extras import needed
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Activation", "activation_probabilities", "matchings"]
-
 Array = NDArray[np.float64]
 Matching = list[tuple[int, int]]
 

@@ -22,17 +22,6 @@ from hedgerow.wire.checks import int_at_least, one_of, positive, probability
 from hedgerow.wire.extras import needed
 from hedgerow.wire.gaussian_dp import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
 
-__all__ = [
-    "GradientReport",
-    "Privacy",
-    "PrivacyMode",
-    "calibrated_multiplier",
-    "claimed_total",
-    "noise_variance",
-    "numerical_epsilon",
-    "releases",
-]
-
 PrivacyMode = Literal["none", "paper", "sound"]
 
 KEPT_GRADIENTS = "kept-gradients"

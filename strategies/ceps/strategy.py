@@ -16,9 +16,7 @@ from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
-
-__all__ = ["CEPS", "NEIGHBOURHOOD_RULES", "OneBitCode", "neighbourhood_graph", "neighbourhood_rule"]
+from hedgerow.wire.robust_means import Aggregation, neighbourhood_rule
 
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]

@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.checks import in_range
 
-__all__ = ["choco_step"]
-
 
 def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
     """Return the consensus step gamma of CHOCO-Gossip that is proved to converge.

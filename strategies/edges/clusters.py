@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Node, RosterError
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.whoami import RosterError
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["BY_GROUP", "Chosen", "Clusters", "contiguous_clusters"]
 
 # Each client's server, ``BY_GROUP`` for the nodes' groups, or None for contiguous clusters.
 Chosen = Sequence[int] | str | None

@@ -40,8 +40,6 @@ from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["LARGEST_SIZE", "SMALLEST_SIZE", "DirectGossip", "GossipReport", "mixed"]
-
 _DIGEST_BYTES = 32
 _YES, _NO = b"\x01", b"\x00"
 # Seconds to wait for the answer to a request.

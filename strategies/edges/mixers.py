@@ -26,20 +26,6 @@ from hedgerow.wire.robust_means import Aggregation
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = [
-    "Alone",
-    "CloudMean",
-    "GossipMixer",
-    "Mixer",
-    "consensus_error",
-    "directed",
-    "mixed_entries",
-    "on_mixed",
-    "robust_mean",
-    "sent_bytes",
-    "weighted_mean",
-]
-
 
 class Mixer(Protocol):
     """Mixes the edge servers' models after every tau2 rounds."""

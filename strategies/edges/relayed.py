@@ -23,11 +23,13 @@ from hedgerow.strategies.aggregate.mean import Mean, Taken
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import TOO_LARGE, ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.inbox import TOO_LARGE, ExchangeReport, Inbox
 from hedgerow.strategies.limits import norm_of
-from hedgerow.strategies.node import placed
+from hedgerow.strategies.node import Node, placed
 from hedgerow.strategies.options import FederationOptions
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.topology import Mixing
+from hedgerow.strategies.whoami import RosterError
 from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, RULE, WEIGHTS, Column, columns
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array
@@ -35,8 +37,6 @@ from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbo
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["EdgeFederation", "EdgeNodes", "check_edge_rule"]
 
 # Tolerances for rounding in the bound on an edge server's move, relative to the bound and to the model.
 _ROUNDING, _MODEL_ROUNDING = 1e-3, 1e-6

@@ -21,8 +21,6 @@ from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.records import to_record
 
-__all__ = ["FactorAveraging", "State"]
-
 
 @dataclass(frozen=True, eq=False)
 class State:

@@ -21,8 +21,6 @@ from hedgerow.wire.records import Layout, PayloadError
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["Coded", "Factors", "Reconstructing"]
-
 Decode = Callable[[ArrayRecord, int], NDArray[Any]]
 
 

@@ -33,19 +33,10 @@ from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterati
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.lowrank import Factorisation, LayerShape, between, check_reachable, layers_of
+from hedgerow.wire.layers import LayerShape, layers_of
+from hedgerow.wire.lowrank import Factorisation, between, check_reachable
 from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
-
-__all__ = [
-    "BASELINE_RATE",
-    "DOWN",
-    "UP",
-    "CompressedLayers",
-    "Compression",
-    "TrainingOptions",
-    "WithoutFactors",
-]
 
 DOWN, UP = "server->client", "client->server"
 S = TypeVar("S")

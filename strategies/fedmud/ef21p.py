@@ -25,10 +25,8 @@ from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.run import Run
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, most_entries
-from hedgerow.wire.lowrank import LayerShape
+from hedgerow.wire.layers import LayerShape
 from hedgerow.wire.records import Layout, PayloadError
-
-__all__ = ["EF21P"]
 
 
 @dataclass(frozen=True, eq=False)

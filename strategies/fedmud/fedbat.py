@@ -21,11 +21,9 @@ from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, Withou
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.run import Run
 from hedgerow.wire.compress import record_payload
-from hedgerow.wire.lowrank import LayerShape
+from hedgerow.wire.layers import LayerShape
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.sign_shares import SignUpdates, signed
-
-__all__ = ["FedBAT", "binarised"]
 
 
 def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -27,8 +27,6 @@ from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.extras import needed
 from hedgerow.wire.records import to_record
 
-__all__ = ["FedHM", "truncated"]
-
 
 @dataclass(frozen=True, eq=False)
 class State:

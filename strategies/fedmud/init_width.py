@@ -12,8 +12,6 @@ import math
 from hedgerow.wire.checks import at_least, one_of, positive
 from hedgerow.wire.lowrank import FactoredLayer, Factorisation
 
-__all__ = ["PUBLISHED_GAIN", "init_width", "step_gain"]
-
 # eta gamma of the published pair: 0.01 * 2 * 5^2 / 3.
 PUBLISHED_GAIN = 1 / 6
 # Significant digits, for a number that is easy to write down; the rules are no more precise.

@@ -14,8 +14,6 @@ from torch import Tensor
 from hedgerow.wire.extras import needed
 from hedgerow.wire.lowrank import Factorisation
 
-__all__ = ["nearest_factors"]
-
 # LSQR's relative tolerance, and its maximum number of iterations.
 _TOLERANCE, _ITERATIONS = 1e-7, 200
 

@@ -11,8 +11,6 @@ from hedgerow.strategies.fedmud.codings import Reconstructing
 from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions
 from hedgerow.wire.checks import int_at_least, one_of
 
-__all__ = ["UPDATE_VARIANTS", "FedLMT", "FedMUD", "FedPara"]
-
 # Step sizes of the authors' published runs: of FedAvg, and of FedMUD+BKD+AAD, used for all forms here.
 DENSE_RATE, UPDATE_RATE = 0.03, 0.01
 # FedLMT's and FedPara's are not published for this set-up: of 0.3, 0.1, 0.03 and 0.01 the smallest with a

@@ -25,15 +25,14 @@ from hedgerow.strategies.gossip.state import (
     introduced,
     next_communication,
 )
-from hedgerow.strategies.inbox import Node, checked_metrics
+from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.method import Method
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import PayloadError, records_of
-
-__all__ = ["Algorithm"]
 
 # Longest wait (s) of an event for a new node's answer to a hello.
 _PATIENCE = 60.0

@@ -21,8 +21,6 @@ from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
 
-__all__ = ["Exposure", "NoisyReleases", "Requested"]
-
 _RELEASES = "releases"
 # Largest valid count: a release per millisecond for almost a month.
 _MOST_TOLD = 2**31 - 1

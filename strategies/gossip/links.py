@@ -12,15 +12,14 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.introductions import Introductions, introduction_in, refused_in
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
-
-__all__ = ["SET_UP", "OpenLinks", "SealedLinks", "sealed_sizes"]
 
 # A node's one message to its neighbours before its first payload: the seed of their common draws, or with
 # sealed links its introduction; the seed is then in the first payload.

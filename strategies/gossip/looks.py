@@ -14,14 +14,14 @@ from flwr.common import log
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.federation import only_arrays
-from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor, Sight
-from hedgerow.strategies.inbox import RAISED, Node
+from hedgerow.strategies.gossip.monitor import DIVERGED, Monitor, Sight
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.rounds import DivergenceError
 from hedgerow.strategies.run import Run
+from hedgerow.strategies.whoami import RAISED
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import PayloadError, lazy_array, only_record, records_of, view
-
-__all__ = ["Looks", "seen"]
 
 
 class Looks(Part):

@@ -7,8 +7,6 @@ from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import neighbours
 
-__all__ = ["GossipMethod", "Scalar"]
-
 Scalar = bool | int | float | str | list[int] | list[float]
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from hedgerow.strategies.rounds import DivergenceError
 from hedgerow.wire.checks import int_at_least, positive
 
-__all__ = ["DivergenceError", "Look", "Monitor", "Sight"]
-
 Vector = NDArray[np.float64]
 
 # Disagreement above which a run has diverged; models of order one stay far below it.

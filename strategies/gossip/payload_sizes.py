@@ -11,8 +11,6 @@ from functools import cached_property
 
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["PayloadCoding", "PayloadSizes"]
-
 
 @dataclass(frozen=True)
 class PayloadSizes:

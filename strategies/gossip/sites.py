@@ -36,8 +36,6 @@ from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
-__all__ = ["Site", "Sites"]
-
 # The stages of an iteration: sites agree before it, and exchange payloads in it.
 _AGREE, _PAYLOADS = 0, 1
 _START_BYTES = 8

@@ -14,10 +14,9 @@ from flwr.app import Error, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.inbox import RAISED, Node
+from hedgerow.strategies.node import Node
+from hedgerow.strategies.whoami import RAISED
 from hedgerow.wire.records import PayloadError, config_in
-
-__all__ = ["Appointment", "State", "check_wanted", "introduced", "next_communication"]
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,13 @@ from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
-from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.node import placed
+from hedgerow.strategies.node import Node, placed
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
-
-__all__ = ["Gossip", "GossipOptions", "places_in"]
 
 # Default number of lost events in a row that end a run: an event may have only one receiver.
 _MAX_LOST = 10

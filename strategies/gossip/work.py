@@ -12,8 +12,6 @@ from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import UPDATE
 from hedgerow.wire.records import only_record
 
-__all__ = ["Work"]
-
 _GRADIENTS = "gradients"
 
 

@@ -24,8 +24,6 @@ from hedgerow.wire.message_types import ENCODE, SCORE
 from hedgerow.wire.parties import CALIBRATION_BINS, EVALUATED, INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, view
 
-__all__ = ["Scores", "evaluate_groups", "score_metrics"]
-
 Counts = NDArray[np.float64]
 
 BINS = 1000

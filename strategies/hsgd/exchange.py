@@ -26,7 +26,7 @@ from hedgerow.strategies.hsgd.messages import (
 )
 from hedgerow.strategies.hsgd.parties import Group, PartyLinks
 from hedgerow.strategies.hsgd.privacy import RecordExposure
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
 from hedgerow.wire.parties import INTRODUCTIONS

@@ -23,8 +23,9 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Question, Steps, answered
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
 from hedgerow.strategies.introductions import Introductions
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.strategies.run import Run

@@ -38,8 +38,6 @@ from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
-__all__ = ["HSGD"]
-
 
 class HSGD(Algorithm):
     """Hybrid federated learning: devices average at their group's edge, groups at the cloud.

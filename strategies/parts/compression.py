@@ -31,8 +31,6 @@ from hedgerow.wire.records import Layout, to_record
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["CompressedChanges", "ErrorFeedback"]
-
 
 @dataclass(frozen=True)
 class CompressedChanges:

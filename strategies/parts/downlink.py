@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hedgerow.strategies.exchange import Ask, Exchange
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
+from hedgerow.strategies.inbox import Inbox, Reply, collect
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
@@ -27,8 +28,6 @@ from hedgerow.wire.records import PayloadError, checksum, only_record, payload_b
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["SYNCS", "Downlink", "Download", "Sync", "UpdateLog"]
 
 Sync = Literal["catchup", "dense", "broadcast"]
 SYNCS: tuple[Sync, ...] = get_args(Sync)

@@ -9,15 +9,13 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Exchange
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["Followed"]
 
 
 class Followed(Part):

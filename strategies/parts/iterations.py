@@ -10,15 +10,14 @@ from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Node, checked_metrics
+from hedgerow.strategies.inbox import checked_metrics
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["LocalIterations"]
 
 _BATCHES = "num-batches"
 

@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from numpy.typing import NDArray
 
-    from hedgerow.strategies.inbox import Node, Reply
+    from hedgerow.strategies.inbox import Reply
+    from hedgerow.strategies.node import Node
     from hedgerow.strategies.run import Run
-
-__all__ = ["Part", "Parts"]
 
 
 class Part:

@@ -12,8 +12,6 @@ from typing import ClassVar, Literal, Protocol
 
 from hedgerow.wire.checks import in_range, one_of, probability
 
-__all__ = ["LOST_ROUNDS", "MONITOR", "SEEDED", "NodeNoise", "Noise", "PrivacyReport", "open_paths"]
-
 # Paths on which data are disclosed without noise, or without being counted.
 SEEDED, MONITOR, LOST_ROUNDS = "seeded-noise", "monitor", "lost-rounds"
 

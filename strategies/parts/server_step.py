@@ -21,8 +21,6 @@ from hedgerow.strategies.parts.part import Part
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["ServerStep"]
-
 Memory = Mapping[str, NDArray[np.float64]]
 
 

@@ -11,15 +11,14 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Exchange
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["ReportedSteps"]
 
 _NUM_STEPS = "num-steps"
 

@@ -23,8 +23,6 @@ from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.run import Run
 
-__all__ = ["Algorithm", "State"]
-
 
 @dataclass(frozen=True, eq=False)
 class State:

@@ -14,8 +14,6 @@ from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStra
 from hedgerow.strategies.sd_feel.theory import SystemName
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["FedAvg", "Feel", "HierFAvg"]
-
 
 class HierFAvg(ClusteredStrategy):
     """HierFAVG: as SD-FEEL, but a cloud takes the exact mean of the servers' models.

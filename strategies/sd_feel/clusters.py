@@ -31,8 +31,6 @@ from hedgerow.strategies.sd_feel.theory import System, SystemName
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["ClusteredOptions", "ClusteredStrategy"]
-
 
 class ClusteredOptions(FederationOptions, total=False):
     """Keyword options of every strategy of the family; see ``ClusteredStrategy``."""

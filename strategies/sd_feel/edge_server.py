@@ -33,8 +33,6 @@ from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.records import Layout
 
-__all__ = ["EdgeServerSDFeel"]
-
 
 class EdgeServerSDFeel(ClusteredStrategy):
     """One of the D edge servers of SD-FEEL, with its own clients; the other servers run the same elsewhere.

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from hedgerow.strategies.edges.clusters import Clusters
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import Node, checked_metrics
+from hedgerow.strategies.inbox import checked_metrics
+from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.message_types import GRADIENT
 from hedgerow.wire.printable import quoted
@@ -30,8 +31,6 @@ from hedgerow.wire.records import PayloadError
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
-
-__all__ = ["CURVATURE", "VARIANCE", "ProbeAnswer", "Probes"]
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 

@@ -26,8 +26,6 @@ from hedgerow.wire.seeds import Purpose, generator
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["SimulatedTime", "Stragglers"]
-
 _FORM = re.compile(r"(transient|lasting)\(\s*([^,\s]+)\s*,\s*([^,\s]+)\s*\)")
 _VALID = "transient(p,f) or lasting(p,f), with 0 < p <= 1 and 1 <= f <= 1e6"
 

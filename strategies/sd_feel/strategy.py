@@ -27,8 +27,6 @@ from hedgerow.strategies.sd_feel.theory import SystemName
 from hedgerow.strategies.topology import Mixing, as_graph
 from hedgerow.wire.checks import int_at_least, one_of
 
-__all__ = ["EDGE_SERVERS", "SDFeel"]
-
 EDGE_SERVERS = ("emulated", "nodes")
 
 

@@ -28,28 +28,6 @@ from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, posit
 from hedgerow.wire.clock import Compute, Rates
 from hedgerow.wire.ordinary import check_ordinary
 
-__all__ = [
-    "PAPER_RATES",
-    "PRESETS",
-    "BoundConstants",
-    "PlanGrid",
-    "ProblemConstants",
-    "SchedulePlan",
-    "System",
-    "SystemName",
-    "block_seconds",
-    "bound",
-    "bound_constants",
-    "eta_max",
-    "inter_seconds",
-    "latency",
-    "plan",
-    "plans",
-    "preset",
-    "round_seconds",
-    "traffic",
-]
-
 # One number, or a grid of them.
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
 Count = TypeVar("Count", int, float, npt.NDArray[np.float64])

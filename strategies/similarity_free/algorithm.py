@@ -17,8 +17,6 @@ from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
-__all__ = ["DOWN", "UP", "Algorithm", "InnerSolver", "State"]
-
 DOWN, UP = "server->worker", "worker->server"
 
 

@@ -19,8 +19,6 @@ from hedgerow.strategies.similarity_free.theory import Constants
 from hedgerow.wire.checks import positive
 from hedgerow.wire.extras import needed
 
-__all__ = ["bound_constant_steps", "fewest_diminishing", "fewest_fixed", "fewest_step_decay"]
-
 # Length of a block relative to the rounds before it; the error of the sums is below its square.
 _BLOCK = 1e-3
 # Single rounds up to the first number, blocks of rounds up to the second.

@@ -37,16 +37,6 @@ from hedgerow.strategies.similarity_free.theory import (
 from hedgerow.wire.checks import at_least, not_negative, positive, require
 from hedgerow.wire.ordinary import check_ordinary
 
-__all__ = [
-    "Estimate",
-    "Guarantee",
-    "ProblemEstimates",
-    "Source",
-    "estimates",
-    "estimates_from_rounds",
-    "plan",
-]
-
 _BITS_PER_PARAMETER = 32
 # The bounds sum over the steps of all rounds; this many take 80 MB.
 _MOST_ROUNDS = 10**7

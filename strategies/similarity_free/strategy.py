@@ -24,8 +24,6 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import only_record
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["InnerSolver", "SimilarityFree"]
-
 # Metrics that are summed, and metrics that are maximised over workers; their means are meaningless.
 _TOTALS = ("memory-lost", "payload-bits")
 _LARGEST = ("curvature", "prox-residual")

@@ -34,26 +34,6 @@ from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_
 from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
 from hedgerow.wire.extras import needed
 
-__all__ = [
-    "AlgorithmName",
-    "Constants",
-    "Mode",
-    "best_c_fixed",
-    "bound_any",
-    "bound_diminishing",
-    "bound_fixed",
-    "bound_step_decay",
-    "max_step",
-    "omega",
-    "rounds_diminishing",
-    "rounds_fixed",
-    "rounds_step_decay",
-    "square_sum_bound",
-    "step_decay_stage_bounds",
-    "system_constants",
-    "uplink_bits_to_accuracy",
-]
-
 _SQRT6 = math.sqrt(6)
 
 

@@ -13,10 +13,10 @@ import hedgerow.sim
 import hedgerow.wire
 
 
-def test_every_public_name_is_that_of_a_module_which_lists_it_too() -> None:
+def test_every_public_name_is_that_of_the_modules_which_have_it() -> None:
     for name in hedgerow.wire.__all__:
         parts = [import_module(f"hedgerow.wire.{module}") for module in hedgerow.wire._MODULES]
-        there = [getattr(part, name) for part in parts if name in part.__all__]
+        there = [getattr(part, name) for part in parts if hasattr(part, name)]
         assert there
         assert all(one is getattr(hedgerow.wire, name) for one in there)
 

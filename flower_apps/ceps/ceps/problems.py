@@ -25,21 +25,6 @@ from hedgerow.tasks import FederatedData, build_model, evaluate, federated
 from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part
 from hedgerow.wire.calls import Call
 
-__all__ = [
-    "PROBLEM_KEYS",
-    "Key",
-    "dimension",
-    "evaluate_own",
-    "key_of",
-    "model_metrics",
-    "named_model",
-    "network_accuracy",
-    "network_of",
-    "node_problem",
-    "own_dimension",
-    "problem",
-]
-
 # The settings that determine a node's problem, beside its partition id.
 PROBLEM_KEYS = (
     "problem",

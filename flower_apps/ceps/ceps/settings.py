@@ -34,6 +34,7 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Rules, Setting, setting
+from hedgerow.strategies.ceps.algorithm import OneBitCode
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -46,7 +47,7 @@ from hedgerow.strategies.ceps.baselines import (
     Matcha,
 )
 from hedgerow.strategies.ceps.privacy import Privacy
-from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitCode, neighbourhood_rule
+from hedgerow.strategies.ceps.strategy import CEPS
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
@@ -57,9 +58,8 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
+from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
 from hedgerow.wire.sensing import MATRICES
-
-__all__ = ["METHODS", "SETTINGS", "Settings", "build_strategy", "read"]
 
 METHODS = (
     "ceps", "d-psgd", "d-psgd-dn", "d-psgd-pc", "dfedavgm", "dfedsam", "dcd-psgd", "choco-sgd", "beer", "sgp",

@@ -12,8 +12,6 @@ from torch import nn
 
 from hedgerow.tasks import Dataset
 
-__all__ = ["build", "load"]
-
 
 def load(data_dir: Path | None) -> Dataset:
     """Return the data: in a simulation all of it, which key ``partition`` deals to the nodes.

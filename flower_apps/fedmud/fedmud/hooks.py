@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from hedgerow.sim import CheckedNodes, Hooks, Verdict
 
-__all__ = ["HOOKS"]
-
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
     """Request one round of encoded layers, or of plain ones if the model has none to encode."""

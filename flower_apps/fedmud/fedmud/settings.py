@@ -18,8 +18,6 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VIEWS
 
-__all__ = ["METHODS", "SETTINGS", "Settings", "build_strategy", "read"]
-
 _VARIANTS = {
     "fedavg": "dense",
     "fedmud": "mud",

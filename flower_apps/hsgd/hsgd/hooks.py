@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from hedgerow.sim import CheckedNodes, Hooks, Verdict
 from hsgd.plan import plan
 
-__all__ = ["HOOKS"]
-
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
     """Run one round, with the smallest model if the app's has no head, hospital and device."""

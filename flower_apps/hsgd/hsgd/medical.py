@@ -24,8 +24,6 @@ from hedgerow.tasks.sources import DataSource, Fetch
 from hedgerow.tasks.tabular import Table
 from hsgd.sepsis2019 import read_numbers, read_sepsis2019, read_sepsis2019_windows
 
-__all__ = ["SETS"]
-
 Floats = NDArray[np.float32]
 
 _ORGAN_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")

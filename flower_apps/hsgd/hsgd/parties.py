@@ -27,17 +27,6 @@ from hedgerow.tasks import (
 )
 from hsgd.medical import SETS
 
-__all__ = [
-    "AllParties",
-    "Place",
-    "deal",
-    "is_own",
-    "merges",
-    "node_party",
-    "node_sizes",
-    "parse_class_weights",
-]
-
 # The settings that, with a partition id, determine a node's party.
 PARTY_KEYS = (
     "method", "tdcd", "num-groups", "layout", "patients-per-group", "dataset", "data-dir", "partition",

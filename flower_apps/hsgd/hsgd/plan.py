@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hedgerow.strategies.hsgd.costs import Sizes
     from hedgerow.strategies.hsgd.theory import Estimates, IntervalPlan
 
-__all__ = ["plan"]
-
 # The MIMIC-III networks of the paper's experiments: |theta_0|, |theta_1|, |theta_2|, e_1, e_2, |A|.
 _SIZES = (33, 3_584, 3_584, 16, 16, 29)
 
@@ -76,7 +74,7 @@ def plan(
     The bound is for equal groups, and its proof has gaps: use it as a guide. The default sizes are those of
     the paper's MIMIC-III networks.
     """
-    from hedgerow.sim.runs.recorder import read_rounds
+    from hedgerow.sim.runs.folder import read_rounds
     from hedgerow.strategies.hsgd import costs, theory
     from hedgerow.strategies.hsgd.theory import Estimates
 

@@ -23,17 +23,6 @@ from numpy.typing import NDArray
 
 from hedgerow.tasks.tabular import Table
 
-__all__ = [
-    "SEPSIS_HOURS",
-    "SEPSIS_LEAST_HOURS",
-    "WINDOW_HOURS",
-    "WINDOW_STRIDE",
-    "payoffs",
-    "read_numbers",
-    "read_sepsis2019",
-    "read_sepsis2019_windows",
-]
-
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -19,10 +19,6 @@ from hsgd import settings
 from hsgd.client_app import app as client_app
 from hsgd.parties import AllParties, deal, is_own
 
-__all__ = [
-    "SplitMetrics",
-]
-
 State = Mapping[str, Tensor]
 # Seed of the draw of training samples for the loss, the same in every run.
 _SAMPLE_SEED = 8

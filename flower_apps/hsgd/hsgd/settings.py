@@ -48,17 +48,6 @@ from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 from hsgd.medical import SETS
 from hsgd.parties import AllParties, deal, is_own, merges, parse_class_weights
 
-__all__ = [
-    "METHODS",
-    "SETTINGS",
-    "Settings",
-    "build_strategy",
-    "check_size",
-    "group_sizes",
-    "num_rounds",
-    "read",
-]
-
 METHODS = tuple(str(method) for method in MethodName)
 
 

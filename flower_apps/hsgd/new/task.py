@@ -11,8 +11,6 @@ from sklearn.datasets import load_wine
 
 from hedgerow.tasks import SplitModel, VerticalDataset, split_model
 
-__all__ = ["build", "load"]
-
 
 def load(data_dir: Path | None) -> VerticalDataset:
     """Return the data: row i of the hospital's and of the device's part is the same person.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hedgerow.sim import DrawnNetwork, RecordedRun
     from hedgerow.strategies import SDFeel
 
-__all__ = ["HOOKS"]
-
 _FEW, _MORE = 1, 4
 # Part of Flower's error about a missing handler.
 _NO_HANDLER = "function registered"

@@ -12,8 +12,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from hedgerow.strategies.sd_feel.theory import SchedulePlan
 
-__all__ = ["plan"]
-
 # The values if neither an option nor a run gives them.
 _DEFAULTS = {
     "learning-rate": 0.005,
@@ -76,7 +74,7 @@ def plan(
     formulas, not evidence about training. Latencies use the paper's rates, and its compute or the run's.
     A run's measurements hold only along its path, so they are lower bounds of the constants.
     """
-    from hedgerow.sim.runs.recorder import read_config, read_rounds
+    from hedgerow.sim.runs.folder import read_config, read_rounds
     from hedgerow.strategies.sd_feel import theory
     from hedgerow.strategies.topology import as_graph, mixing
     from hedgerow.wire.clock import Compute

@@ -33,8 +33,6 @@ from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.robust_means import parse_aggregation
 
-__all__ = ["DIRECT", "SETTINGS", "Settings", "build_strategy", "num_nodes", "quorum", "read"]
-
 DIRECT = "direct"
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from hedgerow.sim import CheckedNodes, Hooks, Verdict
 from similarity_free.plan import plan
 
-__all__ = ["HOOKS"]
-
 _FEW, _MORE = 1, 4
 
 

@@ -14,8 +14,6 @@ from rich.table import Column, Table
 if TYPE_CHECKING:
     from hedgerow.strategies.similarity_free.planner import Guarantee, ProblemEstimates
 
-__all__ = ["plan"]
-
 
 def plan(
     smoothness: Annotated[
@@ -79,7 +77,7 @@ def plan(
     No step size depends on the similarity of the nodes' data. Steps are those of a round; a local step of the
     FedAvg family is T times smaller.
     """
-    from hedgerow.sim.runs.recorder import read_config, read_rounds
+    from hedgerow.sim.runs.folder import read_config, read_rounds
     from hedgerow.strategies.similarity_free import planner
     from hedgerow.strategies.similarity_free.theory import Mode
 

@@ -28,8 +28,6 @@ from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDeca
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor
 
-__all__ = ["SETTINGS", "Settings", "build_schedule", "build_strategy", "read"]
-
 # Operator, and whether the uplink is compressed and has error feedback.
 _ALGORITHMS = {
     "fedavg": ("gradient", False, False),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hedgerow.sim import CheckpointError, RunRecorder, load, load_checkpoint, read_rounds
 from hedgerow.sim.runs.durable import Lines, write_file
-from hedgerow.sim.runs.recorder import RunFolderError, new_run_folder
+from hedgerow.sim.runs.folder import new_run_folder
+from hedgerow.sim.runs.recorder import RunFolderError
 
 
 @dataclass
