@@ -26,7 +26,7 @@ from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
 from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.clients.mods.update import Learnt, TrainingMod, UpdateMod
-from hedgerow.clients.node_state import restore_state, send_state
+from hedgerow.clients.node_state import NodeState, restore_state, send_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
@@ -52,6 +52,7 @@ __all__ = [
     "LogisticRegression",
     "Loss",
     "Memory",
+    "NodeState",
     "Party",
     "Problem",
     "Refusal",

@@ -15,6 +15,7 @@ from hedgerow.clients.frozen import at_home
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.mods.guard import KeyMistake
 from hedgerow.clients.training.work import LARGEST_STEP, StackRow
+from hedgerow.wire.blocks import block_of, in_block
 from hedgerow.wire.calls import Call
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
@@ -97,18 +98,22 @@ def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
     return str(value)
 
 
-def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
+def sent_state(call: Call, task: LocalTask, blocks: Sequence[str] = ()) -> dict[str, Tensor]:
     """Return a copy of the message's one ArrayRecord as a state dict, on the task's device, in its dtypes.
 
-    Frozen arrays (``wire/frozen.py``) are added, shared: never change them. ValueError unless
-    there is one ArrayRecord, if keys or shapes are not the model's, or for a value that is not finite.
+    Frozen arrays (``wire/frozen.py``) are added, shared: never change them. Arrays of other ``blocks``, by
+    name, keep their keys in the message, see ``wire/blocks.py``. ValueError unless there is one ArrayRecord,
+    if keys or shapes are not the model's, or for a value that is not finite.
     """
     own, record = _entries(task.model), _only(call.content, ArrayRecord)
     lacking = [key for key in own if key not in record]
     home = home_arrays(call, task, lacking) if lacking else {}
-    shapes = {key: tuple(value.shape) for key, value in own.items() if key not in home}
+    expected = {key: value for key, value in own.items() if key not in home}
+    for name in blocks:
+        expected |= in_block(name, {key: own[key] for key in block_of(name, record) if key in own})
+    shapes = {key: tuple(value.shape) for key, value in expected.items()}
     sent = received_state(record, shapes, task.x.device)
-    return {key: value.to(own[key].dtype) for key, value in sent.items()} | home
+    return {key: value.to(expected[key].dtype) for key, value in sent.items()} | home
 
 
 def at_home_of(call: Call, task: LocalTask) -> dict[str, Tensor]:

@@ -9,15 +9,19 @@ import base64
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
+from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.links import own_key
 from hedgerow.clients.mods.guard import check_restore, locked_number
 from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECORD, SECRET_RECORD, Call
-from hedgerow.wire.records import PayloadError, finite_views
+from hedgerow.wire.records import PayloadError, finite_views, lazy_array
 from hedgerow.wire.simulated import is_simulated
 
 
@@ -35,6 +39,100 @@ def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRe
         with suppress(PayloadError):
             return finite_views(state.array_records[name]), status
     return {}, ConfigRecord()
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Arrays that a node keeps between rounds; each of its replies changes them exactly once.
+
+    A reply says with ``keep`` what to hold once the model has absorbed it, and what otherwise. The strategy
+    needs ``parts=[Acknowledgements()]``, which names the last reply that was absorbed: a lost reply, a
+    repeated round, and a run that resumes from an earlier checkpoint then all start from the same arrays.
+
+    Parameters
+    ----------
+    call : Call
+        The instruction.
+    name : str
+        Names the arrays in ``context.state``.
+    after, otherwise : Mapping[str, NDArray]
+        The arrays of the node's last reply, if it was absorbed, and if not; empty at first.
+    absorbed : bool
+        Whether it was absorbed. A message that is no training instruction does not say: then True.
+    repeated : bool
+        Whether it replied to this same round, which is repeated.
+    about : Mapping[str, str or int]
+        What ``keep`` was given beside the arrays.
+    """
+
+    call: Call
+    name: str
+    after: Mapping[str, NDArray[Any]]
+    otherwise: Mapping[str, NDArray[Any]]
+    absorbed: bool = True
+    repeated: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, call: Call, name: str) -> "NodeState":
+        """Return what a node keeps under a name; ValueError for an invalid ``acknowledged`` in the config."""
+        arrays, status = kept(call.context, name)
+        after, otherwise = (
+            {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+            for start in (_AFTER, _OTHERWISE)
+        )
+        config = only_config(call)
+        if _ACKNOWLEDGED not in config:
+            return cls(call, name, after, otherwise, about=status)
+        now, last = whole(config, _ROUND, 0), whole(config, _ACKNOWLEDGED, -1)
+        replied = status.get(_ROUND)
+        # State of another round than the server counts on belongs to another course of the run.
+        if not isinstance(replied, int) or not now > 0 or not last <= replied <= now:
+            return cls(call, name, {}, {})
+        absorbed = last == replied
+        again = replied == now and not absorbed
+        return cls(call, name, after, otherwise, absorbed, repeated=again, about=status)
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The arrays to start from, by key; read-only."""
+        return self.after if self.absorbed else self.otherwise
+
+    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of ``arrays`` as tensors like these; zeros where the node keeps none of the shape."""
+        own = {key: torch.zeros_like(value) for key, value in tensors.items()}
+        for key, value in self.arrays.items():
+            if key in own and value.shape == own[key].shape:
+                own[key] = torch.tensor(value).to(own[key])
+        return own
+
+    def keep(
+        self,
+        after: Mapping[str, NDArray[Any] | Tensor],
+        otherwise: Mapping[str, NDArray[Any]] | None = None,
+        **about: str | int,
+    ) -> None:
+        """Keep the arrays of this reply: ``after`` if it is absorbed, else ``otherwise``.
+
+        ``otherwise`` is ``arrays`` by default. ValueError if the instruction has no ``acknowledged``.
+        """
+        config = only_config(self.call)
+        if _ACKNOWLEDGED not in config:
+            raise ValueError(
+                f"the message's config must have {_ACKNOWLEDGED!r} for a node that keeps {self.name!r}: give "
+                "the strategy parts=[Acknowledgements()]"
+            )
+        otherwise = self.arrays if otherwise is None else otherwise
+        arrays = {key: v.numpy(force=True) if isinstance(v, Tensor) else v for key, v in after.items()}
+        slots = {_AFTER: arrays, _OTHERWISE: otherwise}
+        record = ArrayRecord(
+            {start + key: lazy_array(value) for start, slot in slots.items() for key, value in slot.items()}
+        )
+        keep(self.call.context, self.name, record, {**about, _ROUND: whole(config, _ROUND, 0)})
+
+
+_ROUND, _ACKNOWLEDGED = "round-index", "acknowledged"
+_AFTER, _OTHERWISE = "after.", "otherwise."
 
 
 def send_state(call: Call) -> RecordDict:

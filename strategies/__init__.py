@@ -55,7 +55,7 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.node import Node, Shapes
 from hedgerow.strategies.own_data import OwnNodes
-from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part, ServerStep
+from hedgerow.strategies.parts import Acknowledgements, CompressedChanges, ErrorFeedback, Part, ServerStep
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
@@ -98,6 +98,7 @@ __all__ = [
     "NODE_TO_NODE",
     "SGP",
     "TOPOLOGIES",
+    "Acknowledgements",
     "Adaptive",
     "Aggregator",
     "Ask",

@@ -18,7 +18,7 @@ from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.limits import MAX_METRIC
-from hedgerow.wire.records import PayloadError, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, payload_bytes
 
 Rows = NDArray[Any] | Tensor
 
@@ -43,7 +43,7 @@ def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
         groups.setdefault((ask.pool, *own), []).append(node.partition_id)
     asked = [(run.instruction(exchange, members[0]), members) for members in groups.values()]
     found = answer(exchange.kind, asked)
-    if found is None or found.rows.shape != (len(nodes), run.layout.size):
+    if found is None or found.rows.shape != (len(nodes), exchange.layout(run.federation).size):
         return None
     if any(part.check_columns(exchange, found.metrics, run) for part in run.parts.hooks["check_columns"]):
         return None
@@ -66,8 +66,9 @@ def _checked(
     sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
     dtype = next(iter(sent.values())).dtype
     rows = _as_type(found.rows, dtype)
-    if run.layout.integers:
-        _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], run)
+    layout = exchange.layout(federation)
+    if layout.integers:
+        _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], layout)
     metrics = {key: np.asarray(values) for key, values in found.metrics.items()}
     if (np.diff(partitions) < 0).any():
         order = np.argsort(partitions)
@@ -82,18 +83,21 @@ def _checked(
     for k in np.flatnonzero(~(likely & federation.limits.claims.valid(weights))).tolist():
         try:
             own = {key: values[k] for key, values in metrics.items()}
-            read(run, exchange, nodes[k], _reply(run, rows[k], own))
+            read(run, exchange, nodes[k], _reply(layout, rows[k], own))
         except PayloadError as error:
             errors[k] = error
     if federation.settings.max_update_norm_ratio:
-        unread = {k: norm for k, norm in enumerate(norms.tolist()) if k not in errors}
-        errors |= federation.limits.bound().too_large(unread, {k: sent[pools[k]] for k in unread})
+        for block, where in exchange.slices.items():
+            of = {pool: model[where] for pool, model in sent.items()}
+            sizes = norms if exchange.blocks is None else _norms(rows[:, where], pools, of)
+            unread = {k: norm for k, norm in enumerate(sizes.tolist()) if k not in errors}
+            errors |= federation.limits.bound(block).too_large(unread, {k: of[pools[k]] for k in unread})
     inbox.settle(nodes, errors)
     federation.judge(inbox)
     accepted = [k for k in range(len(nodes)) if k not in errors]
     kept, pools = [nodes[k].partition_id for k in accepted], [pools[k] for k in accepted]
-    bits, ledger, link = exchange.coding.bits(run.layout), federation.ledger, exchange.links[1]
-    arrays, whole = _reply_sizes(run, rows, metrics)
+    bits, ledger, link = exchange.coding.bits(layout), federation.ledger, exchange.links[1]
+    arrays, whole = _reply_sizes(layout, rows, metrics)
     if link:
         ledger.book_all(run.round, link, kept, pools, bits, [arrays] * len(kept))
     ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, [whole[k] for k in accepted])
@@ -116,7 +120,7 @@ def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, S
         ask = exchange.asked[members[0]]
         config = content[run.federation.settings.configrecord_key]
         size = sum(payload_bytes(record) for record in content.values() if record is not config)
-        bits = run.federation.model_bits if ask.bits is None else ask.bits
+        bits = run.bits_of(exchange, ask)
         whole, count = payload_bytes(content), len(members)
         if exchange.links[0]:
             pools = [ask.pool] * count
@@ -131,9 +135,9 @@ def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:
         return rows.astype(dtype, copy=False)
 
 
-def _add_integers(rows: Rows, sent: Sequence[Vector | None], run: Run) -> None:
+def _add_integers(rows: Rows, sent: Sequence[Vector | None], layout: Layout) -> None:
     """Add the integers that nodes were sent to their changes."""
-    for where in run.layout.integers.values():
+    for where in layout.integers.values():
         for k, model in enumerate(sent):
             assert model is not None, "the exchange has models"
             if isinstance(rows, Tensor):
@@ -158,18 +162,18 @@ def _norms(rows: Rows, pools: Sequence[int], sent: Mapping[int, Vector]) -> NDAr
         return found
 
 
-def _reply(run: Run, row: Vector | Tensor, metrics: Mapping[str, Any]) -> RecordDict:
+def _reply(layout: Layout, row: Vector | Tensor, metrics: Mapping[str, Any]) -> RecordDict:
     """Return a row as a reply's content."""
     record = MetricRecord({key: value.item() for key, value in metrics.items()})
     row = row.numpy(force=True) if isinstance(row, Tensor) else row
-    return RecordDict({"arrays": run.layout.unflatten(row), "metrics": record})
+    return RecordDict({"arrays": layout.unflatten(row), "metrics": record})
 
 
-def _reply_sizes(run: Run, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> tuple[int, list[int]]:
+def _reply_sizes(layout: Layout, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> tuple[int, list[int]]:
     """Return the bytes of a reply's arrays, and of each whole reply: larger integers take more bytes."""
     if not len(rows):
         return 0, []
-    content = _reply(run, rows[0], {key: values[0] for key, values in metrics.items()})
+    content = _reply(layout, rows[0], {key: values[0] for key, values in metrics.items()})
     arrays = payload_bytes(content["arrays"])
     rest = payload_bytes(content) - content.metric_records["metrics"].count_bytes()
     columns = {key: values.tolist() for key, values in metrics.items()}

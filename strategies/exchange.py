@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import Inbox, Reply, collect
 from hedgerow.strategies.node import Node
+from hedgerow.wire.blocks import MODEL, Blocks
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
@@ -148,6 +149,9 @@ class Exchange:
     bounded : Mapping[str, (slice, NDArray)]
         The parts of a row with bounded updates, by name: the slice, and the reference model of the bound.
         Empty for one part, the model that was sent.
+    blocks : Blocks or None (default: None)
+        The vectors that instructions and replies carry beside the model; ``Ask.model`` and rows are then
+        ``blocks.joined(...)``. Each block has a bound of its own.
     group : str (default: "")
         Distinguishes the messages of an exchange over the grid from the round's others.
     timeout : float (default: inf)
@@ -172,6 +176,7 @@ class Exchange:
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
     bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
+    blocks: Blocks | None = None
     group: str = ""
     timeout: float = math.inf
     done: Callable[[], bool] | None = None
@@ -203,8 +208,18 @@ class Exchange:
 
     def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
         """Record the norm of a row's update (M,); PayloadError if it is too large."""
-        for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
+        bounded = self.bounded or {name: (at, sent[at]) for name, at in self.slices.items()}
+        for name, (where, model) in bounded.items():
             federation.limits.bound(name).check(move[where], model)
+
+    @property
+    def slices(self) -> Mapping[str, slice]:
+        """Each block's slice of a row (M,): the model's alone, unless the exchange has ``blocks``."""
+        return {MODEL: slice(None)} if self.blocks is None else self.blocks.slices
+
+    def layout(self, federation: Federation) -> Layout:
+        """Return the layout of the vectors that it carries."""
+        return federation.known_layout() if self.blocks is None else self.blocks.layout
 
 
 @dataclass(frozen=True, eq=False)

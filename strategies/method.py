@@ -27,6 +27,7 @@ from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, S
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part, Parts
 from hedgerow.strategies.parts.server_step import ServerStep
+from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.run import Run, send
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
@@ -72,6 +73,12 @@ class Method(FederatedStrategy, Generic[S]):
                 raise ValueError(f"server_step must be None with {type(self).__name__}: {why}")
             kept.append(self.server_step)
         self.parts = Parts((*parts, *kept, *federation.settings.parts))
+        alone = [type(part).__name__ for part in self.parts if not part.with_sums]
+        if alone and self.sums is not None:
+            raise ValueError(
+                f"parts must work without single updates and node state if secure_sum is set, got "
+                f"{', '.join(alone)}"
+            )
         super().__init__(federation)
 
     # The algorithm.
@@ -84,7 +91,9 @@ class Method(FederatedStrategy, Generic[S]):
     def round(self, state: S, run: Run) -> Steps[S]:
         """Yield the exchanges of a round, and return the state after it.
 
-        A failed round is repeated from the same state, so a round must not change anything else.
+        At least one exchange must be of the category ``train``, unless the run ends (``finished``). The first
+        of these goes through Flower's loop, and its replies are those that a round counts. A failed round is
+        repeated from the same state, so a round must not change anything else.
         """
 
     @abstractmethod
@@ -287,11 +296,14 @@ class Method(FederatedStrategy, Generic[S]):
             self._put_back()
             return
         except StopIteration as end:
-            # A round without training counts only if it is the end of the run.
             self.state = end.value
             if not self.finished:
                 self.state = state
                 self._put_back()
+                raise TooFewRepliesError(
+                    f"Round {server_round}: round of {type(self).__name__} must yield an Exchange of the "
+                    "category 'train' (message type 'train' or 'train.…') unless the run ends, got none."
+                ) from None
             return
         self._pending = run, steps, step
 

@@ -14,8 +14,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import (
+    Ask,
     Columns,
     Exchange,
+    Models,
     Question,
     Replies,
     RoundFailedError,
@@ -217,8 +219,8 @@ class Run:
         made = [self._content(exchange, node.partition_id, known) for node in nodes]
         if nodes and (exchange.links[0] or exchange.booked):
             members, ledger = [node.partition_id for node in nodes], self.federation.ledger
-            asks, model = [exchange.asked[at] for at in members], self.federation.model_bits
-            bits = [model if ask.bits is None else ask.bits for ask in asks]
+            asks = [exchange.asked[at] for at in members]
+            bits = [self.bits_of(exchange, ask) for ask in asks]
             if link := exchange.links[0]:
                 pools = [ask.pool for ask in asks]
                 ledger.book_all(self.round, link, pools, members, bits, [size for _, (size, _) in made])
@@ -250,6 +252,14 @@ class Run:
             self.federation.lacking.discard(at)
         return known[alike]
 
+    def bits_of(self, exchange: Exchange, ask: Ask) -> int:
+        """Return the bits of one instruction as the paper counts them: 32 per parameter if it has none."""
+        if ask.bits is not None:
+            return ask.bits
+        if exchange.blocks is None:
+            return self.federation.model_bits
+        return Models().bits(exchange.blocks.layout)
+
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
         """Return the content of a node's message; nodes that are sent the same model share its arrays."""
         ask, settings = exchange.asked[node], self.federation.settings
@@ -259,7 +269,10 @@ class Run:
         arrays = ask.arrays
         if arrays is None and ask.model is not None:
             if id(ask.model) not in self._arrays:
-                self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
+                self._arrays[id(ask.model)] = (
+                    ask.model,
+                    exchange.layout(self.federation).unflatten(ask.model),
+                )
             arrays = self._arrays[id(ask.model)][1]
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
         # An exchange that was not ``prepared`` has no checksum yet.
@@ -279,7 +292,7 @@ class Run:
     def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
         """Yield the valid replies of an exchange, booked."""
         held = list[Reply]()
-        rows = max(1, _CHUNK // max(1, self.layout.size * 8))
+        rows = max(1, _CHUNK // max(1, exchange.layout(self.federation).size * 8))
         for reply in replies:
             for part in self.parts.hooks["take"]:
                 part.take(exchange, reply, self)
@@ -325,7 +338,7 @@ class ReadReply:
 
 def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadReply:
     """Read a reply to an exchange; raise PayloadError if it is not valid."""
-    federation, layout = run.federation, run.layout
+    federation, layout = run.federation, exchange.layout(run.federation)
     for part in run.parts.hooks["check"]:
         part.check(node, content, exchange, run)
     if exchange.reads is not None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hedgerow.wire.blocks import Blocks, block_of, in_block
     from hedgerow.wire.budget import Budget
     from hedgerow.wire.calls import (
         LINKS_RECORD,
@@ -114,6 +115,7 @@ __all__ = [
     "Aggregation",
     "BatchHandler",
     "Batched",
+    "Blocks",
     "Budget",
     "Call",
     "Clock",
@@ -142,6 +144,7 @@ __all__ = [
     "TopK",
     "Traffic",
     "Transfer",
+    "block_of",
     "decode_indices",
     "default_neighbours",
     "encode_indices",
@@ -149,6 +152,7 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "generator",
+    "in_block",
     "index_bits",
     "layers_of",
     "lazy_array",
@@ -174,8 +178,8 @@ __all__ = [
 # In which the names are looked for: those that need neither Flower nor torch first.
 _MODULES = (
     "budget", "clock", "gaussian_dp", "ledger", "limits", "message_types", "robust_means", "seeds", "layers",
-    "calls", "records", "elias_fano", "compress", "vector_codecs", "lowrank", "onebit", "masked_sums",
-    "sealed",
+    "calls", "records", "blocks", "elias_fano", "compress", "vector_codecs", "lowrank", "onebit",
+    "masked_sums", "sealed",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
 from hedgerow.clients.ceps.neighbourhood import neighbour_mean, neighbourhood_of
-from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
+from hedgerow.clients.ceps.step import Rules, State, advance, communicate, initial_state
 from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory, ProblemFn, gossip_app
 from hedgerow.clients.gossip.method import Metrics
 from hedgerow.clients.gossip.place import Vector
@@ -124,12 +124,12 @@ def _is_c_fixed(config: ConfigRecord) -> bool:
     return choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c"
 
 
-def _state(memory: Memory) -> NodeState:
+def _state(memory: Memory) -> State:
     counts = (memory.count(key) for key in ("participants", "gradients", "missed"))
-    return NodeState(memory.arrays["w"], memory.arrays["u"], memory.iteration, *counts)
+    return State(memory.arrays["w"], memory.arrays["u"], memory.iteration, *counts)
 
 
-def _memory(state: NodeState, sigma: float) -> Memory:
+def _memory(state: State, sigma: float) -> Memory:
     counts = {
         "participants": state.participants,
         "gradients": state.gradients,

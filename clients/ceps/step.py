@@ -51,7 +51,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class NodeState:
+class State:
     """A node at the start of an iteration. The arrays are never changed in place."""
 
     # (n,): the model and the frozen drift. u reveals as much as a gradient: it must not leave the node.
@@ -63,7 +63,7 @@ class NodeState:
     missed: int = 0  # Missed communications.
 
 
-def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
+def initial_state(problem: Problem, rules: Rules, noised: Noised) -> State:
     """Return the state at k = 0, Algorithm 1, initialisation.
 
     ``noised`` adds noise to a vector (n,); it is applied to u^{-1} in the mode ``sound`` only.
@@ -72,12 +72,12 @@ def initial_state(problem: Problem, rules: Rules, noised: Noised) -> NodeState:
     u = -problem.gradient(w, rules.privacy.clip)
     if rules.privacy.mode == "sound":
         u = noised(u)
-    return NodeState(w, u, 0, rules.neighbours + 1)
+    return State(w, u, 0, rules.neighbours + 1)
 
 
 def communicate(
-    state: NodeState, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, noised: Noised
-) -> NodeState:
+    state: State, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, noised: Noised
+) -> State:
     """Return the state after a communication step, (3); ValueError if it is not finite.
 
     ``received`` are z_j (n,) of the other participants. If there are none, though the node has neighbours,
@@ -96,17 +96,17 @@ def communicate(
     if not np.isfinite(noisy).all():
         raise ValueError(f"sigma must be larger: with c = {c:g} the update is not finite")
     w = project(noisy / c, rules.s)  # (3)
-    return NodeState(w, u, state.iteration + 1, participants, state.gradients + 1, state.missed)
+    return State(w, u, state.iteration + 1, participants, state.gradients + 1, state.missed)
 
 
-def local_step(state: NodeState, rules: Rules) -> NodeState:
+def local_step(state: State, rules: Rules) -> State:
     """Return the state after a local step, (4)."""
     c = rules.c(state.participants)
     w = project((state.u + rules.mu * state.w) / (c + rules.mu), rules.s)  # (4)
     return replace(state, w=w, iteration=state.iteration + 1)
 
 
-def advance(state: NodeState, k: int, rules: Rules) -> NodeState:
+def advance(state: State, k: int, rules: Rules) -> State:
     """Return the state at iteration k >= ``state.iteration`` by local steps, bit for bit as ``local_step``.
 
     Communications in between were local steps, and are counted as missed.
@@ -122,7 +122,7 @@ def _communications_before(k: int, rules: Rules) -> int:
     return max(k - 1, 0) // rules.kappa
 
 
-def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
+def _local_steps(state: State, steps: int, rules: Rules) -> Vector:
     """Return the model after some local steps (4)."""
     w, u, mu, divisor = state.w, state.u, rules.mu, rules.c(state.participants) + rules.mu
     while steps > 0:

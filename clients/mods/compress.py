@@ -20,7 +20,7 @@ from torch import Tensor
 from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.update import Learn, Learnt
-from hedgerow.clients.node_state import keep, kept
+from hedgerow.clients.node_state import NodeState
 from hedgerow.wire.calls import Call
 from hedgerow.wire.codec import Seed
 from hedgerow.wire.compress import (
@@ -33,14 +33,14 @@ from hedgerow.wire.compress import (
     pack_update,
     parse_compressor,
 )
-from hedgerow.wire.records import Layout, dtype_of, lazy_array, to_record, to_state_dict
+from hedgerow.wire.records import Layout, dtype_of, to_state_dict
 
 Metrics = dict[str, int | float]
 
 # Flower's config key for the clipping norm of updates.
 _CLIPPING_NORM = "clipping_norm"
 _RECORD = "error-feedback"  # in context.state
-_MEMORY, _PENDING = "memory", "pending."  # keys of the arrays
+_MEMORY = "memory"  # the key of e in it; q is there as long as nobody has acknowledged it
 # Floats that one encoding holds at a time, beside the updates themselves.
 _CHUNK = 1 << 26
 
@@ -227,13 +227,12 @@ def compress_reply(message: Message, context: Context, call_next: Callable[..., 
 
 @dataclass(frozen=True)
 class _Sending:
-    """One node's message m and its context."""
+    """One node's message m, and where it keeps its error; None without error feedback."""
 
-    call: Call
     update: Update
     compressor: Compressor
     message: Tensor
-    feeds_back: bool
+    kept: NodeState | None
     memory_lost: bool
     seed: Seed
 
@@ -242,58 +241,28 @@ class _Sending:
         config, node = only_config(call), call.context.node_config
         seed = cast(int, config.get("round-index", 0)), int(node.get("partition-id", 0))
         compressor = parse_compressor(str(config.get("compressor")))
-        message, memory_lost = update.vector.to(torch.float32), False
-        feeds_back = flag(config, "error-feedback", default=True)
-        if feeds_back:
-            current, acknowledged = whole(config, "round-index", 0), whole(config, "acknowledged", -1)
-            own = _Memory.of(call.context, message.numel())
-            # Use the memory only if it matches what the server says it absorbed.
-            if own is not None and current > 0 and acknowledged <= own.round_index <= current:
-                memory = torch.from_numpy(own.vector(acknowledged)).to(message.device)
-                repeated = own.round_index == current and acknowledged < current
-                message = memory if repeated else message + memory
-            else:
-                memory_lost = acknowledged >= 0
+        message, kept, memory_lost = update.vector.to(torch.float32), None, False
+        if flag(config, "error-feedback", default=True):
+            acknowledged = whole(config, "acknowledged", -1)
+            kept = NodeState.of(call, _RECORD)
+            memory = _memory(kept, message.numel())
+            memory_lost = memory is None and acknowledged >= 0
+            if memory is not None:
+                own = torch.from_numpy(memory).to(message.device)
+                message = own if kept.repeated else message + own
         if not torch.isfinite(message).all():
             raise ValueError("the update must be finite, got NaN or infinity")
-        return cls(call, update, compressor, message, feeds_back, memory_lost, seed)
+        return cls(update, compressor, message, kept, memory_lost, seed)
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """The memory in ``context.state``: e, and the message q of the round that produced it."""
-
-    error: NDArray[np.float32]
-    pending: Payload
-    compressor: Compressor
-    round_index: int
-
-    @classmethod
-    def of(cls, context: Context, size: int) -> "_Memory | None":
-        """Return the memory of this run and size; None if it is missing or damaged."""
-        arrays, status = kept(context, _RECORD)
-        error, round_index = arrays.pop(_MEMORY, np.zeros(0)), status.get("round-index")
-        if error.shape != (size,) or error.dtype != np.float32 or not isinstance(round_index, int):
-            return None
-        try:
-            compressor = parse_compressor(str(status.get("compressor")))
-        except ValueError:
-            return None
-        pending = {key.removeprefix(_PENDING): array for key, array in arrays.items()}
-        return cls(error, pending, compressor, round_index)
-
-    def vector(self, acknowledged: int) -> NDArray[np.float32]:
-        """Return e, or e + q if the server never absorbed q."""
-        if acknowledged == self.round_index:
-            return self.error.copy()
-        return self.error + self.compressor.decode(self.pending, self.error.size)
-
-    def keep(self, context: Context) -> None:
-        """Write to the context."""
-        record = to_record({_PENDING + key: array for key, array in self.pending.items()})
-        record[_MEMORY] = lazy_array(self.error)
-        compressor = str(self.compressor)
-        keep(context, _RECORD, record, {"round-index": self.round_index, "compressor": compressor})
+def _memory(kept: NodeState, size: int) -> NDArray[np.float32] | None:
+    """Return e, or e + q if the server never absorbed q; None if the node has none of this size."""
+    error = kept.after.get(_MEMORY, np.zeros(0))
+    if error.shape != (size,) or error.dtype != np.float32:
+        return None
+    if kept.absorbed:
+        return error.copy()
+    return error + parse_compressor(str(kept.about.get("compressor"))).decode(dict(kept.otherwise), size)
 
 
 def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Exception]:
@@ -312,15 +281,14 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
             continue
         metrics: Metrics = {
             "message-norm": message_norms[row],
-            "memory-norm": memory_norms[row] if sending.feeds_back else 0.0,
+            "memory-norm": 0.0 if sending.kept is None else memory_norms[row],
             "payload-bits": compressor.bits(messages.shape[1], payload),
             "memory-lost": int(sending.memory_lost),
         }
-        if sending.feeds_back:
-            current = whole(only_config(sending.call), "round-index", 0)
+        if sending.kept is not None:
             # Copy the row, because a view would keep the whole stack in memory.
-            memory = _Memory(np.array(error.cpu().numpy()), payload, compressor, current)
-            memory.keep(sending.call.context)
+            own = {_MEMORY: np.array(error.cpu().numpy())}
+            sending.kept.keep(own, payload, compressor=str(compressor))
         answers.append((record, metrics))
     return answers
 

@@ -492,12 +492,12 @@ class SecureSums:
         for node in nodes:
             groups.setdefault(exchange.asked[node.partition_id].pool, []).append(node)
         chosen = {node.partition_id for node in (yield from self.choose(run.round, groups))}
-        asks = []
+        asks, layout = [], exchange.layout(self.federation)
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
                 sent = exchange.sent(ask.pool)
                 content = _same_for_all(run, exchange, replace(ask, nodes=members))
-                plan = self.plan_for(ask.pool, content, exchange.coding.summed(sent, run.layout))
+                plan = self.plan_for(ask.pool, content, exchange.coding.summed(sent, layout))
                 asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []
@@ -511,7 +511,7 @@ class SecureSums:
         means: dict[int, Mean] = {}
         for pool, update in sorted((yield from self.solve(run.round, arrived)).items()):
             start = exchange.sent(pool)
-            change = exchange.coding.change(update.mean, run.layout)
+            change = exchange.coding.change(update.mean, layout)
             try:
                 exchange.check(self.federation, start + change - start, start)
             except PayloadError as error:

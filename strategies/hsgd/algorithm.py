@@ -23,7 +23,7 @@ from hedgerow.strategies.exchange import RoundFailedError, Steps, Vector
 from hedgerow.strategies.hsgd.adaptive import Pace
 from hedgerow.strategies.hsgd.exchange import Interval, Local, exchanged, stepped
 from hedgerow.strategies.hsgd.means import PlainMeans, mean_of_models
-from hedgerow.strategies.hsgd.messages import Blocks, Theta
+from hedgerow.strategies.hsgd.messages import Theta, ThetaBlocks
 from hedgerow.strategies.hsgd.parties import Group, batch_size, draw
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.run import Run
@@ -67,7 +67,7 @@ class Algorithm(Method[State]):
 
     def begin(self, model: Vector) -> State:
         """Return theta^0."""
-        theta = Blocks(self.federation.known_layout()).split(model)
+        theta = ThetaBlocks(self.federation.known_layout()).split(model)
         return State(theta, first=None if self.aggregate else theta)
 
     def unstepped(self) -> str | None:
@@ -112,7 +112,7 @@ class Algorithm(Method[State]):
 
     def model(self, state: State) -> Vector:
         """Return theta."""
-        return Blocks(self.federation.known_layout()).join(state.theta)
+        return ThetaBlocks(self.federation.known_layout()).join(state.theta)
 
 
 def local_interval(

@@ -66,7 +66,7 @@ class Theta(NamedTuple):
         return Theta(*(part.astype(block.dtype) for part, block in parts))
 
 
-class Blocks:
+class ThetaBlocks:
     """The positions of the blocks in a model's flat vector: keys ``head.*``, ``hospital.*``, ``device.*``."""
 
     def __init__(self, layout: Layout) -> None:

@@ -28,7 +28,7 @@ from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.exchange import Interval, IntervalTerms, Local
 from hedgerow.strategies.hsgd.means import Asked, Means, PlainMeans
 from hedgerow.strategies.hsgd.membership import DealtSetup, Matching, Members, Setup
-from hedgerow.strategies.hsgd.messages import Blocks, Books, Schema, Theta
+from hedgerow.strategies.hsgd.messages import Books, Schema, Theta, ThetaBlocks
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup
 from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks, batch_size
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
@@ -243,7 +243,7 @@ class HSGD(Algorithm):
         return self.privacy_report()
 
     def _record(self, theta: Theta) -> ArrayRecord:
-        return self._arrays(Blocks(self.federation.known_layout()).join(theta))
+        return self._arrays(ThetaBlocks(self.federation.known_layout()).join(theta))
 
     # State.
 
@@ -275,7 +275,7 @@ class HSGD(Algorithm):
         if (trained := self.own.trained) is None:
             return built
         self.state = self.restored(trained["method"])
-        if (*map(len, self.state.theta),) != Blocks(self.federation.known_layout()).sizes:
+        if (*map(len, self.state.theta),) != ThetaBlocks(self.federation.known_layout()).sizes:
             raise ValueError("trained must be the state of this run's model, got another's")
         return self._record(self.state.theta)
 
@@ -407,7 +407,7 @@ class HSGD(Algorithm):
         if own is None or matching is None or not matching.held_out:
             return {}
         state = self._known_state()
-        whole = Blocks(self.federation.known_layout()).split(self.federation.vector(arrays))
+        whole = ThetaBlocks(self.federation.known_layout()).split(self.federation.vector(arrays))
         models = {m: whole if self.aggregate else state.start(m) for m in matching.held_out}
         noise = {} if self.exposure.noise is None else self.exposure.noise.instructions(self.settings.seed)
         scores = evaluate_groups(

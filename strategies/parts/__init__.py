@@ -1,5 +1,6 @@
 """Additions to a run beside its algorithm; no part knows a method."""
 
+from hedgerow.strategies.parts.acknowledgements import Acknowledgements
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog
 from hedgerow.strategies.parts.followed import Followed
@@ -9,6 +10,7 @@ from hedgerow.strategies.parts.server_step import ServerStep
 
 __all__ = [
     "SYNCS",
+    "Acknowledgements",
     "CompressedChanges",
     "Downlink",
     "Download",

@@ -6,7 +6,6 @@ without Data Similarity", Algorithms 2 and 4, step 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Coding, Exchange, Models, Row, Vector
-from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.parts.acknowledgements import Acknowledgements
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
@@ -84,8 +83,8 @@ class CompressedChanges:
         return change
 
 
-class ErrorFeedback(Part):
-    """Asks nodes for compressed replies, and acknowledges each node's last absorbed one.
+class ErrorFeedback(Acknowledgements):
+    """Asks nodes for compressed replies; with error feedback, nodes keep what was cut off.
 
     Parameters
     ----------
@@ -99,11 +98,7 @@ class ErrorFeedback(Part):
 
     def __init__(self, compressor: Compressor, error_feedback: bool) -> None:
         self.compressor, self.error_feedback = compressor, error_feedback
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the acknowledgements."""
-        self.acknowledged: dict[int, int] = {}
+        super().__init__()
 
     def coding(self, round_index: int) -> Coding:
         """Return the coding of the replies of a round (from 0)."""
@@ -114,15 +109,11 @@ class ErrorFeedback(Part):
         """Ask for compressed replies to a training exchange."""
         if exchange.kind != "train":
             return exchange
-        k, asks = run.round - 1, exchange.asks
-        if self.keeps_errors:
-            last = {i: self.acknowledged.get(i, -1) for i in exchange.asked}
-            asks = [replace(ask, own={**ask.own, "acknowledged": last}) for ask in asks]
-        config = {**exchange.config, **self.asked(k)}
-        return replace(exchange, asks=asks, config=config, coding=self.coding(k))
+        k, told = run.round - 1, super().ask(exchange, run)
+        return replace(told, config={**told.config, **self.asked(k)}, coding=self.coding(k))
 
     @property
-    def keeps_errors(self) -> bool:
+    def keeps_state(self) -> bool:
         """Whether nodes keep an error memory."""
         return self.error_feedback and not isinstance(self.compressor, Identity)
 
@@ -131,23 +122,7 @@ class ErrorFeedback(Part):
         compressor = str(in_round(self.compressor, round_index))
         return {"compressor": compressor, "error-feedback": self.error_feedback, "round-index": round_index}
 
-    def acknowledge(self, nodes: Iterable[int], round_index: int) -> None:
-        """Record that the model has absorbed these nodes' updates of a round."""
-        self.acknowledged |= dict.fromkeys(nodes, round_index)
-
-    def ended(self, run: Run) -> None:
-        """Acknowledge the updates that a round has absorbed."""
-        self.acknowledge(run.absorbed, run.round - 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the acknowledgements."""
-        return {"acknowledged": {str(node): k for node, k in sorted(self.acknowledged.items())}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the acknowledgements."""
-        self.acknowledged = {int(node): int(k) for node, k in state["acknowledged"].items()}
-
     def describe(self) -> list[str]:
         """Describe the compression of replies."""
-        kept = "error feedback" if self.keeps_errors else "no error feedback"
+        kept = "error feedback" if self.keeps_state else "no error feedback"
         return [f"ErrorFeedback: {self.compressor}, {kept}"]

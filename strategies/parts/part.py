@@ -37,6 +37,14 @@ class Part:
             getattr(own, hook) is getattr(Part, hook) for hook in ("beside", "arrived", "check", "take")
         )
 
+    @property
+    def with_sums(self) -> bool:
+        """Whether the part works with secure sums, which show no single update.
+
+        By default True if it does not override ``learnt``.
+        """
+        return type(self).learnt is Part.learnt
+
     def forget(self) -> None:
         """Reset the state."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.aggregate.mean import Mean
 from hedgerow.strategies.exchange import Exchange, Vector
 from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.blocks import MODEL
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
@@ -59,7 +60,8 @@ class ServerStep(Part):
         """Return the pools' models after a step, in place of their means."""
         if self._next[0] is not run:
             self._next = run, {}
-        return {pool: _Stepped(self, pool, mean, exchange.sent(pool)) for pool, mean in means.items()}
+        model = exchange.slices[MODEL]
+        return {pool: _Stepped(self, pool, mean, exchange.sent(pool), model) for pool, mean in means.items()}
 
     def of_pool(self, pool: int, change: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a pool's change; its memory counts once the round is complete."""
@@ -97,6 +99,7 @@ class _Stepped:
     pool: int
     mean: Mean
     start: Vector
+    where: slice  # the model, of a row that has other blocks too
 
     @property
     def nodes(self) -> Collection[int]:
@@ -107,6 +110,7 @@ class _Stepped:
         return self.mean.weight
 
     def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        change = self.mean.model(stayed) - self.start
-        moved: NDArray[np.float64] = self.start + self.by.of_pool(self.pool, change)
-        return moved
+        mean = self.mean.model(stayed)
+        start, where = self.start[self.where], self.where
+        moved: NDArray[np.float64] = start + self.by.of_pool(self.pool, mean[where] - start)
+        return moved if where == slice(None) else np.concatenate([moved, mean[moved.size :]])

@@ -71,7 +71,7 @@ class Node:
 
     @property
     def memory(self) -> np.ndarray[Any, Any]:
-        return self.state.array_records["error-feedback"]["memory"].numpy()
+        return self.state.array_records["error-feedback"]["after.memory"].numpy()
 
 
 def state(vector: Tensor) -> dict[str, Tensor]:
@@ -244,7 +244,7 @@ def test_a_memory_that_was_lost_is_told(what: str) -> None:
     elif what == "state newer":
         node.acknowledged, k = 1, 2
     else:
-        node.state["error-feedback"] = ArrayRecord({"memory": Array(np.ones(3, np.float32))})
+        node.state["error-feedback"] = ArrayRecord({"after.memory": Array(np.ones(3, np.float32))})
     q, metrics = node.round("topk(1)", k, update(1))
     assert metrics["memory-lost"] == 1
     np.testing.assert_array_equal(q + node.memory, update(1))

@@ -1,6 +1,6 @@
 """Mods of a user's own, between a node's training and what becomes of its update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from hedgerow.clients import (
     Learnt,
     LinearRegression,
     LocalTask,
+    NodeState,
     TrainingMod,
     UpdateMod,
     ceps_client,
@@ -27,13 +28,15 @@ from hedgerow.clients import (
     sd_feel_client,
     similarity_free_client,
 )
-from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
     EF21P,
+    Acknowledgements,
     Compressed,
     FedAvg,
     FedMUD,
     Fixed,
+    Part,
     SDFeel,
     SimilarityFree,
     TooFewRepliesError,
@@ -50,7 +53,7 @@ SGD = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
 # The mods of the page on mods.
 PAGE: dict[str, Any] = {}
 for block in blocks(Path(__file__).parents[2] / "docs" / "architecture.md"):
-    if block.title in ("clip_and_noise.py", "local_layers.py"):
+    if block.title in ("clip_and_noise.py", "counted_rounds.py", "local_layers.py"):
         exec(compile(block.text, block.title, "exec"), PAGE)
 
 
@@ -98,20 +101,25 @@ def fedmud(**options: Any) -> FedMUD:
     )
 
 
-METHODS: dict[str, tuple[Callable[..., BatchClientApp], Callable[[], Any]]] = {
-    "sd-feel": (sd_feel_client, lambda: sd_feel(fraction_evaluate=0.0)),
+METHODS: dict[str, tuple[Callable[..., BatchClientApp], Callable[..., Any]]] = {
+    "sd-feel": (sd_feel_client, lambda **o: sd_feel(fraction_evaluate=0.0, **o)),
     "fedavg, summed": (
         sd_feel_client,
-        lambda: FedAvg(local_steps=2, min_available_nodes=NODES, fraction_evaluate=0.0, secure_sum=True),
+        lambda **o: FedAvg(
+            local_steps=2, min_available_nodes=NODES, fraction_evaluate=0.0, **o, secure_sum=True
+        ),
     ),
-    "sd-feel, compressed": (sd_feel_client, lambda: Compressed(sd_feel(fraction_evaluate=0.0), "topk(0.5)")),
-    "similarity-free": (similarity_free_client, lambda: similarity_free(fraction_evaluate=0.0)),
+    "sd-feel, compressed": (
+        sd_feel_client,
+        lambda **o: Compressed(sd_feel(fraction_evaluate=0.0, **o), "topk(0.5)"),
+    ),
+    "similarity-free": (similarity_free_client, lambda **o: similarity_free(fraction_evaluate=0.0, **o)),
     "error feedback": (
         similarity_free_client,
-        lambda: similarity_free(fraction_evaluate=0.0, compressor="topk(0.5)"),
+        lambda **o: similarity_free(fraction_evaluate=0.0, **o, compressor="topk(0.5)"),
     ),
-    "fedmud": (fedmud_client, lambda: fedmud(fraction_evaluate=0.0, ratio=0.5)),
-    "fedmud, dense": (fedmud_client, lambda: fedmud(fraction_evaluate=0.0, variant="dense")),
+    "fedmud": (fedmud_client, lambda **o: fedmud(fraction_evaluate=0.0, **o, ratio=0.5)),
+    "fedmud, dense": (fedmud_client, lambda **o: fedmud(fraction_evaluate=0.0, **o, variant="dense")),
 }
 
 
@@ -214,36 +222,86 @@ class Kept(PAGE["LocalLayers"]):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(*LOCAL)
-        self.kept: dict[int, ArrayRecord] = {}
+        self.kept: dict[int, Any] = {}
 
     def learnt(self, learnt: Learnt, call: Call) -> Learnt:
         found: Learnt = super().learnt(learnt, call)
-        self.kept[call.partition_id] = call.context.state["local-layers"]
+        self.kept[call.partition_id] = NodeState.of(call, "local-layers").after
         return found
 
 
-def trained(name: str, mod: TrainingMod, **options: Any) -> list[np.ndarray]:
-    """Return the model after three rounds on nodes with different data."""
+def trained(
+    name: str,
+    mod: TrainingMod,
+    parts: Sequence[Part] = (),
+    rounds: int = 3,
+    more: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> list[np.ndarray]:
+    """Return the model after some rounds on nodes with different data."""
     client, strategy = METHODS[name]
     halves = [LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10)[i % 2 :: 2]) for i in range(NODES)]
     app = client(lambda context: halves[int(context.node_config["partition-id"])], mods=[mod])
-    with InProcessGrid(app, NODES, **options) as grid, flower_identity(1):
-        result = strategy().start(grid, start(), num_rounds=3, train_config=ConfigRecord(dict(SGD)))
+    with InProcessGrid(app, NODES, **engine) as grid, flower_identity(1):
+        result = strategy(parts=parts, **(more or {})).start(
+            grid, start(), num_rounds=rounds, train_config=ConfigRecord(dict(SGD))
+        )
     return [values.numpy() for values in result.arrays.values()]
 
 
 @pytest.mark.parametrize("name", WITH_MODELS)
 def test_local_layers_stay_on_their_nodes_and_the_rest_is_learnt(name: str) -> None:
     mod = Kept()
-    model = trained(name, mod)
+    model = trained(name, mod, [Acknowledgements()])
     for (key, was), found in zip(start().items(), model, strict=True):
         assert np.array_equal(was.numpy(), found) == (key in LOCAL), key
     for own in mod.kept.values():
         assert own.keys() == set(LOCAL)
-        assert all((own[key].numpy() != start()[key].numpy()).any() for key in LOCAL)
-    assert (mod.kept[0]["2.weight"].numpy() != mod.kept[1]["2.weight"].numpy()).any()
-    again = trained(name, Kept(), strict=True)
+        assert all((own[key] != start()[key].numpy()).any() for key in LOCAL)
+    assert (mod.kept[0]["2.weight"] != mod.kept[1]["2.weight"]).any()
+    again = trained(name, Kept(), [Acknowledgements()], strict=True)
     assert [values.tobytes() for values in model] == [values.tobytes() for values in again]
+
+
+class Absorbed(Part):
+    """Notes the nodes whose replies the rounds absorb, in a class that no round changes."""
+
+    name = "absorbed"
+    rounds: list[list[int]] = []  # noqa: RUF012
+
+    def ended(self, run: Any) -> None:
+        self.rounds.append(list(run.absorbed))
+
+
+class Counted(PAGE["CountedRounds"]):  # type: ignore[misc]
+    """Notes the counts that each node tells, and the rounds that had absorbed it before."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, int]] = []
+
+    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+        found: Learnt = super().learnt(learnt, call)
+        before = sum(call.partition_id in nodes for nodes in Absorbed.rounds)
+        self.told.append((found.metrics["rounds"], before))
+        return found
+
+
+def test_node_state_counts_a_reply_that_was_absorbed_and_no_other() -> None:
+    mod, faults = Counted(), FaultModel(corrupt="nan", corrupt_rate=0.4)
+    Absorbed.rounds.clear()
+    # Rounds with fewer than three replies are repeated.
+    options = {"min_train_nodes": 3, "quarantine_after": 0, "max_repeats": 20}
+    trained("sd-feel", mod, [Acknowledgements(), Absorbed()], 6, options, faults=faults)
+    assert len(mod.told) > 6 * NODES
+    assert all(count == 1 + before for count, before in mod.told)
+    assert len({before for _, before in mod.told}) > 3
+
+
+def test_node_state_and_secure_sums_are_refused_together() -> None:
+    with pytest.raises(
+        ValueError, match=r"parts must work without single updates and node state .* got Ackn"
+    ):
+        FedAvg(min_available_nodes=NODES, secure_sum=True, parts=[Acknowledgements()])
 
 
 class Broken(TrainingMod):

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hedgerow.clients import restore_state, send_state
+from hedgerow.clients import NodeState, restore_state, send_state
 from hedgerow.wire import RESTORE, SECRET_RECORD, STATE, Call
 
 
@@ -45,3 +47,37 @@ def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:
     later = node(2)
     restore_state(Call(forged, later, RESTORE))
     assert SECRET_RECORD not in later.state
+
+
+# What becomes of a round at one node; "repeated": its reply is lost, and the round is made again.
+FATES = ("absorbed", "lost", "repeated", "absent", "saved", "resumed")
+
+
+@given(st.lists(st.sampled_from(FATES), max_size=24))
+def test_what_a_node_keeps_counts_each_absorbed_reply_once(fates: list[str]) -> None:
+    context, now, acknowledged, counted = node(1), 0, -1, 0
+    saved = send_state(Call(RecordDict(), context, STATE)), now, acknowledged, counted
+    for fate in fates:
+        if fate == "saved":
+            saved = send_state(Call(RecordDict(), context, STATE)), now, acknowledged, counted
+            continue
+        if fate == "resumed":
+            state, now, acknowledged, counted = saved
+            context = node(context.run_id + 1)
+            restore_state(Call(state, context, RESTORE))
+            continue
+        if fate != "absent":
+            config = ConfigRecord({"round-index": now, "acknowledged": acknowledged})
+            own = NodeState.of(Call(RecordDict({"config": config}), context, "train"), "count")
+            before = own.arrays.get("n", np.zeros(1))
+            assert before == counted
+            own.keep({"n": before + 1})
+        if fate == "absorbed":
+            acknowledged, counted = now, counted + 1
+        now += fate != "repeated"
+
+
+def test_state_without_acknowledgements_is_refused_with_the_remedy() -> None:
+    call = Call(RecordDict({"config": ConfigRecord({})}), node(1), "train")
+    with pytest.raises(ValueError, match=r"give the strategy parts=\[Acknowledgements\(\)\]"):
+        NodeState.of(call, "count").keep({"n": np.zeros(1)})

@@ -9,6 +9,7 @@ import click
 import pytest
 import typer.main
 import yaml
+from tests.registry import REGISTRY
 
 from hedgerow.sim import find_app, plan_run
 from hedgerow.sim.cli import app
@@ -44,8 +45,9 @@ def test_the_site_fetches_nothing() -> None:
     assert not [page.name for page in PAGES if "```mermaid" in page.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("readme", APPS, ids=[path.parent.name for path in APPS])
-def test_each_equation_names_a_function_that_is_there(readme: Path) -> None:
+@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.own])
+def test_each_equation_names_a_function_that_is_there(app_name: str) -> None:
+    readme = ROOT / "flower_apps" / app_name / "README.md"
     section = readme.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]
     links = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", section)
     assert len(links) >= 5

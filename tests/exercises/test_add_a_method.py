@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "add-a-method"
 REGISTRY = "tests/registry.py"
 LINE = """\
-    Registered("server-momentum", {"num-clients": 4, "num-rounds": 3, "model": "logistic"}, "", rounds=3),
+    Registered("scaffold", {"num-clients": 4, "num-rounds": 3, "model": "logistic"}, "", rounds=3),
 """
 pytestmark = pytest.mark.xdist_group("add a method")
 
@@ -30,7 +30,8 @@ class Checkout:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
         for name in listed.stdout.decode().split("\0"):
             # Pictures and recorded results are no part of it.
-            if name and (ROOT / name).exists() and not name.startswith("results/") and ".svg" not in name:
+            recorded = name.startswith("results/") and not name.endswith(".py")
+            if name and (ROOT / name).exists() and not recorded and ".svg" not in name:
                 (home / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, home / name, follow_symlinks=False)
         self.git("init", "--quiet")
@@ -70,11 +71,11 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout to which the method was added."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
     shutil.copytree(FILES, checkout.home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "LICENSE", checkout.home / "flower_apps" / "server-momentum")
+    shutil.copy(ROOT / "LICENSE", checkout.home / "flower_apps" / "scaffold")
     registry = checkout.home / REGISTRY
     before, end, after = registry.read_text().rpartition("\n)")
     registry.write_text(f"{before}\n{LINE.rstrip()}{end}{after}")
-    checkout.hedgerow("settings", "flower_apps/server-momentum", "--write")
+    checkout.hedgerow("settings", "flower_apps/scaffold", "--write")
     return checkout
 
 
@@ -84,8 +85,8 @@ def test_it_is_new_files_and_one_line_of_the_registry(added: Checkout) -> None:
     assert added.git("diff", "--numstat").split() == ["1", "0", REGISTRY]
     assert {name.split("/")[0] for name in changed} == {"strategies", "clients", "flower_apps", "tests"}
     assert [name for name in changed if name.startswith(("strategies/", "clients/"))] == [
-        "clients/server_momentum.py",
-        "strategies/server_momentum.py",
+        "clients/scaffold.py",
+        "strategies/scaffold.py",
     ]
 
 
@@ -104,29 +105,39 @@ def test_every_command_knows_it(added: Checkout, tmp_path: Path) -> None:
     small = ["-c", "num-clients=4 num-rounds=3 model=logistic"]
     asked = [
         ["--help"],
-        ["settings", "server-momentum"],
-        ["run", "server-momentum", "--quiet", *small, "-c", f"output-dir='{tmp_path}/runs'"],
-        ["check", "server-momentum", *small],
-        ["new", "server-momentum", f"{tmp_path}/mine"],
+        ["settings", "scaffold"],
+        ["run", "scaffold", "--quiet", *small, "-c", f"output-dir='{tmp_path}/runs'"],
+        ["check", "scaffold", *small],
+        ["new", "scaffold", f"{tmp_path}/mine"],
     ]
     added.python("-c", COMMANDS, given=json.dumps(asked))
     codes, (help, settings, run, check, _) = zip(
         *json.loads((added.home / "shown.json").read_text()), strict=True
     )
     assert set(codes) == {0}
-    assert "\n  server-momentum  FedAvg with momentum at the server\n" in help
-    assert "\nbeta = 0.8\n" in settings
-    assert "server_momentum on mnist-5k, beta 0.8" in run
-    assert ["ServerMomentum", "yes"] in [line.split() for line in check.splitlines()]
-    assert (tmp_path / "mine" / "server_momentum" / "task.py").is_file()
+    assert ["scaffold", *["local", "SGD", "with", "control", "variates", "against", "drift"]] in [
+        line.split() for line in help.splitlines()
+    ]
+    assert "\nglobal-rate = 1.0\n" in settings
+    assert "scaffold on mnist-5k, eta_g = 1" in run
+    assert ["Scaffold", "yes"] in [line.split() for line in check.splitlines()]
+    assert (tmp_path / "mine" / "scaffold" / "task.py").is_file()
 
 
-def test_the_contracts_and_the_golden_table_have_it_and_hold(added: Checkout) -> None:
-    listed = added.python("tests/golden/compare.py", "--list", "--only", "server-momentum*")
+def test_the_default_tests_have_it_and_hold(added: Checkout) -> None:
+    listed = added.python("tests/golden/compare.py", "--list", "--only", "scaffold*")
     assert listed.splitlines()[-1] == "2 rows"
-    table = "test_every_app_is_in_the_table_and_every_name_once or test_every_word or test_every_method"
-    shown = added.pytest("tests/contracts", "tests/golden", "-k", f"server_momentum or {table}")
-    assert int(shown.split(" passed")[0].split()[-1]) >= 16
+    shown = added.pytest("tests", "-k", "scaffold and not exercises")
+    assert int(shown.split(" passed")[0].split()[-1]) >= 50
+
+
+def test_it_reads_as_the_rest_does(added: Checkout) -> None:
+    files = [
+        name for name in added.git("ls-files", "-o", "--exclude-standard").split() if name.endswith(".py")
+    ]
+    assert len(files) >= 8
+    for check in ("check", "format --check"):
+        added.python("-m", "ruff", *check.split(), *files)
 
 
 @pytest.mark.slow
@@ -141,9 +152,9 @@ def test_packaging_and_the_documentation_have_it(added: Checkout) -> None:
     patterns = pyproject["tool"]["setuptools"]["package-data"]
     apps = added.home / "flower_apps"
     packed = {file for pattern in patterns["hedgerow.apps"] for file in apps.glob(pattern)}
-    files = {file for file in (apps / "server-momentum").rglob("*.*") if "__pycache__" not in file.parts}
+    files = {file for file in (apps / "scaffold").rglob("*.*") if "__pycache__" not in file.parts}
     assert files <= packed
     nav = "import pages; print(pages.with_methods(['Methods'])[0]['Methods'])"
-    assert "{'Server momentum': 'methods/server-momentum.md'}" in added.python(
+    assert "{'SCAFFOLD': 'methods/scaffold.md'}" in added.python(
         "-c", f"import sys; sys.path.insert(0, 'docs'); {nav}"
     )

@@ -113,7 +113,11 @@ def test_a_run_prints_a_table_and_tells_its_folder_its_engine_and_the_traffic_of
     ) == on_nodes
 
 
-@every_averaging_app
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.rounds and "training-mode" in case.defaults],
+    ids=lambda case: case.name,
+)
 def test_the_loop_and_the_stack_learn_the_same(case: AppCase, run: Run) -> None:
     loop, stack = (losses(run(**{"training-mode": mode})) for mode in ("loop", "stack"))
     assert loop == pytest.approx(stack, rel=1e-4)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,13 +13,23 @@ import torch
 from tests.registry import REGISTRY
 from tests.strategies.quadratic import Quadratics, run
 
-from hedgerow.strategies import FedAvg, Moved, Part, RoundFailedError, SDFeel, WeightedMean
+from hedgerow.strategies import (
+    FedAvg,
+    Federation,
+    Method,
+    Moved,
+    Part,
+    RoundFailedError,
+    SDFeel,
+    TooFewRepliesError,
+    WeightedMean,
+)
 
 ROOM = Path(__file__).parents[2] / "strategies"
 CONCERNS = re.compile(r"secure|mask|robust|seal|nois|privac|bound|ledger|roster|checkpoint", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("app", [one.app for one in REGISTRY])
+@pytest.mark.parametrize("app", [one.app for one in REGISTRY if one.own])
 def test_an_algorithms_file_has_the_paper_and_no_other_concern(app: str) -> None:
     lines = (ROOM / app.replace("-", "_") / "algorithm.py").read_text().splitlines()
     assert len(lines) <= 190
@@ -175,18 +186,33 @@ def test_a_part_named_like_one_that_the_method_adds_is_refused() -> None:
         SDFeel(num_servers=2, probe_rounds=1, parts=[Probes()])
 
 
-def test_a_round_without_training_is_repeated_from_the_same_state() -> None:
-    class Still(FedAvg):
-        asked: list[Any] = []  # noqa: RUF012
+@dataclass(frozen=True)
+class One:
+    x: Any
+    n: int
 
-        def round(self, state: Any, run: Any) -> Any:
-            self.asked.append(state)
-            if len(self.asked) == 2:
-                yield from ()
-                return None  # Another state, of a round in which nobody trained.
-            return (yield from super().round(state, run))
 
-    strategy = Still(min_available_nodes=2, fraction_evaluate=0.0)
-    run(strategy, Quadratics(sizes=[3, 2], centres=[1.0, 2.0]), 2)
-    assert len(strategy.asked) == 3
-    assert strategy.asked[1] is strategy.asked[2]
+class Idle(Method[One]):
+    """Its rounds train nobody."""
+
+    state_class = One
+
+    def begin(self, model: Any) -> One:
+        return One(model, 0)
+
+    def round(self, state: One, run: Any) -> Any:
+        yield from ()
+        return One(state.x, state.n + 1)
+
+    def model(self, state: One) -> Any:
+        return state.x
+
+
+def test_a_round_that_trains_nobody_is_an_error_and_moves_nothing() -> None:
+    strategy = Idle(Federation(min_available_nodes=2, fraction_evaluate=0.0))
+    with pytest.raises(
+        TooFewRepliesError, match="round of Idle must yield an Exchange of the category 'train'"
+    ):
+        run(strategy, Quadratics(sizes=[3, 2], centres=[1.0, 2.0]), 1)
+    assert strategy.state is not None
+    assert (strategy.state.n, strategy.completed_rounds) == (0, 0)

@@ -12,9 +12,9 @@ from tests.oracles.ceps import hard_thresholding
 
 from hedgerow.clients import GradientPrivacy, LinearRegression
 from hedgerow.clients.ceps.step import (
-    NodeState,
     Noised,
     Rules,
+    State,
     advance,
     communicate,
     initial_state,
@@ -136,19 +136,19 @@ vectors = st.lists(st.floats(-4, 4, allow_subnormal=False).map(lambda x: round(x
 
 
 @st.composite
-def states(draw: st.DrawFn) -> tuple[NodeState, Rules]:
+def states(draw: st.DrawFn) -> tuple[State, Rules]:
     u = np.array(draw(vectors))
     w = np.array([draw(st.sampled_from([0.0, 0.5, -1.25, 3.0])) for _ in u])
     drawn = Rules(
         draw(st.integers(1, 9)), draw(st.floats(0.01, 2)), draw(st.integers(1, 5)), draw(st.floats(0.1, 3)), 2
     )
-    return NodeState(w, u, draw(st.integers(0, 6)), draw(st.integers(1, 4))), drawn
+    return State(w, u, draw(st.integers(0, 6)), draw(st.integers(1, 4))), drawn
 
 
 @settings(deadline=None, max_examples=150)
 @given(given_state=states(), steps=st.integers(0, 40))
 def test_advancing_at_once_is_advancing_step_by_step_bit_for_bit(
-    given_state: tuple[NodeState, Rules], steps: int
+    given_state: tuple[State, Rules], steps: int
 ) -> None:
     state, constants = given_state
     slow = state
@@ -159,9 +159,9 @@ def test_advancing_at_once_is_advancing_step_by_step_bit_for_bit(
     assert fast.iteration == slow.iteration
 
 
-def random_state(seed: int, c: Rules, *, communicated: bool) -> NodeState:
+def random_state(seed: int, c: Rules, *, communicated: bool) -> State:
     u = np.random.default_rng(seed).standard_normal(50)
-    state = NodeState(np.zeros(50), u, c.kappa, 3)
+    state = State(np.zeros(50), u, c.kappa, 3)
     w = np.zeros(50)
     top = np.argsort(-np.abs(u))[: c.s]
     w[top] = u[top] / c.c(3)
@@ -196,7 +196,7 @@ def test_the_first_phase_has_its_closed_form(steps: int) -> None:
 
 
 def test_communications_that_were_passed_over_are_counted_as_missed_once_and_no_node_goes_back() -> None:
-    start = NodeState(ZERO, np.ones(4), 0, 3)
+    start = State(ZERO, np.ones(4), 0, 3)
     assert [advance(start, k, STEADY).missed for k in (1, 12, 13, 24, 25, 37)] == [0, 0, 1, 1, 2, 3]
     halfway = advance(start, 12, STEADY)
     assert advance(halfway, 25, STEADY).missed == 2

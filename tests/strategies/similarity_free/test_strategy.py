@@ -150,7 +150,7 @@ def test_full_precision_is_the_suites_fedavg_bit_for_bit() -> None:
 
 def memories(federation: Federation) -> list[np.ndarray]:
     states = [node.state for node in federation.grid._nodes.values()]
-    return [next(iter(state.array_records.values()))["memory"].numpy() for state in states]
+    return [next(iter(state.array_records.values()))["after.memory"].numpy() for state in states]
 
 
 def test_each_worker_has_a_memory_of_its_own_from_the_first_round_on() -> None:

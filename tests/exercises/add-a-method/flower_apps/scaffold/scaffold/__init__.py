@@ -1,0 +1,1 @@
+"""SCAFFOLD as a Flower App."""

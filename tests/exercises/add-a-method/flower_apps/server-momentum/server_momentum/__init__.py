@@ -1,1 +1,0 @@
-"""FedAvg with momentum at the server as a Flower App."""
