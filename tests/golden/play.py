@@ -82,7 +82,7 @@ def _imported(checkout: Path, rows: list[Row]) -> None:
     for app in {row.app for row in rows}:
         folder = checkout / "flower_apps" / app
         if folder.is_dir():
-            importlib.import_module("hedgerow.sim.runs.launch").load_app(folder)
+            importlib.import_module("hedgerow.sim").load_app(folder)
     _check_origins(checkout)
 
 
