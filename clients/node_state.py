@@ -124,10 +124,10 @@ class NodeState:
             )
         otherwise = self.arrays if otherwise is None else otherwise
         arrays = {key: v.numpy(force=True) if isinstance(v, Tensor) else v for key, v in after.items()}
-        slots = {_AFTER: arrays, _OTHERWISE: otherwise}
-        record = ArrayRecord(
-            {start + key: lazy_array(value) for start, slot in slots.items() for key, value in slot.items()}
-        )
+        record = ArrayRecord()
+        for start, slot in ((_AFTER, arrays), (_OTHERWISE, otherwise)):
+            for key, value in slot.items():
+                record[start + key] = lazy_array(value)
         keep(self.call.context, self.name, record, {**about, _ROUND: whole(config, _ROUND, 0)})
 
 

@@ -7,60 +7,53 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
-from hedgerow.strategies.node import Node
-from hedgerow.strategies.run import Run, read
+from hedgerow.strategies.run import Run, Sending, read
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.limits import MAX_METRIC
 from hedgerow.wire.records import Layout, PayloadError, payload_bytes
 
 Rows = NDArray[Any] | Tensor
 
 
-def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
+def at_once(run: Run, exchange: Exchange, sending: Sending) -> Iterator[Columns] | None:
     """Make the training exchange without messages, with equal results; None if it needs messages."""
     answer = getattr(run.grid, "columns", None)
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
     simple = simple and run.parts.see_columns
     bare = all(ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks)
-    if run.federation.lacking:
-        return None
     if answer is None or not simple or not bare or run.federation.settings.train_metrics_aggr_fn:
         return None
-    nodes, away = run.federation.members.select_online(list(exchange.asked))
-    groups: dict[Any, list[int]] = {}
-    for node in nodes:
-        ask = exchange.asked[node.partition_id]
-        own = [values.get(node.partition_id) for values in ask.own.values()]
-        if any(isinstance(value, ArrayRecord) for value in own):
-            return None
-        groups.setdefault((ask.pool, *own), []).append(node.partition_id)
-    asked = [(run.instruction(exchange, members[0]), members) for members in groups.values()]
+    groups: dict[int, tuple[RecordDict, list[int]]] = {}
+    for node, content in zip(sending.nodes, sending.contents, strict=True):
+        groups.setdefault(id(content), (content, []))[1].append(node.partition_id)
+    asked = list(groups.values())
+    # A node's own arrays, or the frozen ones that it lacks, are sent to it alone.
+    if any(len(content.array_records) > 1 for content, _ in asked):
+        return None
     found = answer(exchange.kind, asked)
-    if found is None or found.rows.shape != (len(nodes), exchange.layout(run.federation).size):
+    if found is None or found.rows.shape != (len(sending.nodes), exchange.layout(run.federation).size):
         return None
     if any(part.check_columns(exchange, found.metrics, run) for part in run.parts.hooks["check_columns"]):
         return None
-    return _checked(run, exchange, nodes, exchange.offline + away, asked, found)
+    return _checked(run, exchange, sending, asked, found)
 
 
 def _checked(
     run: Run,
     exchange: Exchange,
-    nodes: Sequence[Node],
-    offline: int,
+    sending: Sending,
     asked: Sequence[tuple[RecordDict, Sequence[int]]],
     found: InColumns,
 ) -> Iterator[Columns]:
-    federation = run.federation
-    _book_down(run, exchange, asked)
-    inbox = federation.open_exchange(run.round, nodes, run.reader(exchange), offline=offline)
+    federation, nodes = run.federation, sending.nodes
+    run.book_sent(exchange, sending)
+    inbox = federation.open_exchange(run.round, nodes, run.reader(exchange), offline=sending.offline)
     partitions = np.array([i for _, members in asked for i in members])
     pools = [exchange.asked[node.partition_id].pool for node in nodes]
     sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
@@ -96,36 +89,17 @@ def _checked(
     federation.judge(inbox)
     accepted = [k for k in range(len(nodes)) if k not in errors]
     kept, pools = [nodes[k].partition_id for k in accepted], [pools[k] for k in accepted]
-    bits, ledger, link = exchange.coding.bits(layout), federation.ledger, exchange.links[1]
     arrays, whole = _reply_sizes(layout, rows, metrics)
-    if link:
-        ledger.book_all(run.round, link, kept, pools, bits, [arrays] * len(kept))
-    ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, [whole[k] for k in accepted])
     run.table = {key: values[accepted] for key, values in metrics.items()}
-    run.absorbed += kept
     taken = rows if len(accepted) == len(rows) else rows[accepted]
     vectors = DeviceRows(taken) if isinstance(taken, Tensor) else list(taken)
     columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
+    bits = exchange.coding.bits(layout)
+    run.taken(exchange, columns, bits, [arrays] * len(kept), [whole[k] for k in accepted])
     if kept:
-        for part in run.parts.hooks["learnt"]:
-            part.learnt(exchange, columns, run)
         yield columns
     if not federation.enough():
         raise RoundFailedError
-
-
-def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, Sequence[int]]]) -> None:
-    ledger = run.federation.ledger
-    for content, members in asked:
-        ask = exchange.asked[members[0]]
-        config = content[run.federation.settings.configrecord_key]
-        size = sum(payload_bytes(record) for record in content.values() if record is not config)
-        bits = run.bits_of(exchange, ask)
-        whole, count = payload_bytes(content), len(members)
-        if exchange.links[0]:
-            pools = [ask.pool] * count
-            ledger.book_all(run.round, exchange.links[0], pools, members, bits, [size] * count)
-        ledger.book_all(run.round, HUB_TO_NODE, [0] * count, members, bits, [whole] * count)
 
 
 def _as_type(rows: Rows, dtype: np.dtype[Any]) -> Rows:

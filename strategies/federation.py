@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -147,25 +147,6 @@ class Federation:
         """Return whether the training exchange got its minimum, or all replies if fewer nodes take part."""
         chosen = self.report.sent + self.report.rejected["offline"]
         return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
-
-    def instruct(
-        self,
-        server_round: int,
-        contents: Sequence[tuple[Node, RecordDict]],
-        check: Callable[[Node, RecordDict], Any],
-        *,
-        offline: int = 0,
-        message_type: str = MessageType.TRAIN,
-        group: str = "",
-    ) -> list[Message]:
-        """Open a training exchange and return its messages; ``check`` converts a valid reply to a value."""
-        group = f"{server_round}-{group}" if group else str(server_round)
-        nodes = [node for node, _ in contents]
-        self.open_exchange(server_round, nodes, check, offline=offline, group=group)
-        return [
-            Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
-            for node, content in contents
-        ]
 
     def open_exchange(
         self,

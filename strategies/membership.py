@@ -66,10 +66,11 @@ class Membership:
         """Whether the nodes introduce themselves; None before they were queried."""
         return None if self.roster is None else self.roster.introduced
 
-    def node(self, client: int) -> Node:
-        """Return the node of a partition."""
+    def nodes_of(self, clients: Iterable[int]) -> list[Node]:
+        """Return the nodes of some partitions, in this order."""
         assert self.roster is not None, "the nodes were gathered"
-        return self.roster.nodes[client]
+        nodes = self.roster.nodes
+        return [nodes[client] for client in clients]
 
     def shapes(self) -> Shapes:
         """Return the shapes of the nodes' data; unknown before they were queried."""

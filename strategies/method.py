@@ -28,7 +28,7 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part, Parts
 from hedgerow.strategies.parts.server_step import ServerStep
 from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.strategies.run import Run, send
+from hedgerow.strategies.run import Run, Sending, send
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
 from hedgerow.wire.printable import quoted
@@ -247,7 +247,7 @@ class Method(FederatedStrategy, Generic[S]):
     ) -> list[Message]:
         """Return the messages of the round's training exchange; none if nothing is left to do."""
         self._to_training(server_round, arrays, config, grid)
-        return self._messages()
+        return [] if self._pending is None else self._messages(self._pending[0].to_send(self._pending[2]))
 
     def train_at_once(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -266,9 +266,10 @@ class Method(FederatedStrategy, Generic[S]):
         if self._pending is None:
             return []
         run, steps, made = self._pending
-        columns = None if isinstance(made, Together) else at_once(run, made)
+        sending = run.to_send(made)
+        columns = None if isinstance(made, Together) else at_once(run, made, sending)
         if columns is None:
-            return self._messages()
+            return self._messages(sending)
         self._pending = None
         new, metrics = self._finished(run, steps, columns)
         if new is not None:
@@ -307,18 +308,18 @@ class Method(FederatedStrategy, Generic[S]):
             return
         self._pending = run, steps, step
 
-    def _messages(self) -> list[Message]:
-        if self._pending is None:
-            return []
+    def _messages(self, sending: Sending) -> list[Message]:
+        """Open the round's training exchange, and return its messages."""
+        assert self._pending is not None
         run, _, step = self._pending
-        contents, offline = run.to_send(step)
-        messages = self.federation.instruct(
-            run.round, contents, run.reader(step), offline=offline, message_type=step.kind,
-            group=run.group(step),
-        )  # fmt: skip
-        nodes = [node for node, _ in contents]
+        run.book_sent(step, sending)
+        group = "-".join(filter(None, (str(run.round), run.group(step))))
+        self.federation.open_exchange(
+            run.round, sending.nodes, run.reader(step), offline=sending.offline, group=group
+        )
+        messages = sending.messages(step.kind, group, self.federation.timeout)
         besides = [(part, exchange) for part in self.parts.hooks["beside"] for exchange in step.exchanges]
-        return [*messages, *(m for part, exchange in besides for m in part.beside(exchange, nodes, run))]
+        return messages + [m for part, exchange in besides for m in part.beside(exchange, sending.nodes, run)]
 
     def _steps(self, state: S, run: Run) -> Steps[S]:
         for part in self.parts.hooks["opened"]:

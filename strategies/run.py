@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import (
-    Ask,
     Columns,
     Exchange,
     Models,
@@ -37,6 +36,27 @@ from hedgerow.wire.records import Layout, nominal_bits, payload_bytes
 T = TypeVar("T")
 # Size of a chunk of replies, in bytes of their vectors.
 _CHUNK = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """The instructions of an exchange, for each node that is sent one.
+
+    ``sizes`` has the bytes of all records but the config, and of all; ``offline`` counts the asked nodes that
+    are sent none.
+    """
+
+    nodes: Sequence[Node]
+    contents: Sequence[RecordDict]
+    sizes: Sequence[tuple[int, int]]
+    offline: int
+
+    def messages(self, kind: str, group: str, ttl: float) -> list[Message]:
+        """Return the messages."""
+        return [
+            Message(content, node.node_id, kind, ttl=ttl, group_id=group)
+            for node, content in zip(self.nodes, self.contents, strict=True)
+        ]
 
 
 @dataclass(eq=False)
@@ -153,20 +173,19 @@ class Run:
         assert self.grid is not None
         if isinstance(step, Question):
             return answered(self.federation, self.grid, self.round, step)
-        contents, offline = self.to_send(step)
+        sending = self.to_send(step)
+        self.book_sent(step, sending)
         first, ttl = step.exchanges[0], self.federation.timeout
         group = f"{self.round}-{self.group(step)}"
-        inbox = Inbox([node for node, _ in contents], group, self.reader(step))
+        inbox = Inbox(sending.nodes, group, self.reader(step))
         self.report = inbox.report
-        messages = [
-            Message(content, to.node_id, step.kind, ttl=ttl, group_id=group) for to, content in contents
-        ]
+        messages = sending.messages(step.kind, group, ttl)
         came = collect(self.grid, messages, min(ttl, first.timeout)) if messages else ()
         replies = inbox.accept(_until(came, first.done))
         if not isinstance(step, Together):
             return self.columns(step, replies)
-        if offline:
-            inbox.report.rejected["offline"] = offline
+        if sending.offline:
+            inbox.report.rejected["offline"] = sending.offline
         held = list(replies)
         self.federation.judge(inbox)
         return self.read_together(step, held, inbox.report)
@@ -188,46 +207,46 @@ class Run:
             of[id(step.of(reply.node.partition_id))].append(reply)
         return tuple(self.columns(exchange, of[id(exchange)]) for exchange in step.exchanges)
 
-    def _sent_together(self, step: Together) -> tuple[list[tuple[Node, RecordDict]], int]:
-        assert self.grid is not None
-        roster = self.federation.gather(self.grid)
-        self.waves += 1
-        asked = [(ask.pool, i, one) for one in step.exchanges for i, ask in one.asked.items()]
-        if len(step.exchanges) > 1:
-            asked.sort(key=lambda row: row[0])
-        contents, known = [], dict[Any, tuple[RecordDict, tuple[int, int]]]()
-        for _, at, exchange in asked:
-            if roster.nodes[at].node_id not in roster.online:
-                continue
-            content, (_, size) = self._content(exchange, at, known)
-            contents.append((roster.nodes[at], content))
-            if exchange.booked:
-                self.federation.ledger.book(
-                    self.round, HUB_TO_NODE, 0, at, exchange.asked[at].bits or 0, size
-                )
-        return contents, len(asked) - len(contents)
-
-    def to_send(self, exchange: Exchange | Together) -> tuple[list[tuple[Node, RecordDict]], int]:
-        """Return the contents of an exchange's messages, booked, and how many of its nodes are offline."""
-        if isinstance(exchange, Together):
-            return self._sent_together(exchange)
-        if exchange.trains:
-            nodes, away = self.federation.members.select_online(list(exchange.asked))
-        else:
-            nodes, away = [self.federation.members.node(i) for i in exchange.asked], 0
+    def to_send(self, step: Exchange | Together) -> Sending:
+        """Return the instructions of an exchange; nodes with equal ones share one object."""
         known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
-        made = [self._content(exchange, node.partition_id, known) for node in nodes]
-        if nodes and (exchange.links[0] or exchange.booked):
-            members, ledger = [node.partition_id for node in nodes], self.federation.ledger
-            asks = [exchange.asked[at] for at in members]
-            bits = [self.bits_of(exchange, ask) for ask in asks]
-            if link := exchange.links[0]:
+        if isinstance(step, Together):
+            assert self.grid is not None
+            roster = self.federation.gather(self.grid)
+            self.waves += 1
+            asked = [(ask.pool, i, one) for one in step.exchanges for i, ask in one.asked.items()]
+            if len(step.exchanges) > 1:
+                asked.sort(key=lambda row: row[0])
+            there = [(i, one) for _, i, one in asked if roster.nodes[i].node_id in roster.online]
+            nodes, offline = [roster.nodes[i] for i, _ in there], len(asked) - len(there)
+            made = [self._content(one, i, known) for i, one in there]
+        else:
+            if step.trains:
+                nodes, away = self.federation.members.select_online(list(step.asked))
+            else:
+                nodes, away = self.federation.members.nodes_of(step.asked), 0
+            offline = step.offline + away
+            made = [self._content(step, node.partition_id, known) for node in nodes]
+        return Sending(nodes, [content for content, _ in made], [size for _, size in made], offline)
+
+    def book_sent(self, step: Exchange | Together, sending: Sending) -> None:
+        """Book the instructions of an exchange."""
+        ledger, members = self.federation.ledger, [node.partition_id for node in sending.nodes]
+        if isinstance(step, Together):
+            of = {i: one for one in step.exchanges for i in one.asked}
+            for at, (_, size) in zip(members, sending.sizes, strict=True):
+                if of[at].booked:
+                    ledger.book(self.round, HUB_TO_NODE, 0, at, of[at].asked[at].bits or 0, size)
+        elif members and (step.links[0] or step.booked):
+            asks, sizes = [step.asked[at] for at in members], sending.sizes
+            model = self.federation.model_bits if step.blocks is None else Models().bits(step.blocks.layout)
+            bits = [model if ask.bits is None else ask.bits for ask in asks]
+            if link := step.links[0]:
                 pools = [ask.pool for ask in asks]
-                ledger.book_all(self.round, link, pools, members, bits, [size for _, (size, _) in made])
-            whole = [size for _, (_, size) in made]
-            ledger.book_all(self.round, HUB_TO_NODE, [0] * len(nodes), members, bits, whole)
-        contents = [(node, content) for node, (content, _) in zip(nodes, made, strict=True)]
-        return contents, exchange.offline + away
+                ledger.book_all(self.round, link, pools, members, bits, [size for size, _ in sizes])
+            ledger.book_all(
+                self.round, HUB_TO_NODE, [0] * len(members), members, bits, [size for _, size in sizes]
+            )
 
     def _content(
         self, exchange: Exchange, at: int, known: dict[Any, tuple[RecordDict, tuple[int, int]]]
@@ -251,14 +270,6 @@ class Run:
         if lacks:
             self.federation.lacking.discard(at)
         return known[alike]
-
-    def bits_of(self, exchange: Exchange, ask: Ask) -> int:
-        """Return the bits of one instruction as the paper counts them: 32 per parameter if it has none."""
-        if ask.bits is not None:
-            return ask.bits
-        if exchange.blocks is None:
-            return self.federation.model_bits
-        return Models().bits(exchange.blocks.layout)
 
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
         """Return the content of a node's message; nodes that are sent the same model share its arrays."""
@@ -307,22 +318,42 @@ class Run:
 
     def _booked(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
         """Book valid replies, and return them as columns."""
-        nodes, ledger = [reply.node.partition_id for reply in replies], self.federation.ledger
-        pools, bits = [exchange.asked[node].pool for node in nodes], [reply.value.bits for reply in replies]
-        if link := exchange.links[1]:
+        nodes = [reply.node.partition_id for reply in replies]
+        rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
+        bits, sizes, whole = [reply.value.bits for reply in replies], list[int](), list[int]()
+        if exchange.links[1]:
             arrays = [only_arrays(reply.content) for reply in replies]
             # The paper's bits, unless the record was decoded from a smaller one.
             bits = [nominal_bits(one, own) for one, own in zip(arrays, bits, strict=True)]
-            ledger.book_all(self.round, link, nodes, pools, bits, [payload_bytes(one) for one in arrays])
+            sizes = [payload_bytes(one) for one in arrays]
+        if exchange.links[1] or exchange.booked:
+            whole = [payload_bytes(reply.content) for reply in replies]
+        if exchange.reads is None:
+            self.contents += [reply.metrics for reply in replies]
+        columns = Columns(nodes, [exchange.asked[node].pool for node in nodes], rows, claimed, replies)
+        return self.taken(exchange, columns, bits, sizes, whole)
+
+    def taken(
+        self,
+        exchange: Exchange,
+        columns: Columns,
+        bits: int | Sequence[int],
+        arrays: Sequence[int],
+        whole: Sequence[int],
+    ) -> Columns:
+        """Book valid replies, and count them if they are updates; return them.
+
+        ``bits`` are those of the paper; ``arrays`` and ``whole`` have the bytes of a reply's arrays and of
+        all of it, (K,), where the exchange needs them.
+        """
+        nodes, ledger = columns.nodes, self.federation.ledger
+        if link := exchange.links[1]:
+            ledger.book_all(self.round, link, nodes, columns.pools, bits, arrays)
         if link or exchange.booked:
-            sizes = [payload_bytes(reply.content) for reply in replies]
-            ledger.book_all(self.round, NODE_TO_HUB, nodes, [0] * len(nodes), bits, sizes)
-        rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
-        columns = Columns(nodes, pools, rows, claimed, replies)
+            ledger.book_all(self.round, NODE_TO_HUB, nodes, [0] * len(nodes), bits, whole)
         if exchange.reads is None:
             self.absorbed += nodes
-            self.contents += [reply.metrics for reply in replies]
-            for part in self.parts.hooks["learnt"]:
+            for part in self.parts.hooks["learnt"] if nodes else ():
                 part.learnt(exchange, columns, self)
         return columns
 

@@ -496,7 +496,11 @@ def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = F
         On a complete graph take the exact weighted mean, P = m 1^T with zeta = 0. The formula gives
         zeta = 0 there only if all sizes are equal.
     """
-    graph = _checked_graph(graph, len(graph))
+    return fastest(_checked_graph(graph, len(graph)), sizes, exact_if_complete)
+
+
+def fastest(graph: nx.Graph, sizes: npt.ArrayLike, exact_if_complete: bool) -> Mixing:
+    """Return ``mixing`` on a graph of ``as_graph``, which is not checked again."""
     sizes = np.array(sizes, dtype=np.float64)
     D = len(graph)
     if sizes.shape != (D,) or not np.all(np.isfinite(sizes)) or not np.all(sizes > 0):

@@ -24,12 +24,11 @@ class Handed:
         """Return whether a record holds other bits under the same keys, or has other keys."""
         if self._arrays.keys() != arrays.keys():
             return True
-        return any(_differ(array, arrays[key]) for key, array in self._arrays.items())
+        pairs = ((array, arrays[key]) for key, array in self._arrays.items())
+        return any(one is not other and _differ(one, other) for one, other in pairs)
 
 
 def _differ(one: Array, other: Array) -> bool:
-    if one is other:
-        return False
     if (one.dtype, tuple(one.shape)) != (other.dtype, tuple(other.shape)):
         return True
     return view(one).tobytes() != view(other).tobytes()

@@ -318,6 +318,8 @@ class Ternary(Compressor):
         raise PayloadError("wrong shape", f"{coded.size} bytes of indices, {signs.size} bytes of signs")
 
 
+# Each of a round's nodes is sent the same name.
+@lru_cache(maxsize=64)
 def parse_compressor(text: str) -> Compressor:
     """Return the compressor of a name, the inverse of ``str``.
 

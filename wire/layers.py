@@ -6,7 +6,7 @@ buffer is read as (out * height) x (in * width), without a permutation of axes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -22,6 +22,13 @@ class LayerShape:
     shape : tuple of int
         (out, in) of a linear layer, or (out, in / groups, height, width) of a convolution.
 
+    Attributes
+    ----------
+    m, n : int
+        Rows and columns of the weight's matrix.
+    size : int
+        Entries of the weight, m n.
+
     Raises
     ------
     ValueError
@@ -30,27 +37,24 @@ class LayerShape:
 
     key: str
     shape: tuple[int, ...]
+    m: int = field(init=False, repr=False, compare=False)
+    n: int = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Check the shape, and derive the sizes."""
         if len(self.shape) not in (2, 4) or min(self.shape) < 1:
             raise ValueError(
                 f"{self.key} must have the shape (out, in) or (out, in, height, width), got {self.shape}"
             )
+        m, n = math.prod(self.shape[::2]), math.prod(self.shape[1::2])
+        derive(self, m=m, n=n, size=m * n)
 
-    @property
-    def m(self) -> int:
-        """Rows of the weight's matrix."""
-        return math.prod(self.shape[::2])
 
-    @property
-    def n(self) -> int:
-        """Columns of the weight's matrix."""
-        return math.prod(self.shape[1::2])
-
-    @property
-    def size(self) -> int:
-        """Entries of the weight."""
-        return math.prod(self.shape)
+def derive(one: object, **values: object) -> None:
+    """Set what follows from the other fields of a frozen dataclass; called by its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(one, name, value)
 
 
 def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hedgerow.wire.checks import at_least, in_range, one_of, positive
-from hedgerow.wire.layers import LayerShape
+from hedgerow.wire.layers import LayerShape, derive
 
 BUDGETS = ("model", "layer")
 LAYOUTS = ("flat", "tiled")
@@ -100,6 +100,14 @@ class FactoredLayer(LayerShape):
         ``"convolutions"``, row (o, y) and column (i, x) for the weight's (o, i, y, x), so that V is a
         convolution of one row and U one of one column; only for matrix forms.
 
+    Attributes
+    ----------
+    trainable, frozen : dict[str, tuple of int]
+        Names and shapes of the factors that are trained and sent, and of those that are drawn from a seed.
+    reachable : int
+        Blocks b_need that contain entries of the weight; 0 for the matrix forms. The last ``blocks -
+        reachable`` blocks never have a gradient, but are sent unless the layer is tight.
+
     Notes
     -----
     Left factors (U, X) are stored as (m, rank), right ones (V, Y) as (rank, n), Kronecker factors as
@@ -114,15 +122,30 @@ class FactoredLayer(LayerShape):
     # Not in the fingerprint if it has its default value.
     view: str = field(default="buffer", repr=False)
 
-    @property
-    def trainable(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the factors that are trained and sent."""
-        return {name: self._stored(name) for name in self._form.names if not _is_frozen(name)}
+    trainable: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    frozen: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    reachable: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def frozen(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the factors that are drawn from a seed."""
-        return {name: self._stored(name) for name in self._form.names if _is_frozen(name)}
+    def __post_init__(self) -> None:
+        """Derive the factors' shapes and the number of reachable blocks."""
+        super().__post_init__()
+        kronecker = self.blocks, self.side, self.side
+        stored = {
+            name: kronecker if self.side else (self.m, self.rank) if name[0] in "UX" else (self.rank, self.n)
+            for name in self._form.names
+        }
+        reachable = 0
+        if self.side and not self.grid:
+            reachable = math.ceil(self.size / self.side**4)
+        elif self.side:
+            whole, rest = divmod(self.size, self.grid * self.side**4)  # whole rows of blocks
+            reachable = whole * self.grid + min(self.grid, math.ceil(rest / self.side**2))
+        derive(
+            self,
+            trainable={name: shape for name, shape in stored.items() if not _is_frozen(name)},
+            frozen={name: shape for name, shape in stored.items() if _is_frozen(name)},
+            reachable=reachable,
+        )
 
     @property
     def random(self) -> tuple[str, ...]:
@@ -138,19 +161,6 @@ class FactoredLayer(LayerShape):
     def count(self) -> int:
         """Trainable scalars."""
         return sum(math.prod(shape) for shape in self.trainable.values())
-
-    @property
-    def reachable(self) -> int:
-        """Blocks b_need that contain entries of the weight; 0 for the matrix forms.
-
-        The last ``blocks - reachable`` blocks never have a gradient, but are sent unless the layer is tight.
-        """
-        if not self.side:
-            return 0
-        if not self.grid:
-            return math.ceil(self.size / self.side**4)
-        whole, rest = divmod(self.size, self.grid * self.side**4)  # whole rows of blocks
-        return whole * self.grid + min(self.grid, math.ceil(rest / self.side**2))
 
     def rank_bound(self, merges: int = 1) -> int:
         """Return the highest possible rank of a sum of ``merges`` updates, as m x n matrices.
@@ -193,11 +203,6 @@ class FactoredLayer(LayerShape):
     @property
     def _transposed(self) -> bool:
         return self.view == "convolutions" and len(self.shape) == 4
-
-    def _stored(self, name: str) -> tuple[int, ...]:
-        if self.side:
-            return self.blocks, self.side, self.side
-        return (self.m, self.rank) if _is_left(name) else (self.rank, self.n)
 
     @property
     def _form(self) -> _Form:
@@ -332,10 +337,6 @@ def _is_frozen(name: str) -> bool:
     return name.endswith("~")
 
 
-def _is_left(name: str) -> bool:
-    return name[0] in "UX"
-
-
 @dataclass(frozen=True)
 class Factorisation:
     """The factors of a whole model. Made by ``plan``; equal plans are equal values.
@@ -362,6 +363,14 @@ class Factorisation:
         Trainable scalars of the whole dense model.
     rho : float
         The resulting ratio of each layer, before rounding up; 1 without compression.
+
+    Attributes
+    ----------
+    has_base : bool
+        Whether the factors are updates of frozen bases, which are merged into them at resets.
+    shapes, frozen_shapes : dict[str, tuple of int]
+        The shapes of the trainable and of the frozen factors by ``"<layer key>:<name>"``, in the order of
+        ``init``.
     """
 
     variant: str
@@ -371,6 +380,18 @@ class Factorisation:
     tight: bool
     num_parameters: int
     rho: float
+    has_base: bool = field(init=False, repr=False, compare=False)
+    shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    frozen_shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Derive the factors' shapes."""
+        trainable, frozen = (
+            {f"{one.key}:{name}": shape for one in self.layers for name, shape in getattr(one, which).items()}
+            for which in ("trainable", "frozen")
+        )
+        base = all(layer.has_base for layer in self.layers) and self.variant != "dense"
+        derive(self, has_base=base, shapes=trainable, frozen_shapes=frozen)
 
     @classmethod
     def plan(
@@ -474,18 +495,6 @@ class Factorisation:
         return (self.count + self.uncompressed) / self.num_parameters
 
     @property
-    def has_base(self) -> bool:
-        """Whether the factors are updates of frozen bases, which are merged into them at resets."""
-        return all(layer.has_base for layer in self.layers) and self.variant != "dense"
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the trainable factors by ``"<layer key>:<name>"``, in the order of ``init``."""
-        return {
-            f"{layer.key}:{name}": shape for layer in self.layers for name, shape in layer.trainable.items()
-        }
-
-    @property
     def fingerprint(self) -> str:
         """A short hash of everything that determines the factors and their meaning."""
         views = {layer.view for layer in self.layers} - {"buffer"}
@@ -560,7 +569,7 @@ class Factorisation:
             If a base or a factor is missing or has another shape.
         """
         factors = {key: _to_cpu_float32(value) for key, value in {**frozen, **trainable}.items()}
-        _check_shapes("factor", factors, self.shapes | self._frozen_shapes)
+        _check_shapes("factor", factors, self.shapes | self.frozen_shapes)
         if self.has_base:
             _check_shapes("base", base, {layer.key: layer.shape for layer in self.layers})
         with torch.no_grad():
@@ -574,10 +583,6 @@ class Factorisation:
         _check_shapes("factor", trainable, self.shapes)
         if unknown := sorted(trainable.keys() - self.shapes.keys()):
             raise ValueError(f"factors must have the keys {sorted(self.shapes)}, got {unknown}")
-
-    @property
-    def _frozen_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {f"{layer.key}:{name}": shape for layer in self.layers for name, shape in layer.frozen.items()}
 
     def _reconstructed(self, factors: Mapping[str, Tensor], *, exactly: bool) -> dict[str, Tensor]:
         product = exact_product if exactly else torch.matmul

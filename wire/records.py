@@ -209,6 +209,11 @@ def _config_bytes(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else 8
 
 
+def data_bytes(record: ArrayRecord) -> int:
+    """Return the bytes of a record's values alone, without headers and keys."""
+    return sum(view(array).nbytes for array in record.values())
+
+
 def view(array: Array) -> NDArray[Any]:
     """Return the array read-only, without a copy unless it has a foreign byte order.
 

@@ -125,7 +125,8 @@ def _is_c_fixed(config: ConfigRecord) -> bool:
 
 
 def _state(memory: Memory) -> State:
-    counts = (memory.count(key) for key in ("participants", "gradients", "missed"))
+    known = {"participants": 0, "gradients": 0, "missed": 0, **memory.counts}
+    counts = (int(known[key]) for key in ("participants", "gradients", "missed"))
     return State(memory.arrays["w"], memory.arrays["u"], memory.iteration, *counts)
 
 

@@ -54,13 +54,17 @@ class Arithmetic:
     def forward(self, model: nn.Module) -> Forward:
         """Return a model's forward pass."""
 
+        def plain(x: Tensor) -> Tensor:
+            outputs: Tensor = model(x)
+            return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+
         def run(x: Tensor) -> Tensor:
             with self.autocast(x.device):
                 if self.compiled and len(x) == self.compiled > 1:
                     return self.exact(_run_compiled(model, x))
                 return self.exact(model(x))
 
-        return run
+        return run if self.rounds or self.compiled else plain
 
 
 FLOAT32 = Arithmetic()

@@ -17,7 +17,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Steps, Vector
-from hedgerow.strategies.topology import Mixing, mixing
+from hedgerow.strategies.topology import Mixing, fastest
 from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import robust_step
 from hedgerow.wire.records import Layout, lazy_array, payload_bytes
@@ -150,7 +150,7 @@ class GossipMixer(Alone):
     def mixing(self, sizes: NDArray[np.float64]) -> Mixing:
         """Return the mixing matrix of clusters of these sizes (D,)."""
         if self._mixing is None or not np.array_equal(self._mixing.sizes, sizes):
-            self._mixing = mixing(self.graph, sizes, exact_if_complete=self._exact)
+            self._mixing = fastest(self.graph, sizes, self._exact)
             zeta = self._mixing.zeta
             log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.steps)
         return self._mixing

@@ -104,7 +104,7 @@ class Algorithm(Method[State]):
 
     def ready(self, state: State, run: Run) -> list[int]:
         """Return the online nodes that know their settings."""
-        return [i for i in run.there if state.knows(run.federation.members.node(i))]
+        return state.knowing(run.federation.members.nodes_of(run.there))
 
     def all_communicated(self, state: State) -> bool:
         """Return whether all nodes have communicated, and have not restarted since."""

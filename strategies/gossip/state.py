@@ -73,11 +73,10 @@ class State:
         """Return the partition ids of the nodes that communicate at iteration k, ascending."""
         return [i for i, one in sorted(self.appointments.items()) if one.next == k]
 
-    def knows(self, node: Node) -> bool:
-        """Return whether a node knows its settings."""
-        i = node.partition_id
-        one = self.appointments.get(i)
-        return one is not None and one.node_id == node.node_id and i not in self.refusing
+    def knowing(self, nodes: Sequence[Node]) -> list[int]:
+        """Return the partition ids of those of the nodes that know their settings."""
+        ids = {i: one.node_id for i, one in self.appointments.items() if i not in self.refusing}
+        return [node.partition_id for node in nodes if ids.get(node.partition_id) == node.node_id]
 
     def introduced(self, answers: Mapping[int, Appointment]) -> Self:
         """Return the state after nodes' answers to a hello.

@@ -24,7 +24,15 @@ from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import MERGE
-from hedgerow.wire.records import PayloadError, checksum, only_record, payload_bytes, to_record, view
+from hedgerow.wire.records import (
+    PayloadError,
+    checksum,
+    data_bytes,
+    only_record,
+    payload_bytes,
+    to_record,
+    view,
+)
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
@@ -48,7 +56,7 @@ class Download:
     @classmethod
     def of(cls, *records: ArrayRecord) -> Download:
         """Return the size of some records."""
-        bits = sum(8 * view(array).nbytes for record in records for array in record.values())
+        bits = 8 * sum(data_bytes(record) for record in records)
         return cls(0, bits, sum(payload_bytes(record) for record in records))
 
     @property

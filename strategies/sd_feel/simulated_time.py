@@ -110,8 +110,8 @@ class SimulatedTime(Part):
         """Start at zero."""
         self._seconds = [0.0] * len(self._near)
         self._clients: dict[int, list[int]] = {}
-        # The seconds of a round without stragglers, by its uplink and whether servers mix.
-        self._constant: dict[tuple[float, bool], float] = {}
+        # The seconds of a round without stragglers, and of the mixing after it, by the round's uplink.
+        self._constant: dict[float, tuple[float, float]] = {}
 
     def system(self, federation: Federation) -> System:
         """Return the modelled system."""
@@ -135,9 +135,14 @@ class SimulatedTime(Part):
         uplink = bits / federation.model_bits if bits else 1.0
         mixed = run.round % self._tau2 == 0
         if self._stragglers is None:
-            if (uplink, mixed) not in self._constant:
-                self._constant[uplink, mixed] = self._seconds_of(uplink, mixed, self.system(federation))
-            federation.clock.advance(self._constant[uplink, mixed])
+            if uplink not in self._constant:
+                system = self.system(federation)
+                self._constant[uplink] = (
+                    round_seconds(self._scheme, system, tau1=tau1, uplink=uplink),
+                    inter_seconds(self._scheme, system, alpha=self._gossip_steps),
+                )
+            alone, mixing = self._constant[uplink]
+            federation.clock.advance(alone + mixing if mixed else alone)
             return
         system = self.system(federation)
         for d in range(len(self._seconds)):
@@ -150,13 +155,6 @@ class SimulatedTime(Part):
             for _ in range(self._gossip_steps):
                 self._seconds = [max(self._seconds[j] for j in near) + link for near in self._near]
         federation.clock.advance(max(self._seconds) - federation.clock.seconds)
-
-    def _seconds_of(self, uplink: float, mixed: bool, system: System) -> float:
-        """Return the seconds of a round without stragglers."""
-        seconds = round_seconds(self._scheme, system, tau1=self._tau1, uplink=uplink)
-        if mixed:
-            seconds += inter_seconds(self._scheme, system, alpha=self._gossip_steps)
-        return seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return the servers' clocks."""
