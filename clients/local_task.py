@@ -135,7 +135,12 @@ def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_c
 
 
 def frozen_part(model: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
-    """Return ``frozen_keys(model, x)``; ValueError if an array of the model cannot travel."""
+    """Return ``frozen_keys(model, x)``.
+
+    ValueError if the model has nothing to train, or an array that cannot travel.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model must have a parameter with requires_grad=True, got none: nothing is trained")
     frozen = frozen_keys(model, x)
     check_travels(model.state_dict(), frozen)
     return frozen

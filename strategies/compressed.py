@@ -135,6 +135,8 @@ class Compressed(Strategy):
     def __init__(
         self, strategy: Strategy, compressor: str | Compressor = "topk(0.01)", error_feedback: bool = True
     ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise ValueError(f"strategy must be a Strategy of Flower, got {quoted(strategy)}")
         self.strategy = strategy
         self.uplink = Uplink(ErrorFeedback(_named(compressor), error_feedback))
         self._check_composition()

@@ -129,6 +129,23 @@ class FederationSettings:
             ratio = getattr(self, name)
             valid = is_real(ratio) and (ratio == 0 or ratio >= 1)
             require(name, ratio, "a number >= 1, or 0 for no bound", valid)
+        for name, kind in (("roster", Roster), ("registry", Registry)):
+            value = getattr(self, name)
+            require(name, value, f"None or a {kind.__name__}", value is None or isinstance(value, kind))
+        for name in ("weighted_by_key", "arrayrecord_key", "configrecord_key"):
+            value = getattr(self, name)
+            require(name, value, "a text", isinstance(value, str) and bool(value))
+        for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+            value = getattr(self, name)
+            require(name, value, "None or a function", value is None or callable(value))
+        many, sizes, frozen = self.on_round_end, self.dealt_sizes, self.frozen
+        require("on_round_end", many, "a sequence of functions", _all(many, callable))
+        require("parts", self.parts, "a sequence of parts", _all(self.parts, lambda one: True))
+        valid = sizes is None or _all(sizes, lambda one: is_real(one) and one >= 0)
+        require("dealt_sizes", sizes, "None or a sequence of numbers >= 0", valid)
+        valid = frozen is None or _all(frozen, lambda one: isinstance(one, str))
+        require("frozen", frozen, "None or a collection of keys", valid)
+        require("max_wait", self.max_wait, "a number >= 0", is_real(self.max_wait) and self.max_wait >= 0)
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
         for name in ("seed", "min_train_nodes", "quarantine_after", "max_repeats"):
             int_at_least(0, **{name: getattr(self, name)})
@@ -141,3 +158,8 @@ class FederationSettings:
                 "num_clients must be 0 (accept any client), or at least min_available_nodes = "
                 f"{self.min_available_nodes}, got {self.num_clients!r}"
             )
+
+
+def _all(values: object, holds: Callable[[Any], bool]) -> bool:
+    """Return whether it is a collection, and no text, whose entries are all valid."""
+    return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(holds, values))

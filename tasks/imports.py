@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module, invalidate_caches
+from inspect import signature
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -66,6 +67,13 @@ def call_imported(key: str, path: str, *arguments: Any) -> Any:
         ValueError or an OSError.
     """
     function = import_callable(key, path)
+    try:
+        signature(function).bind(*arguments)
+    except TypeError:
+        words = f"must take {len(arguments)} arguments, got {path.split(':')[1]}{signature(function)}"
+        raise ValueError(f"{key} = {path!r} {words}") from None
+    except ValueError:  # What is written in C may tell no signature.
+        pass
     try:
         return function(*arguments)
     except (OSError, ValueError):

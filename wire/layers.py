@@ -70,11 +70,11 @@ def not_compressible(model: nn.Module) -> dict[str, str]:
 def _survey(model: nn.Module) -> tuple[tuple[LayerShape, ...], dict[str, str]]:
     layers: list[LayerShape] = []
     reasons: dict[str, str] = {}
-    owner: dict[int, str] = {}
+    keys: dict[int, list[str]] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        keys.setdefault(id(parameter), []).append(key)
     for name, module in model.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
-        for key, parameter in parameters.items():
-            owner.setdefault(id(parameter), f"{name}.{key}".lstrip("."))
         if not parameters:
             continue
         weight = parameters.get("weight")
@@ -85,8 +85,8 @@ def _survey(model: nn.Module) -> tuple[tuple[LayerShape, ...], dict[str, str]]:
             reasons[name] = "its weight is computed from other parameters"
         elif not weight.requires_grad:
             reasons[name] = "its weight is not trained"
-        elif owner[id(weight)] != key:
-            reasons[name] = f"its weight is also {owner[id(weight)]}"
+        elif others := [one for one in keys[id(weight)] if one != key]:
+            reasons[name] = f"its weight is also {others[0]}"
         else:
             layers.append(LayerShape(key, tuple(weight.shape)))
     return tuple(layers), reasons

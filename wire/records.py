@@ -438,6 +438,14 @@ class Layout:
         kinds = dict(zip(self.keys, self.dtypes, strict=True))
         return {key: where for key, where in self.slices.items() if np.dtype(kinds[key]).kind != "f"}
 
+    @cached_property
+    def floats(self) -> NDArray[np.intp]:
+        """The positions of all other entries, ascending."""
+        counted = np.zeros(self.size, bool)
+        for where in self.integers.values():
+            counted[where] = True
+        return np.flatnonzero(~counted)
+
     def part(self, keys: Collection[str]) -> "Layout":
         """Return the layout of some of the keys, in this order."""
         rows = [row for row in zip(self.keys, self.shapes, self.dtypes, strict=True) if row[0] in keys]

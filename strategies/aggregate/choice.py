@@ -22,7 +22,7 @@ class Choice:
         """Return the choice; ValueError if it is neither a rule nor an aggregator."""
         if isinstance(aggregation, Aggregation):
             return cls(aggregation)
-        if callable(getattr(aggregation, "means", None)):
+        if callable(getattr(aggregation, "means", None)) and not isinstance(aggregation, type):
             return cls(Aggregation("mean"), aggregation)  # type: ignore[arg-type]
         if not isinstance(aggregation, str):
             raise ValueError(

@@ -427,7 +427,9 @@ class CompressedLayers(Method[S]):
             bits=self.downlink_bits,
             held={} if base is None or not base.size else {"base": self._coded_layout.unflatten(base)},
         )
-        bounded = {"rest": (slice(0, d), theta)}
+        # A counter's change says nothing of the parameters beside it.
+        floats = self.rest.floats
+        bounded: dict[str, Any] = {"rest": (floats, theta[floats])}
         if start.size:
             bounded["coded"] = slice(d, d + start.size), start if near is None else near
         config: dict[str, Scalar] = {

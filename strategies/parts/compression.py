@@ -25,6 +25,7 @@ from hedgerow.wire.compress import (
     summed_arrays,
     unpack_update,
 )
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import Layout, to_record
 
 if TYPE_CHECKING:
@@ -97,6 +98,11 @@ class ErrorFeedback(Acknowledgements):
     name = "error-feedback"
 
     def __init__(self, compressor: Compressor, error_feedback: bool) -> None:
+        if isinstance(compressor, type) or not callable(getattr(compressor, "encode_stack", None)):
+            raise ValueError(
+                "compressor must be an object such as parse_compressor('topk(0.01)') of hedgerow.wire, got "
+                f"{quoted(compressor)}"
+            )
         self.compressor, self.error_feedback = compressor, error_feedback
         super().__init__()
 

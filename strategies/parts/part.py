@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hedgerow.strategies.exchange import Columns, Exchange, Steps
+from hedgerow.wire.printable import quoted
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -111,6 +112,8 @@ class Parts(tuple[Part, ...]):
     def __new__(cls, parts: Iterable[Part] = ()) -> Parts:
         """Return the parts in this order."""
         own = super().__new__(cls, parts)
+        if wrong := [part for part in own if not isinstance(part, Part)]:
+            raise ValueError(f"parts must be objects of classes derived from Part, got {quoted(wrong[0])}")
         if len(names := [part.name for part in own]) != len(set(names)):
             raise ValueError(f"parts must have different names, got {names}")
         own.hooks = {hook: tuple(part for part in own if _has(part, hook)) for hook in _HOOKS}

@@ -6,7 +6,17 @@ import pytest
 from flwr.serverapp.strategy import Strategy
 
 import hedgerow.strategies
-from hedgerow.strategies import Compressed, FederatedStrategy, Method, SDFeel
+from hedgerow.strategies import (
+    Acknowledgements,
+    Compressed,
+    ErrorFeedback,
+    FedAvg,
+    FederatedStrategy,
+    Method,
+    SDFeel,
+    SimilarityFree,
+    WeightedMean,
+)
 from hedgerow.strategies.federation import FederationOptions
 
 STRATEGIES = [
@@ -27,6 +37,27 @@ def test_an_unknown_option_names_the_class_that_was_called_and_those_that_it_tak
         kind(sead=1)
     known = {"compressor"} if kind is Compressed else FederationOptions.__annotations__.keys()
     assert all(name in str(error.value) for name in known)
+
+
+@pytest.mark.parametrize("option", FederationOptions.__annotations__)
+@pytest.mark.parametrize("value", [object(), [object()]], ids=["an object", "a list of one"])
+def test_an_option_of_another_kind_is_one_error_that_names_it(option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{option} must be "):
+        FedAvg(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [WeightedMean, Acknowledgements, FedAvg, None, 3, ["mean"]])
+def test_a_class_or_another_thing_in_place_of_an_object_is_refused(value: Any) -> None:
+    for take in (
+        lambda: FedAvg(aggregation=value),
+        lambda: FedAvg(parts=[value]),
+        lambda: FedAvg(server_step=value or 1),
+        lambda: Compressed(value, "topk(0.1)"),
+        lambda: ErrorFeedback(value, True),
+        lambda: SimilarityFree(schedule=value),
+    ):
+        with pytest.raises(ValueError, match=r"^\w+ must be "):
+            take()
 
 
 def test_a_name_that_is_nearly_right_is_suggested() -> None:

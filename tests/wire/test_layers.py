@@ -43,12 +43,13 @@ def test_what_else_has_parameters_is_named_with_its_reason():
             "relu": nn.ReLU(),
         }
     )
-    assert [layer.key for layer in layers_of(model)] == ["shared.weight"]
+    assert layers_of(model) == ()
     assert not_compressible(model) == {
         "norm": "BatchNorm2d is neither Linear nor Conv2d",
         "conv1d": "Conv1d is neither Linear nor Conv2d",
         "normed": "its weight is computed from other parameters",
         "normed.parametrizations.weight": "ParametrizationList is neither Linear nor Conv2d",
         "frozen": "its weight is not trained",
+        "shared": "its weight is also tied.weight",
         "tied": "its weight is also shared.weight",
     }
