@@ -69,7 +69,8 @@ class NodeLinks(Links):
 
     def __init__(self, call: Call, seed: int, *, begin: bool = False, run: str = "") -> None:
         context, name = call.context, str(call.partition_id)
-        if is_simulated():
+        self._simulated = is_simulated()
+        if self._simulated:
             session = SealingKey.simulated("session", seed, name)
         else:
             session = _session(context, begin=begin)
@@ -90,7 +91,7 @@ class NodeLinks(Links):
 
         Otherwise a server could add a name later and pass its own key under it. Simulated nodes trust all.
         """
-        if self.neighbours is None and not is_simulated():
+        if self.neighbours is None and not self._simulated:
             self.neighbours = frozenset(names)
 
     def keep(self, context: Context) -> None:
@@ -102,7 +103,7 @@ class NodeLinks(Links):
             graph = [] if self.neighbours is None else [sorted(self.neighbours)]
             written = json.dumps([*parts, *graph]).encode()
             context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._run_id, _WRITTEN: written})
-        if not is_simulated():
+        if not self._simulated:
             secret = config_in(context.state, SECRET_RECORD)
             session = self.identity.session.private
             context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self._run_id})

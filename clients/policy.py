@@ -8,13 +8,14 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
+from hedgerow.clients.handlers import outcome
 from hedgerow.clients.process_memory import can_limit_memory
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.wire.checks import did_you_mean
@@ -82,6 +83,15 @@ class Policy:
         """The path of the ledger."""
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
         return self.ledger or home / "hedgerow-ledger.jsonl"
+
+
+def policies_of(contexts: Iterable[Context]) -> list[Policy | Exception | None]:
+    """Return the policies of nodes as ``policy_of`` does, or its errors."""
+    free = is_simulated() and not os.environ.get(POLICY_VARIABLE)
+    return [
+        None if free and not context.node_config.get("policy") else outcome(policy_of, context)
+        for context in contexts
+    ]
 
 
 def policy_of(context: Context) -> Policy | None:

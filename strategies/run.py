@@ -322,7 +322,11 @@ class Run:
         rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
         bits, sizes, whole = [reply.value.bits for reply in replies], list[int](), list[int]()
         if exchange.links[1]:
-            arrays = [only_arrays(reply.content) for reply in replies]
+            read = [reply.value.arrays for reply in replies]
+            arrays = [
+                only_arrays(reply.content) if own is None else own
+                for reply, own in zip(replies, read, strict=True)
+            ]
             # The paper's bits, unless the record was decoded from a smaller one.
             bits = [nominal_bits(one, own) for one, own in zip(arrays, bits, strict=True)]
             sizes = [payload_bytes(one) for one in arrays]
@@ -360,31 +364,32 @@ class Run:
 
 @dataclass(frozen=True)
 class ReadReply:
-    """A valid reply's row, claimed number of examples, and bits as the paper counts them."""
+    """A valid reply: its row, claimed number of examples, bits as the paper counts them, and read arrays."""
 
     row: Any
     claimed: float
     bits: int
+    arrays: ArrayRecord | None = None
 
 
 def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadReply:
     """Read a reply to an exchange; raise PayloadError if it is not valid."""
-    federation, layout = run.federation, exchange.layout(run.federation)
+    federation = run.federation
     for part in run.parts.hooks["check"]:
         part.check(node, content, exchange, run)
     if exchange.reads is not None:
         row = exchange.reads(node, content)
-        row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(layout))
+        row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(exchange.layout(federation)))
         return ReadReply(row.vector, 0.0, row.bits)
     sent = exchange.asked[node.partition_id].model
     assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.limits.checked_weight(content)
-    row = exchange.coding.read(arrays, sent, layout, node.partition_id)
+    row = exchange.coding.read(arrays, sent, exchange.layout(federation), node.partition_id)
     if federation.settings.max_update_norm_ratio:
         with np.errstate(over="ignore", invalid="ignore"):  # An overflow is infinite, and refused.
             move = row.vector if exchange.coding.changes else row.vector - sent
         exchange.check(federation, move, sent)
-    return ReadReply(row.vector, claimed, row.bits)
+    return ReadReply(row.vector, claimed, row.bits, arrays)
 
 
 def send(steps: Steps[T], replies: Any) -> Exchange | Question | Together:

@@ -28,8 +28,8 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.common import log
 
-from hedgerow.clients.handlers import Answer, outcome
-from hedgerow.clients.policy import PRIVACY_MODES, Policy, policy_of
+from hedgerow.clients.handlers import Answer
+from hedgerow.clients.policy import PRIVACY_MODES, Policy, policies_of
 from hedgerow.clients.process_memory import is_out_of_memory, limited_memory
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, epsilon_of
 from hedgerow.tasks.permissions import Permissions, permitted
@@ -182,7 +182,7 @@ def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
         if _watch is not None:  # an app within another, which is already guarded
             return handler(calls)
-        policies = [outcome(policy_of, call.context) for call in calls]
+        policies = policies_of(call.context for call in calls)
         free = [at for at, policy in enumerate(policies) if policy is None]
         if len(free) == len(calls):
             return handler(calls)

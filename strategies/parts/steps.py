@@ -55,11 +55,8 @@ class ReportedSteps(Part):
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Record whether a valid reply reports the number."""
-        if (
-            (asked := exchange.config.get("local-steps")) is None
-            or not exchange.trains
-            or not self.all_report
-        ):
+        asked = exchange.config.get("local-steps")
+        if asked is None or not self.all_report or not exchange.trains:
             return
         if _NUM_STEPS not in only_record(reply.content, MetricRecord, "bad metrics"):
             self.all_report = False
