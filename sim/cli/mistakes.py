@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -53,7 +54,8 @@ class Command(TyperCommand):
                 raise
             key = error.option_name.lstrip("-")
             words = f'{error.message} A setting of the app is given as -c "{key}=VALUE".'
-            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from error
+            meant = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
+            raise click.NoSuchOption(error.option_name, words, meant, ctx) from error
         for param in self.params:
             given = ctx.params.get(param.name or "")
             for one in given if isinstance(given, list | tuple) else [given]:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def predict(
     app_path: AppPath,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run that trained the model.")],
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of the run that trained the model.")
+    ] = None,
     node_config: NodeConfig = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Number of nodes. Default: as many as trained.")
@@ -36,15 +38,19 @@ def predict(
     """Evaluate the trained model of a run of one of the suite's apps, or of a copy made by 'new'.
 
     Prints its metrics as JSON: on the test data of the run's data set, or over the nodes with their own data
-    of --node-config. Where nodes have models of their own, those of each. In apps with the key 'predict', a
-    node with labels writes its predictions to the file ``predictions`` of its node config, if any; on
-    devices, use that key with ``flwr run``.
+    of --node-config. A RUN alone names its app. Where nodes have models of their own, those of each. In apps
+    with the key 'predict', a node with labels writes its predictions to the file ``predictions`` of its node
+    config, if any; on devices, use that key with ``flwr run``.
     """
     from hedgerow.sim.runs.app import find_app, own_settings
+    from hedgerow.sim.runs.folder import RunFolderError, read_config
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.trained import evaluate_model
 
-    with bad_options():
+    with bad_options(RunFolderError, OSError, ValueError):
+        if run is None:
+            run = Path(app_path).expanduser()
+            app_path = str(read_config(run)["app"])
         spec = find_app(app_path)
         if own_settings(spec) is None:
             raise ValueError(f"APP must be one of the suite's or a copy of one, got {spec.name!r}")

@@ -35,6 +35,7 @@ def test_the_saved_model_is_that_of_the_last_evaluation(case: AppCase, tmp_path:
     shown = hedgerow("predict", case.spec.folder, folder)
     assert shown.exit_code == 0, shown.output
     told = json.loads(shown.stdout)
+    assert hedgerow("predict", folder).stdout == shown.stdout
     if case is CEPS:
         assert list(told) == [f"partition-{i}" for i in range(case.small["num-clients"])]
         assert all(np.isfinite(one["loss"]) for one in told.values())
