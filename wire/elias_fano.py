@@ -140,7 +140,7 @@ def added(vector: NDArray[np.float32], update: Mapping[str, NDArray[Any]]) -> ND
 
 
 def _check(size: int, count: int) -> None:
-    if isinstance(size, int) and isinstance(count, int) and 0 <= count <= size and 1 <= size <= _MAX_SIZE:
+    if type(size) is type(count) is int and 0 <= count <= size and 1 <= size <= _MAX_SIZE:
         return  # The errors below name what is wrong.
     at_least(1, size=size)
     require("size", size, f"an integer from 1 to {_MAX_SIZE}", size <= _MAX_SIZE)

@@ -7,7 +7,6 @@ are reconstructed at once, and its forward pass uses the sums in place of its we
 """
 
 import copy
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -80,12 +79,9 @@ class FactoredModel(Reparametrised):
         self.plan = plan
         self.plain = copy.deepcopy(model)
         self.factors, self.frozen = nn.Module(), nn.Module()
-        names = Counter(id(value) for _, value in self.plain.named_parameters(remove_duplicate=False))
         for layer in plan.layers:
             module, name = _owner(self.plain, layer.key)
             weight = cast(Tensor, getattr(module, name))
-            if names[id(weight)] > 1:
-                raise ValueError(f"{layer.key} must be the weight of one layer, and another shares it")
             base = weight.detach() if plan.has_base else weight.new_empty(0)
             setattr(module, name, nn.Parameter(base, requires_grad=False))
             for tree, shapes in ((self.factors, layer.trainable), (self.frozen, layer.frozen)):
