@@ -146,8 +146,8 @@ class Exchange:
     reads : Callable[[Node, RecordDict], Any] or None
         Decodes replies that do not encode a model, in place of ``coding``: returns the row, or a ``Row``
         with its bits.
-    bounded : Mapping[str, (slice, NDArray)]
-        The parts of a row with bounded updates, by name: the slice, and the reference model of the bound.
+    bounded : Mapping[str, (slice or NDArray, NDArray)]
+        The parts of a row with bounded updates, by name: its positions, and the reference model of the bound.
         Empty for one part, the model that was sent.
     blocks : Blocks or None (default: None)
         The vectors that instructions and replies carry beside the model; ``Ask.model`` and rows are then
@@ -175,7 +175,7 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
-    bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
+    bounded: Mapping[str, tuple[slice | NDArray[np.intp], Vector]] = field(default_factory=dict)
     blocks: Blocks | None = None
     group: str = ""
     timeout: float = math.inf

@@ -247,7 +247,10 @@ class Method(FederatedStrategy, Generic[S]):
     ) -> list[Message]:
         """Return the messages of the round's training exchange; none if nothing is left to do."""
         self._to_training(server_round, arrays, config, grid)
-        return [] if self._pending is None else self._messages(self._pending[0].to_send(self._pending[2]))
+        if self._pending is None:
+            return []
+        run, _, step = self._pending
+        return self._messages(run.to_send(step))
 
     def train_at_once(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -322,10 +322,9 @@ class Run:
         rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
         bits, sizes, whole = [reply.value.bits for reply in replies], list[int](), list[int]()
         if exchange.links[1]:
-            read = [reply.value.arrays for reply in replies]
             arrays = [
-                only_arrays(reply.content) if own is None else own
-                for reply, own in zip(replies, read, strict=True)
+                only_arrays(reply.content) if reply.value.arrays is None else reply.value.arrays
+                for reply in replies
             ]
             # The paper's bits, unless the record was decoded from a smaller one.
             bits = [nominal_bits(one, own) for one, own in zip(arrays, bits, strict=True)]

@@ -31,8 +31,8 @@ class Registered:
         What the title of a run says is learnt.
     repeats : bool (default: True)
         Whether a round that fails is made again.
-    own : bool (default: False)
-        Whether it is one of the suite's own five, which follow rules of style beside those of every app.
+    suite : bool (default: False)
+        Whether it is one of the suite's five, which follow rules of style beside those of every app.
     """
 
     app: str
@@ -41,7 +41,7 @@ class Registered:
     rounds: int | Mapping[str, int] | None = None
     learnt: str = "mnist-5k"
     repeats: bool = field(default=True, kw_only=True)
-    own: bool = field(default=False, kw_only=True)
+    suite: bool = field(default=False, kw_only=True)
 
 
 REGISTRY = (
@@ -52,7 +52,7 @@ REGISTRY = (
             "model": "logistic", "evaluate-every": 1,
         },
         rounds={"sd-feel": 4, "hierfavg": 4, "feel": 4, "fedavg": 2},
-        own=True,
+        suite=True,
     ),
     Registered(
         "similarity-free",
@@ -62,7 +62,7 @@ REGISTRY = (
         },
         method="algorithm",
         rounds=3,
-        own=True,
+        suite=True,
     ),
     Registered(
         "fedmud",
@@ -72,7 +72,7 @@ REGISTRY = (
             "partition": "iid", "train-loss-samples": 200,
         },
         rounds=3,
-        own=True,
+        suite=True,
     ),
     Registered(
         "ceps",
@@ -83,7 +83,7 @@ REGISTRY = (
         },
         learnt="linear",
         repeats=False,
-        own=True,
+        suite=True,
     ),
     Registered(
         "hsgd",
@@ -94,6 +94,6 @@ REGISTRY = (
             "evaluate-every": 1,
         },
         learnt="breast-cancer",
-        own=True,
+        suite=True,
     ),
 )  # fmt: skip

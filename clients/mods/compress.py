@@ -262,7 +262,11 @@ def _memory(kept: NodeState, size: int) -> NDArray[np.float32] | None:
         return None
     if kept.absorbed:
         return error.copy()
-    return error + parse_compressor(str(kept.about.get("compressor"))).decode(dict(kept.otherwise), size)
+    try:
+        compressor = parse_compressor(str(kept.about.get("compressor")))
+    except ValueError:  # damaged
+        return None
+    return error + compressor.decode(dict(kept.otherwise), size)
 
 
 def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Exception]:

@@ -43,11 +43,11 @@ def predict(
     config, if any; on devices, use that key with ``flwr run``.
     """
     from hedgerow.sim.runs.app import find_app, own_settings
-    from hedgerow.sim.runs.folder import RunFolderError, read_config
+    from hedgerow.sim.runs.folder import read_config
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.trained import evaluate_model
 
-    with bad_options(RunFolderError, OSError, ValueError):
+    with bad_options():
         if run is None:
             run = Path(app_path).expanduser()
             app_path = str(read_config(run)["app"])

@@ -429,7 +429,7 @@ class CompressedLayers(Method[S]):
         )
         # A counter's change says nothing of the parameters beside it.
         floats = self.rest.floats
-        bounded: dict[str, Any] = {"rest": (floats, theta[floats])}
+        bounded: dict[str, tuple[slice | NDArray[np.intp], Vector]] = {"rest": (floats, theta[floats])}
         if start.size:
             bounded["coded"] = slice(d, d + start.size), start if near is None else near
         config: dict[str, Scalar] = {

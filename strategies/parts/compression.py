@@ -115,8 +115,8 @@ class ErrorFeedback(Acknowledgements):
         """Ask for compressed replies to a training exchange."""
         if exchange.kind != "train":
             return exchange
-        k, told = run.round - 1, super().ask(exchange, run)
-        return replace(told, config={**told.config, **self.asked(k)}, coding=self.coding(k))
+        k, exchange = run.round - 1, super().ask(exchange, run)
+        return replace(exchange, config={**exchange.config, **self.asked(k)}, coding=self.coding(k))
 
     @property
     def keeps_state(self) -> bool:

@@ -110,7 +110,6 @@ class _Stepped:
         return self.mean.weight
 
     def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        mean = self.mean.model(stayed)
-        start, where = self.start[self.where], self.where
-        moved: NDArray[np.float64] = start + self.by.of_pool(self.pool, mean[where] - start)
-        return moved if where == slice(None) else np.concatenate([moved, mean[moved.size :]])
+        row, start = np.array(self.mean.model(stayed)), self.start[self.where]
+        row[self.where] = start + self.by.of_pool(self.pool, row[self.where] - start)
+        return row

@@ -232,7 +232,9 @@ def test_a_new_run_starts_at_zero_whenever_it_first_asks_the_node(run_id: int, k
     assert metrics["memory-lost"] == 0
 
 
-@pytest.mark.parametrize("what", ["state gone", "state older", "state newer", "model changed"])
+@pytest.mark.parametrize(
+    "what", ["state gone", "state older", "state newer", "model changed", "codec damaged"]
+)
 def test_a_memory_that_was_lost_is_told(what: str) -> None:
     node = Node()
     node.round("topk(1)", 3, update(0))
@@ -243,6 +245,11 @@ def test_a_memory_that_was_lost_is_told(what: str) -> None:
         node.acknowledged, k = 7, 8
     elif what == "state newer":
         node.acknowledged, k = 1, 2
+    elif what == "damaged":  # of a reply that was lost
+        node.acknowledged = 2
+        node.state["error-feedback-status"] = ConfigRecord(
+            {**node.state.config_records["error-feedback-status"], "compressor": "zip"}
+        )
     else:
         node.state["error-feedback"] = ArrayRecord({"after.memory": Array(np.ones(3, np.float32))})
     q, metrics = node.round("topk(1)", k, update(1))

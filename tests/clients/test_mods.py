@@ -274,15 +274,15 @@ class Absorbed(Part):
 
 
 class Counted(PAGE["CountedRounds"]):  # type: ignore[misc]
-    """Notes the counts that each node tells, and the rounds that had absorbed it before."""
+    """Records each count that a node reports, and how many rounds had absorbed a reply of it before."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, int]] = []
+        self.reported: list[tuple[float, int]] = []
 
     def learnt(self, learnt: Learnt, call: Call) -> Learnt:
         found: Learnt = super().learnt(learnt, call)
         before = sum(call.partition_id in nodes for nodes in Absorbed.rounds)
-        self.told.append((found.metrics["rounds"], before))
+        self.reported.append((found.metrics["rounds"], before))
         return found
 
 
@@ -292,9 +292,9 @@ def test_node_state_counts_a_reply_that_was_absorbed_and_no_other() -> None:
     # Rounds with fewer than three replies are repeated.
     options = {"min_train_nodes": 3, "quarantine_after": 0, "max_repeats": 20}
     trained("sd-feel", mod, [Acknowledgements(), Absorbed()], 6, options, faults=faults)
-    assert len(mod.told) > 6 * NODES
-    assert all(count == 1 + before for count, before in mod.told)
-    assert len({before for _, before in mod.told}) > 3
+    assert len(mod.reported) > 6 * NODES
+    assert all(count == 1 + before for count, before in mod.reported)
+    assert len({before for _, before in mod.reported}) > 3
 
 
 def test_node_state_and_secure_sums_are_refused_together() -> None:

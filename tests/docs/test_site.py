@@ -45,7 +45,7 @@ def test_the_site_fetches_nothing() -> None:
     assert not [page.name for page in PAGES if "```mermaid" in page.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.own])
+@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.suite])
 def test_each_equation_names_a_function_that_is_there(app_name: str) -> None:
     readme = ROOT / "flower_apps" / app_name / "README.md"
     section = readme.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]

@@ -13,8 +13,8 @@ from hedgerow.sim import SettingsError, plan_run
 from hedgerow.sim.runs.common_settings import role_of
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-every_own_app = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.registered.own], ids=lambda case: case.name
+every_suite_app = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.registered.suite], ids=lambda case: case.name
 )
 PEERS = "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502"
 # An edge server that is an orchestrator of its own, one of several sites, sums.
@@ -99,7 +99,7 @@ def test_a_setting_has_the_role_that_its_name_has_everywhere(case: AppCase) -> N
     }
 
 
-@every_own_app
+@every_suite_app
 def test_ten_settings_matter_first_the_method_before_all(case: AppCase) -> None:
     first = [key for key, one in case.settings.SETTINGS.items() if one.first]
     assert len(first) == 10
@@ -119,7 +119,7 @@ WORDS = {
 }
 
 
-@every_own_app
+@every_suite_app
 @pytest.mark.parametrize("word", WORDS)
 def test_what_newcomers_call_a_key_is_answered_with_the_key(case: AppCase, word: str) -> None:
     if word in case.settings.SETTINGS:

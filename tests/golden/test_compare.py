@@ -146,7 +146,9 @@ def test_every_app_is_in_the_table_and_every_name_once() -> None:
     assert {row.script for row in ROWS} == {"", *SCRIPTS}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.registered.own], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.registered.suite], ids=lambda case: case.name
+)
 def test_every_word_that_a_setting_may_be_is_in_the_table(case: AppCase) -> None:
     rows, missing = of_app(case.spec.name), []
     for key, setting in case.settings.SETTINGS.items():
