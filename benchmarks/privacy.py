@@ -36,7 +36,7 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import FedAvg, FedMUD, SecureSum, SimilarityFree
 from hedgerow.strategies.aggregate.sum_noise import SumNoise
 from hedgerow.strategies.ceps.strategy import CEPS
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies.round_end import RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
 from hedgerow.strategies.schedules import Fixed
 from hedgerow.tasks import build_model

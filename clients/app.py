@@ -20,10 +20,10 @@ from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Mod, TrainingMod, received_by
 from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.policy import POLICY_VARIABLE
-from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
 from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
+from hedgerow.wire.process import one_blas_thread
 
 Scalar = bool | float | int | str | None
 # What a node reports about itself beside its number of examples, by key.

@@ -16,9 +16,9 @@ from flwr.app import ConfigRecord, Context
 
 from hedgerow.clients.mods.guard import WEAK, Refusal
 from hedgerow.wire.calls import LINKS_RECORD, RUN_KEY, SECRET_RECORD, Call
+from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import config_in
 from hedgerow.wire.sealed import Links, NodeIdentity, SealingKey, read_pins
-from hedgerow.wire.simulated import is_simulated
 
 _KEY, _PINS = "sealing-key", "neighbour-keys"  # in the node config
 _SESSION, _RUN = "link-session", "link-run"  # in SECRET_RECORD

@@ -21,8 +21,8 @@ from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.links import own_key
 from hedgerow.clients.mods.guard import check_restore, locked_number
 from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECORD, SECRET_RECORD, Call
+from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import PayloadError, finite_views, lazy_array
-from hedgerow.wire.simulated import is_simulated
 
 
 def keep(context: Context, name: str, arrays: ArrayRecord, status: Mapping[str, str | int]) -> None:

@@ -36,9 +36,9 @@ from hedgerow.tasks import (
 )
 from hedgerow.wire.calls import BatchHandler, Call, LocalDataError
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
+from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import config_in
 from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.simulated import is_simulated
 
 _RECORD = "standardise"  # in the message and in the node's state
 _MOST_HELD_OUT = 0.9

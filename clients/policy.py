@@ -20,7 +20,7 @@ from hedgerow.clients.process_memory import can_limit_memory
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import reason
-from hedgerow.wire.simulated import is_simulated
+from hedgerow.wire.process import is_simulated
 
 POLICY_VARIABLE = "HEDGEROW_NODE_POLICY"
 PRIVACY_MODES = ("none", "paper", "sound")

@@ -18,6 +18,7 @@ from hedgerow.strategies.ceps import (
 )
 from hedgerow.strategies.ceps.privacy import Privacy
 from hedgerow.strategies.compressed import Compressed
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import (
     Ask,
     Coding,
@@ -59,9 +60,8 @@ from hedgerow.strategies.parts import Acknowledgements, CompressedChanges, Error
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
+from hedgerow.strategies.round_end import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.strategies.sd_feel import (
     EdgeServerSDFeel,
@@ -85,6 +85,9 @@ from hedgerow.strategies.topology import (
     push_weights,
 )
 from hedgerow.strategies.whoami import RosterError
+
+# The name of ``RoundContext`` in earlier states.
+Run = RoundContext
 
 __all__ = [
     "BEER",
@@ -155,11 +158,11 @@ __all__ = [
     "Roster",
     "RosterError",
     "RoundCallback",
+    "RoundContext",
     "RoundEnd",
     "RoundFailedError",
     "Router",
     "Row",
-    "Run",
     "SDFeel",
     "Schedule",
     "SecureSum",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.exchange import Columns, Exchange, Models, RoundFailedError, Vector
-from hedgerow.strategies.run import Run, Sending, read
+from hedgerow.strategies.messenger import Messenger, Reader, Sending
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.calls import InColumns
 from hedgerow.wire.limits import MAX_METRIC
@@ -21,8 +21,9 @@ from hedgerow.wire.records import Layout, PayloadError, payload_bytes
 Rows = NDArray[Any] | Tensor
 
 
-def at_once(run: Run, exchange: Exchange, sending: Sending) -> Iterator[Columns] | None:
+def at_once(messenger: Messenger, exchange: Exchange, sending: Sending) -> Iterator[Columns] | None:
     """Make the training exchange without messages, with equal results; None if it needs messages."""
+    run = messenger.context
     answer = getattr(run.grid, "columns", None)
     simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
     simple = simple and run.parts.see_columns
@@ -36,30 +37,32 @@ def at_once(run: Run, exchange: Exchange, sending: Sending) -> Iterator[Columns]
     # A node's own arrays, or the frozen ones that it lacks, are sent to it alone.
     if any(len(content.array_records) > 1 for content, _ in asked):
         return None
-    found = answer(exchange.kind, asked)
-    if found is None or found.rows.shape != (len(sending.nodes), exchange.layout(run.federation).size):
+    found, layout = answer(exchange.kind, asked), exchange.layout(run.federation)
+    if found is None or found.rows.shape != (len(sending.nodes), layout.size):
         return None
     if any(part.check_columns(exchange, found.metrics, run) for part in run.parts.hooks["check_columns"]):
         return None
-    return _checked(run, exchange, sending, asked, found)
+    return _checked(messenger, exchange, sending, asked, found, layout)
 
 
 def _checked(
-    run: Run,
+    messenger: Messenger,
     exchange: Exchange,
     sending: Sending,
     asked: Sequence[tuple[RecordDict, Sequence[int]]],
     found: InColumns,
+    layout: Layout,
 ) -> Iterator[Columns]:
-    federation, nodes = run.federation, sending.nodes
-    run.book_sent(exchange, sending)
-    inbox = federation.open_exchange(run.round, nodes, run.reader(exchange), offline=sending.offline)
+    run, nodes = messenger.context, sending.nodes
+    read = Reader(run, exchange)
+    federation = run.federation
+    messenger.book_sent(exchange, sending)
+    inbox = federation.open_exchange(run.round, nodes, read, offline=sending.offline)
     partitions = np.array([i for _, members in asked for i in members])
     pools = [exchange.asked[node.partition_id].pool for node in nodes]
     sent = {ask.pool: ask.model for ask in exchange.asks if ask.model is not None}
     dtype = next(iter(sent.values())).dtype
     rows = _as_type(found.rows, dtype)
-    layout = exchange.layout(federation)
     if layout.integers:
         _add_integers(rows, [exchange.asked[i].model for i in partitions.tolist()], layout)
     metrics = {key: np.asarray(values) for key, values in found.metrics.items()}
@@ -76,15 +79,14 @@ def _checked(
     for k in np.flatnonzero(~(likely & federation.limits.claims.valid(weights))).tolist():
         try:
             own = {key: values[k] for key, values in metrics.items()}
-            read(run, exchange, nodes[k], _reply(layout, rows[k], own))
+            read(nodes[k], _reply(layout, rows[k], own))
         except PayloadError as error:
             errors[k] = error
-    if federation.settings.max_update_norm_ratio:
-        for block, where in exchange.slices.items():
-            of = {pool: model[where] for pool, model in sent.items()}
-            sizes = norms if exchange.blocks is None else _norms(rows[:, where], pools, of)
-            unread = {k: norm for k, norm in enumerate(sizes.tolist()) if k not in errors}
-            errors |= federation.limits.bound(block).too_large(unread, {k: of[pools[k]] for k in unread})
+    for bound, where, _ in read.bounds:
+        of = {pool: model[where] for pool, model in sent.items()}
+        sizes = norms if exchange.blocks is None else _norms(rows[:, where], pools, of)
+        unread = {k: norm for k, norm in enumerate(sizes.tolist()) if k not in errors}
+        errors |= bound.too_large(unread, {k: of[pools[k]] for k in unread})
     inbox.settle(nodes, errors)
     federation.judge(inbox)
     accepted = [k for k in range(len(nodes)) if k not in errors]
@@ -95,7 +97,7 @@ def _checked(
     vectors = DeviceRows(taken) if isinstance(taken, Tensor) else list(taken)
     columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
     bits = exchange.coding.bits(layout)
-    run.taken(exchange, columns, bits, [arrays] * len(kept), [whole[k] for k in accepted])
+    messenger.taken(exchange, columns, bits, [arrays] * len(kept), [whole[k] for k in accepted])
     if kept:
         yield columns
     if not federation.enough():

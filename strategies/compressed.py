@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, checked_metrics
+from hedgerow.strategies.options import check_options
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
-from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.strategies.strategy import check_options
+from hedgerow.strategies.round_end import TooFewRepliesError
 from hedgerow.strategies.wrappers import chain, is_flowers, outer_strategies
 from hedgerow.wire.compress import (
     UNSOUND,

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
+from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Reply, collect
+from hedgerow.strategies.limits import UpdateBound
 from hedgerow.strategies.node import Node
 from hedgerow.wire.blocks import MODEL, Blocks
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
 
-if TYPE_CHECKING:
-    from hedgerow.strategies.federation import Federation
-    from hedgerow.strategies.run import Run
-
 Vector = NDArray[Any]
 T = TypeVar("T")
-Weigh = Callable[["Run", "Columns"], Sequence[float]]
+Weigh = Callable[[RoundContext, "Columns"], Sequence[float]]
+Bounds = Sequence[tuple[UpdateBound, slice | NDArray[np.intp], Vector | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ class Exchange:
         Whether it goes over the grid whatever its kind.
     unbooked : tuple of str (default: ())
         Records of its instructions that do not count as traffic.
-    weigh : Callable[[Run, Columns], Sequence[float]] or None (default: None)
+    weigh : Callable[[RoundContext, Columns], Sequence[float]] or None (default: None)
         Returns the method's weights of replies (K,). None for the examples. See ``WeightedMean``.
     """
 
@@ -206,20 +206,33 @@ class Exchange:
         assert model is not None, "the exchange has models"
         return model
 
-    def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
-        """Record the norm of a row's update (M,); PayloadError if it is too large."""
-        bounded = self.bounded or {name: (at, sent[at]) for name, at in self.slices.items()}
-        for name, (where, model) in bounded.items():
-            federation.limits.bound(name).check(move[where], model)
+    def bounds(self, federation: Federation) -> Bounds:
+        """Return the bounds on a row's update: each with its part of a row, and the reference model.
 
-    @property
-    def slices(self) -> Mapping[str, slice]:
-        """Each block's slice of a row (M,): the model's alone, unless the exchange has ``blocks``."""
-        return {MODEL: slice(None)} if self.blocks is None else self.blocks.slices
+        None in place of a reference is that part of the model that the node was sent.
+        """
+        bound = federation.limits.bound
+        if self.bounded:
+            return [(bound(name), where, model) for name, (where, model) in self.bounded.items()]
+        blocks = {MODEL: slice(None)} if self.blocks is None else self.blocks.slices
+        return [(bound(name), where, None) for name, where in blocks.items()]
 
     def layout(self, federation: Federation) -> Layout:
         """Return the layout of the vectors that it carries."""
         return federation.known_layout() if self.blocks is None else self.blocks.layout
+
+    def changed(self, context: RoundContext) -> Exchange:
+        """Return the exchange as the parts of a run change it."""
+        exchange = self
+        for part in context.parts.hooks["ask"]:
+            exchange = part.ask(exchange, context)
+        return exchange
+
+    def prepared(self, context: RoundContext) -> Exchange:
+        """Return the exchange as the parts of a run change it, with the caller's config."""
+        exchange, federation = self.changed(context), context.federation
+        frozen = federation.frozen_config if federation.frozen else {}
+        return replace(exchange, config={**context.config, **exchange.config, **frozen})
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,6 +327,12 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
     (question.ended or federation.judge)(inbox)
 
 
+def check_update(bounds: Bounds, update: Vector, sent: Vector) -> None:
+    """Record the norms of an update (M,) of the model that a node was sent; PayloadError if too large."""
+    for bound, where, model in bounds:
+        bound.check(update[where], sent[where] if model is None else model)
+
+
 Replies = Iterator[Columns]
 # A generator that yields exchanges and questions, is sent their replies, and returns a T.
 Steps = Generator["Exchange | Question | Together", Any, T]
@@ -323,7 +342,7 @@ Steps = Generator["Exchange | Question | Together", Any, T]
 class Together:
     """Exchanges of one kind with different nodes, made at once: all are sent before any reply is read.
 
-    Messages are sent pool by pool. ``Run.whole`` has the message counts of all of a round's.
+    Messages are sent pool by pool. ``RoundContext.whole`` has the message counts of all of a round's.
     """
 
     exchanges: tuple[Exchange, ...]

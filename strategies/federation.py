@@ -145,8 +145,9 @@ class Federation:
 
     def enough(self) -> bool:
         """Return whether the training exchange got its minimum, or all replies if fewer nodes take part."""
-        chosen = self.report.sent + self.report.rejected["offline"]
-        return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
+        report = self._exchange.report
+        chosen = report.sent + report.rejected["offline"]
+        return report.accepted >= min(self.settings.min_train_nodes, chosen)
 
     def open_exchange(
         self,
@@ -172,13 +173,14 @@ class Federation:
         self.judge(self._exchange)
 
     def judge(self, exchange: Inbox) -> None:
-        """Count an exchange's refused replies, and quarantine nodes after several in a row.
+        """End an exchange: count its refused replies, and quarantine nodes after several in a row.
 
         A node that failed may lack the frozen arrays, and is sent them with its next message.
         """
         if self.frozen:
             self.lacking |= exchange.report.errors.keys()
         self.members.judge(exchange.refused, exchange.used, self.completed)
+        exchange.close()
 
     # FederatedEvaluation and metrics.
 
@@ -258,11 +260,6 @@ class Federation:
     def num_parameters(self) -> int:
         """The model's parameters as papers count them: without running statistics and counters."""
         return compressed_part(self.known_layout()).size
-
-    @property
-    def model_bits(self) -> int:
-        """The nominal bits of a whole model: 32 per parameter."""
-        return 32 * self.num_parameters
 
     # State.
 

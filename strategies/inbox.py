@@ -136,6 +136,10 @@ class Inbox:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
             log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
 
+    def close(self) -> None:
+        """Forget how replies are read, and with it the models that were sent; the counts stay."""
+        self._check = lambda node, content: None
+
     # Replies without messages.
 
     def settle(self, nodes: Sequence[Node], errors: Mapping[int, PayloadError]) -> None:

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.messenger import Messenger, Sending, send
 from hedgerow.strategies.parts.part import Part, Parts
 from hedgerow.strategies.parts.server_step import ServerStep
-from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.strategies.run import Run, Sending, send
+from hedgerow.strategies.round_end import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.wrappers import Handed
 from hedgerow.wire.printable import quoted
@@ -88,7 +89,7 @@ class Method(FederatedStrategy, Generic[S]):
         """Return the state before the first round, from the initial model (M,); M is 0 if nodes have it."""
 
     @abstractmethod
-    def round(self, state: S, run: Run) -> Steps[S]:
+    def round(self, state: S, run: RoundContext) -> Steps[S]:
         """Yield the exchanges of a round, and return the state after it.
 
         At least one exchange must be of the category ``train``, unless the run ends (``finished``). The first
@@ -100,9 +101,9 @@ class Method(FederatedStrategy, Generic[S]):
     def model(self, state: S) -> Vector:
         """Return the model (M,) of a state."""
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Make a training exchange; return the aggregate of each pool's replies."""
-        asked = replace(run.prepared(exchange), weigh=self.mean.weights)
+        asked = replace(exchange.prepared(run), weigh=self.mean.weights)
         means = yield from self.aggregator.means(asked, run)
         return means if self.server_step is None else self.server_step.stepped(means, exchange, run)
 
@@ -110,7 +111,7 @@ class Method(FederatedStrategy, Generic[S]):
         """Return why no ``ServerStep`` can act on the method's means; None if one can."""
         return None
 
-    def ended(self, state: S, run: Run) -> None:
+    def ended(self, state: S, run: RoundContext) -> None:
         """Called with the state after each completed round."""
 
     def moved(self, state: S, model: Vector) -> S:
@@ -142,7 +143,7 @@ class Method(FederatedStrategy, Generic[S]):
     def _forget(self) -> None:
         self.state: S | None = None
         # The current round, until it ends: its steps, and its training exchange.
-        self._pending: tuple[Run, Steps[S], Exchange | Together] | None = None
+        self._pending: tuple[Messenger, Steps[S], Exchange | Together] | None = None
         # The state of the caller's own parts and aggregator before the attempt, until the round counts.
         for cached in ("_owned", "_stateless"):  # it may have another aggregator
             self.__dict__.pop(cached, None)
@@ -249,8 +250,8 @@ class Method(FederatedStrategy, Generic[S]):
         self._to_training(server_round, arrays, config, grid)
         if self._pending is None:
             return []
-        run, _, step = self._pending
-        return self._messages(run.to_send(step))
+        messenger, _, step = self._pending
+        return self._messages(messenger.to_send(step))
 
     def train_at_once(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -268,13 +269,13 @@ class Method(FederatedStrategy, Generic[S]):
         self._to_training(server_round, arrays, config, grid)
         if self._pending is None:
             return []
-        run, steps, made = self._pending
-        sending = run.to_send(made)
-        columns = None if isinstance(made, Together) else at_once(run, made, sending)
+        messenger, steps, made = self._pending
+        sending = messenger.to_send(made)
+        columns = None if isinstance(made, Together) else at_once(messenger, made, sending)
         if columns is None:
             return self._messages(sending)
         self._pending = None
-        new, metrics = self._finished(run, steps, columns)
+        new, metrics = self._finished(messenger, steps, columns)
         if new is not None:
             self._handed = Handed(new)
         return new, metrics
@@ -284,18 +285,18 @@ class Method(FederatedStrategy, Generic[S]):
         self._pending = None
         if self.finished:
             return
-        there = self.federation.open_round(grid).present
+        online = self.federation.open_round(grid).present
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         if self._owned or self._stateless:
             self._take()
         before, state = partial(self.model, self.state), self.state
-        run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
-        steps = self._steps(self.state, run)
+        run = RoundContext(self.federation, server_round, dict(config), online, self.parts, grid, before)
+        messenger, steps = Messenger(run), self._steps(self.state, run)
         try:
             step = next(steps)
             while isinstance(step, Question) or not step.trains:
-                step = send(steps, run.answered(step))
+                step = send(steps, messenger.answered(step))
         except RoundFailedError:
             self._put_back()
             return
@@ -309,22 +310,22 @@ class Method(FederatedStrategy, Generic[S]):
                     "category 'train' (message type 'train' or 'train.…') unless the run ends, got none."
                 ) from None
             return
-        self._pending = run, steps, step
+        self._pending = messenger, steps, step
 
     def _messages(self, sending: Sending) -> list[Message]:
         """Open the round's training exchange, and return its messages."""
         assert self._pending is not None
-        run, _, step = self._pending
-        run.book_sent(step, sending)
-        group = "-".join(filter(None, (str(run.round), run.group(step))))
+        messenger, _, step = self._pending
+        run, group = messenger.context, messenger.group(step, alone=False)
+        messenger.book_sent(step, sending)
         self.federation.open_exchange(
-            run.round, sending.nodes, run.reader(step), offline=sending.offline, group=group
+            run.round, sending.nodes, messenger.reader(step), offline=sending.offline, group=group
         )
         messages = sending.messages(step.kind, group, self.federation.timeout)
         besides = [(part, exchange) for part in self.parts.hooks["beside"] for exchange in step.exchanges]
         return messages + [m for part, exchange in besides for m in part.beside(exchange, sending.nodes, run)]
 
-    def _steps(self, state: S, run: Run) -> Steps[S]:
+    def _steps(self, state: S, run: RoundContext) -> Steps[S]:
         for part in self.parts.hooks["opened"]:
             yield from part.opened(run)
         return (yield from self.round(state, run))
@@ -335,33 +336,36 @@ class Method(FederatedStrategy, Generic[S]):
         """Finish the round; if there are too few replies, return None and keep the state."""
         if self._pending is None:
             return None, None
-        (run, steps, made), self._pending = self._pending, None
+        (messenger, steps, made), self._pending = self._pending, None
         for part in self.parts.hooks["arrived"]:
             for exchange in made.exchanges:
-                replies = part.arrived(replies, exchange, run)
+                replies = part.arrived(replies, exchange, messenger.context)
         accepted = self.federation.accept(replies)
         if isinstance(made, Together):
-            return self._finished(run, steps, run.read_together(made, list(accepted), self.federation.report))
-        return self._finished(run, steps, run.columns(made, accepted))
+            came: Any = messenger.read_together(made, list(accepted), self.federation.report)
+        else:
+            came = messenger.columns(made, accepted)
+        return self._finished(messenger, steps, came)
 
     def _finished(
-        self, run: Run, steps: Steps[S], replies: Any
+        self, messenger: Messenger, steps: Steps[S], replies: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Run the round from its training exchange to its end."""
+        run = messenger.context
         try:
             step = send(steps, replies)
             while True:
-                step = send(steps, run.answered(step))
+                step = send(steps, messenger.answered(step))
         except RoundFailedError:
             self._put_back()
             return None, None
         except StopIteration as end:
-            self.state = end.value
+            self.state = state = end.value
         self._before = []
         self.federation.completed = run.round
         for part in self.parts.hooks["ended"]:
             part.ended(run)
-        self.ended(self._known_state(), run)
+        self.ended(state, run)
         if self._stateless:
             self._check_unchanged(run.round)
         table = run.table

@@ -1,15 +1,17 @@
 """The options that every strategy takes."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from functools import lru_cache
+from inspect import Parameter, signature
+from typing import Any, Required, TypedDict, get_args, get_origin, get_type_hints
 
 from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.wire.checks import in_range, int_at_least, is_real, require
+from hedgerow.strategies.round_end import RoundCallback
+from hedgerow.wire.checks import did_you_mean, in_range, int_at_least, is_real, require
 
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
@@ -163,3 +165,43 @@ class FederationSettings:
 def _all(values: object, holds: Callable[[Any], bool]) -> bool:
     """Return whether it is a collection, and no text, whose entries are all valid."""
     return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(holds, values))
+
+
+def check_options(cls: type, options: Iterable[str], positional: int = 0) -> None:
+    """Raise TypeError unless a class takes keyword arguments of these names, and needs no others.
+
+    ``positional`` is the number of arguments without a name. ``Unpack[…]`` of a class's ``**options`` counts.
+    """
+    valid, needed = _options(cls)
+    if valid is None:
+        return
+    for name in options:
+        if name not in valid:
+            meant = did_you_mean(name, valid)
+            raise TypeError(
+                f"{cls.__name__}() has no parameter {name!r}; its parameters are "
+                f"{', '.join(sorted(valid))}.{f' D{meant[1:]}' if meant else ''}"
+            )
+    if missing := [name for name in needed[positional:] if name not in options]:
+        given = ", ".join(sorted(options)) or "none"
+        raise TypeError(f"{cls.__name__}() must be given {' and '.join(missing)}, got {given}")
+
+
+@lru_cache(maxsize=64)
+def _options(cls: Any) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    """Return the names of a class's arguments, None if it takes any, and in order of those it must have."""
+    names: set[str] = set()
+    needed: list[str] = []
+    for name, parameter in list(signature(cls.__init__).parameters.items())[1:]:
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            (options,) = get_args(get_type_hints(cls.__init__).get(name)) or (None,)
+            if options is None:
+                return None, ()
+            hints = get_type_hints(options, include_extras=True)
+            names |= hints.keys()
+            needed += [key for key, hint in hints.items() if get_origin(hint) is Required]
+        elif parameter.kind is not Parameter.VAR_POSITIONAL:
+            names.add(name)
+            if parameter.default is Parameter.empty:
+                needed.append(name)
+    return frozenset(names), tuple(needed)

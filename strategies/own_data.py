@@ -20,7 +20,7 @@ from hedgerow.strategies.inbox import Inbox, Reply, checked_metrics, collect
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies.round_end import RoundEnd
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.whoami import RosterError, raised_words
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,92 +20,78 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.inbox import TOO_LARGE, collect
-from hedgerow.wire.failures import RunFailedError
-from hedgerow.wire.ledger import Traffic
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import TOO_LARGE, ExchangeReport, collect
+from hedgerow.strategies.round_end import (
+    DivergenceError,
+    EvaluateFn,
+    Progress,
+    RoundCallback,
+    RoundEnd,
+    TooFewRepliesError,
+)
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import view
 
-if TYPE_CHECKING:
-    from hedgerow.strategies.strategy import FederatedStrategy
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+class Driven(Protocol):
+    """What the loop needs of a strategy, see ``FederatedStrategy``."""
 
+    federation: Federation
+    max_repeats: int
+    on_round_end: Sequence[RoundCallback]
+    lost_replies: bool
 
-class TooFewRepliesError(RunFailedError):
-    """A round got fewer valid replies than its minimum in every attempt."""
+    @property
+    def completed_rounds(self) -> int:
+        """Number of completed rounds."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run ends before ``num_rounds``."""
 
-class DivergenceError(RunFailedError):
-    """The model or its loss diverges, because of too large step sizes or Byzantine nodes."""
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether the run has spent its budget."""
 
+    @property
+    def report(self) -> ExchangeReport:
+        """Message counts of the last training exchange."""
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a run; fields as in ``RoundEnd``."""
+    @property
+    def sums(self) -> object | None:
+        """The secure sums of a method; None without them."""
 
-    iterations: int | None = 0
-    total_iterations: int | None = None
-    bits: int = 0
-    payload_bytes: int = 0
-    by_link: dict[str, Traffic] = field(default_factory=dict)
-    sim_seconds: float | None = 0.0
+    def summary(self) -> None:
+        """Log the settings."""
 
+    def current_arrays(self) -> ArrayRecord | None:
+        """Return the global model of the completed rounds."""
 
-@dataclass(frozen=True)
-class RoundEnd:
-    """A completed round, as passed to callbacks.
+    def progress(self) -> Progress:
+        """Return iterations, traffic and simulated seconds since the start."""
 
-    Parameters
-    ----------
-    round : int
-        The round, from 1; 0 is the state before training.
-    train, evaluate, central : dict
-        Aggregated client metrics of training and of federated evaluation, and the result of
-        ``evaluate_fn``; empty if there is none.
-    iterations : int or None
-        Local iterations since the start, to compare methods with unequal rounds; ``evaluate`` and
-        ``central`` refer to the models after them. None if nodes did not report them.
-    total_iterations : int or None
-        Iterations at which the run ends at the latest; None if the number of rounds ends it.
-    bits : int
-        Nominal bits over all links of the modelled system since the start.
-    payload_bytes : int
-        Serialised bytes over the same links since the start.
-    by_link : dict[str, Traffic]
-        Messages, nominal bits and payload bytes of each link since the start: the modelled links, which
-        ``bits`` and ``payload_bytes`` sum up, and the legs through the hub, which they exclude.
-    sim_seconds : float or None
-        Simulated seconds since the start; None if nodes did not report their iterations.
-    wall_seconds : float
-        Real seconds of this round, with evaluation.
-    sent, accepted : int
-        Training instructions and valid replies of the round's last attempt.
-    rejected : dict[str, int]
-        Lost training replies by reason, of all attempts.
-    """
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return a round's training messages."""
 
-    round: int
-    train: dict[str, Any]
-    evaluate: dict[str, Any]
-    central: dict[str, Any]
-    iterations: int | None
-    total_iterations: int | None
-    bits: int
-    payload_bytes: int
-    by_link: dict[str, Traffic]
-    sim_seconds: float | None
-    wall_seconds: float
-    sent: int
-    accepted: int
-    rejected: dict[str, int]
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Finish a round."""
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return a round's messages of federated evaluation."""
 
-RoundCallback = Callable[[RoundEnd], None]
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' metrics."""
 
 
 def run_rounds(
-    strategy: FederatedStrategy,
+    strategy: Driven,
     grid: Grid,
     initial_arrays: ArrayRecord,
     num_rounds: int,
@@ -161,7 +146,7 @@ def run_rounds(
 
 
 def _train(
-    strategy: FederatedStrategy,
+    strategy: Driven,
     grid: Grid,
     current: int,
     arrays: ArrayRecord,
@@ -188,9 +173,10 @@ def _train(
         lost += strategy.report.rejected
     report = strategy.report
     if 2 * report.rejected[TOO_LARGE] > report.sent:
+        most = strategy.federation.settings.max_update_norm_ratio
         raise DivergenceError(
             f"Round {current}: {report.rejected[TOO_LARGE]} of {report.sent} updates are too large for "
-            f"max_update_norm_ratio = {strategy.settings.max_update_norm_ratio:g}: the run diverges. "
+            f"max_update_norm_ratio = {most:g}: the run diverges. "
             "A smaller step size keeps it stable; max_update_norm_ratio = 0 takes all that is finite."
         )
     reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(report.rejected.items()))
@@ -201,7 +187,7 @@ def _train(
 
 
 def _at_once(
-    strategy: FederatedStrategy, current: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    strategy: Driven, current: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
 ) -> tuple[ArrayRecord | None, MetricRecord | None] | list[Message]:
     """Make a round without messages; return its messages if it needs them, as with a wrapper."""
     # Looked up on the type: a wrapper forwards attributes, but its strategy must not bypass it.
@@ -223,7 +209,7 @@ def _check_finite(current: int, arrays: ArrayRecord, strategy: Any) -> None:
             )
 
 
-def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str, Any] | None) -> None:
+def _check_loss(strategy: Driven, current: int, central: Mapping[str, Any] | None) -> None:
     """Raise DivergenceError if the server's evaluation loss, or a median of the nodes' losses, diverges."""
     metrics = central or {}
     # If nodes evaluate, one of them can set the mean to any value; so take the median.
@@ -256,7 +242,7 @@ def _evaluate_centrally(
 
 
 def _report(
-    strategy: FederatedStrategy,
+    strategy: Driven,
     current: int,
     started: float,
     lost: Mapping[str, int] | None = None,

@@ -18,12 +18,13 @@ import networkx as nx
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.messenger import Messenger
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part, Parts
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.run import Run
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.message_types import PUBLISH
 from hedgerow.wire.records import PayloadError, config_in
@@ -131,7 +132,7 @@ class Router(Part):
         """Forget the last event."""
         self.report = RoutingReport()
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report an event's deliveries and losses."""
         report = self.report
         lost = sum(report.lost.values())
@@ -189,14 +190,14 @@ class Router(Part):
             theirs. None delivers every payload.
         """
         federation = Federation.of(roster, self.ledger, timeout)
-        run = Run(federation, server_round, {}, roster.present, Parts(), grid)
-        return run.driven(self.bundles(k, wants, run, first or {}))
+        run = RoundContext(federation, server_round, {}, roster.present, Parts(), grid)
+        return Messenger(run).driven(self.bundles(k, wants, run, first or {}))
 
-    def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+    def bundles(self, k: int, wants: Wants, run: RoundContext, first: Mapping[int, int]) -> Steps[Bundles]:
         """Do the same within a run; its parts may change the exchange."""
         report = self.report = RoutingReport()
         asked = self._along_edges(k, wants)
-        readers, there = _turned(asked), set(run.there)
+        readers, there = _turned(asked), set(run.online)
         publishers = [j for j in readers if j in there]
         report.lost += Counter(offline=len(readers) - len(publishers))
         box = _Box(asked, first)
@@ -206,7 +207,7 @@ class Router(Part):
             PUBLISH, asks, {"iteration": k},
             reads=partial(self._read, readers, box), group="publish", done=box.full,
         )  # fmt: skip
-        for _ in (yield run.changed(publish)):
+        for _ in (yield publish.changed(run)):
             pass
         report.lost += run.report.rejected
         if first and (late := report.lost.pop("no reply", 0)):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hedgerow.sim import flower_identity as identity
-from hedgerow.wire.simulated import simulated
+from hedgerow.wire.process import simulated
 
 collect_ignore = ["exercises/add-a-method"]  # files for a checkout to which they were added
 

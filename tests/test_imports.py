@@ -67,7 +67,7 @@ ELSEWHERE = {
         "clients/training/test_own",
         "clients/training/test_proof",
     },
-    "hedgerow.wire.simulated": {
+    "hedgerow.wire.process": {
         "contracts/test_charges",
         "clients/test_guard",
         "clients/test_masks_bind",

@@ -19,9 +19,9 @@ from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.clients.mods.guard import check_hello, releases_made
 from hedgerow.wire.calls import SECRET_RECORD, Call
 from hedgerow.wire.limits import MAX_STEPS
+from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import PayloadError, config_in, to_record, view
 from hedgerow.wire.sealed import UNKNOWN
-from hedgerow.wire.simulated import is_simulated
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
 _ROOT = "noise-root"  # the key in SECRET_RECORD

@@ -38,8 +38,8 @@ from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED, MASKED_SUM
 from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE
 from hedgerow.wire.printable import shown, traced
+from hedgerow.wire.process import is_simulated, simulation, simulation_folder
 from hedgerow.wire.records import payload_bytes
-from hedgerow.wire.simulated import is_simulated, simulation, simulation_folder
 
 Noted = TypeVar("Noted")
 

@@ -48,10 +48,10 @@ from hedgerow.wire.masked_sums import (
 )
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.printable import traced
+from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import PayloadError, change_of, config_in, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.simulated import is_simulated
 
 NO_SUM = "this node takes no part in such a sum"
 # Node config key: the smallest number of a sum's members.

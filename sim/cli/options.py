@@ -12,7 +12,7 @@ import typer
 
 from hedgerow.sim.cli.mistakes import machine_lacks
 from hedgerow.sim.runs.hooks import shipped_apps
-from hedgerow.wire.ordinary import ORDINARY, is_ordinary
+from hedgerow.wire.checks import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from hedgerow.wire.calls import AnswersColumns, Delivery, InColumns, KnownNodes,
 from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown
-from hedgerow.wire.simulated import simulation_folder
+from hedgerow.wire.process import simulation_folder
 
 # Bytes of arrays in the messages processed at once, unless max_in_flight is given.
 MEMORY_BUDGET = 1 << 30

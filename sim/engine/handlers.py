@@ -23,7 +23,6 @@ from hedgerow.sim.engine._compat import (
 from hedgerow.sim.engine.faults import Fate
 from hedgerow.sim.engine.generators import drawn, kept_generators, seed_generators
 from hedgerow.sim.engine.nodes import SimulatedNode
-from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import (
     AnswersColumns,
     Batched,
@@ -35,7 +34,7 @@ from hedgerow.wire.calls import (
 )
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import shown, traced
-from hedgerow.wire.simulated import simulated
+from hedgerow.wire.process import one_blas_thread, simulated
 
 # The type of a ClientApp.
 App = Callable[[Message, Context], Message]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,12 +12,10 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector, Weigh
 from hedgerow.strategies.vectors import DeviceRows
 from hedgerow.wire.records import only_record
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 class Mean(Protocol):
@@ -42,7 +40,7 @@ class Aggregator(Protocol):
     replies has the method's weights: ``WeightedMean()``.
     """
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Make an exchange; return the means of the pools that have one."""
 
 
@@ -139,13 +137,13 @@ class WeightedMean:
 
     by_examples: bool | None = None
 
-    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+    def weights(self, run: RoundContext, replies: Columns) -> Sequence[float]:
         """Return the replies' weights (K,): the examples that each node claimed first, bounded, or 1."""
         if self.by_examples is False:
             return [1.0] * len(replies.nodes)
         return run.sizes(replies.nodes, replies.claimed)
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return each pool's mean, summed in float64 as replies come."""
         sums: dict[int, SumOfRows] = {}
         own = self.by_examples is not None or type(self).weights is not WeightedMean.weights
@@ -167,7 +165,7 @@ class MeanByMetric(WeightedMean):
 
     metric: str = ""
 
-    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+    def weights(self, run: RoundContext, replies: Columns) -> Sequence[float]:
         """Return each reply's metric, up to its node's examples; without messages, the examples."""
         examples = super().weights(run, replies)
         if not replies.replies:
@@ -179,7 +177,7 @@ class MeanByMetric(WeightedMean):
 def means_of(
     aggregator: Aggregator,
     pools: Mapping[int, tuple[Vector, Mapping[int, Vector]]],
-    run: Run,
+    run: RoundContext,
     claimed: Mapping[int, float] | None = None,
     weigh: Weigh | None = None,
 ) -> Steps[Mapping[int, Mean]]:
@@ -191,7 +189,7 @@ def means_of(
         Any but secure sums.
     pools : Mapping[int, tuple of NDArray and Mapping[int, NDArray]]
         By pool, the model that its members were sent (M,), and each member's row (M,).
-    run : Run
+    run : RoundContext
         The current attempt of the round.
     claimed : Mapping[int, float] or None (default: None)
         The examples that each member claims; None for 1 each.

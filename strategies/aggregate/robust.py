@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Mean, Moved
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.wire.robust_means import Aggregation
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Robust:
 
     rule: Aggregation
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return the rule's aggregate of each pool's updates; of too few of them the median, counted."""
         found: dict[int, tuple[list[int], list[NDArray[np.float64]]]] = {}
         for columns in (yield exchange):
@@ -48,7 +45,7 @@ class Robust:
             means[pool] = Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
         return means
 
-    def _for_count(self, updates: int, run: Run) -> Aggregation:
+    def _for_count(self, updates: int, run: RoundContext) -> Aggregation:
         """Return the rule; the coordinate-wise median, counted and logged, if it needs more updates."""
         taken = self.rule.for_count(updates)
         if taken is not self.rule:

@@ -26,9 +26,10 @@ from hedgerow.strategies.aggregate.sum_noise import (
     SumPrivacyReport,
     SumReleases,
 )
-from hedgerow.strategies.exchange import Ask, Exchange, Question, RoundFailedError, Steps
+from hedgerow.strategies.exchange import Ask, Exchange, Question, RoundFailedError, Steps, check_update
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport
+from hedgerow.strategies.messenger import instruction
 from hedgerow.strategies.node import Node
 from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.frozen import FROZEN
@@ -513,7 +514,7 @@ class SecureSums:
             start = exchange.sent(pool)
             change = exchange.coding.change(update.mean, layout)
             try:
-                exchange.check(self.federation, start + change - start, start)
+                check_update(exchange.bounds(self.federation), start + change - start, start)
             except PayloadError as error:
                 self._lose(error.reason, len(update.survivors))
                 continue
@@ -532,7 +533,7 @@ def _same_for_all(run: Any, exchange: Exchange, ask: Ask) -> RecordDict:
         # Records are compared as objects: nodes that are sent the same one share it.
         if any(own.get(i) is not own.get(first) and own.get(i) != own.get(first) for i in ask.nodes):
             raise ValueError(f"{key} must be the same in all instructions of a secure sum")
-    content: RecordDict = run.instruction(replace(exchange, asks=[ask]), first)
+    content = instruction(run, replace(exchange, asks=[ask]), first)
     # A node that lacks the frozen arrays is sent them beside the instruction, which has their checksum.
     return RecordDict({key: record for key, record in content.items() if key != FROZEN})
 

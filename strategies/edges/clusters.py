@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.whoami import RosterError
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 # Each client's server, ``BY_GROUP`` for the nodes' groups, or None for contiguous clusters.
 Chosen = Sequence[int] | str | None
@@ -110,7 +108,7 @@ class Clusters(Part):
     def _found(self) -> bool:
         return self.chosen == BY_GROUP or self.federation.members.places is None
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Determine the clusters at the start of a run, and the servers of nodes that have joined since.
 
         RosterError if the nodes do not introduce themselves, or have no group for each server.

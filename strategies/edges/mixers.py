@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from logging import INFO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import networkx as nx
 import numpy as np
@@ -16,15 +16,13 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.topology import Mixing, fastest
 from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import robust_step
 from hedgerow.wire.records import Layout, lazy_array, payload_bytes
 from hedgerow.wire.robust_means import Aggregation
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 class Mixer(Protocol):
@@ -34,7 +32,7 @@ class Mixer(Protocol):
     def steps(self) -> int:
         """Number of sequential transfers, for the simulated clock."""
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return the mixed models (D, M) of servers with clusters of these sizes (D,)."""
 
     def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
@@ -110,7 +108,7 @@ class Alone:
 
     steps = 1
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return the models as they are."""
         yield from ()
         return servers
@@ -123,7 +121,7 @@ class Alone:
 class CloudMean(Alone):
     """HierFAVG: a cloud gives every server the exact weighted mean."""
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return the mean of the mixed entries for every server; book one model up and one down for each."""
         shares = sizes / sizes.sum()
 
@@ -155,7 +153,7 @@ class GossipMixer(Alone):
             log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.steps)
         return self._mixing
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return the models after gossip; book both directions of every edge, once per step.
 
         From the second step on, models are sent in float64: there is no rounding between two steps.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import networkx as nx
 import numpy as np
@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.aggregate.mean import Mean, Taken
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, only_arrays
@@ -34,9 +35,6 @@ from hedgerow.wire.edge_servers import CLIENT, EDGE, LACKS, MODEL, MODELS, OWN, 
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 # Tolerances for rounding in the bound on an edge server's move, relative to the bound and to the model.
 _ROUNDING, _MODEL_ROUNDING = 1e-3, 1e-6
@@ -158,7 +156,7 @@ class EdgeNodes:
 
     # As an aggregator.
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return the edge servers' means of their clients' models, eq. (3); RoundFailedError without any."""
         federation = self.federation
         bundles: dict[int, list[tuple[float, Vector]]] = {}
@@ -201,7 +199,7 @@ class EdgeNodes:
         """Alpha."""
         return self._gossip.steps
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return the models (D, M) after ``alpha`` gossip steps, eq. (5); book their transfers.
 
         Between two steps models are sent in float64, so that the result is rounded once.
@@ -238,7 +236,7 @@ class EdgeNodes:
 
     def _step(
         self,
-        run: Run,
+        run: RoundContext,
         now: Sequence[Vector],
         receivers: Sequence[Column],
         most: Mapping[int, float],
@@ -283,7 +281,7 @@ class EdgeNodes:
 
     def _ask_twice(
         self,
-        run: Run,
+        run: RoundContext,
         message_type: str,
         contents: Mapping[int, RecordDict],
         models: Mapping[int, Vector],
@@ -301,7 +299,7 @@ class EdgeNodes:
 
     def _ask(
         self,
-        run: Run,
+        run: RoundContext,
         message_type: str,
         contents: Mapping[int, RecordDict],
         before: Mapping[int, Vector],
@@ -329,7 +327,9 @@ class EdgeNodes:
             f"{run.round}-{message_type}-{federation.token}",
             {federation.edges[d]: content for d, content in contents.items()},
             check,
-            bits=lambda content: federation.model_bits * sum(map(len, content.array_records.values())),
+            bits=lambda content: (
+                32 * federation.num_parameters * sum(map(len, content.array_records.values()))
+            ),
             ended=self._ended,
         )
         return {reply.node.partition_id - first: reply.value for reply in (yield question)}

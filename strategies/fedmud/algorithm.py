@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Factors
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.records import to_record
 
@@ -53,7 +53,7 @@ class FactorAveraging(CompressedLayers[State]):
         base = weights if self.plan.has_base else np.zeros(0, np.float32)
         return State(theta, base, self._drawn(0))
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Let the participants train F and theta, average both, and merge F every s rounds."""
         fresh = self.plan.has_base and not state.age
         F = split(state.factors, self.plan.shapes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, Taken
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Row, Steps, Vector
 from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.lowrank import Factorisation
 from hedgerow.wire.records import Layout, PayloadError
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 Decode = Callable[[ArrayRecord, int], NDArray[Any]]
 
@@ -139,7 +137,7 @@ class Reconstructing:
     # factors, against eq. (6), the mean of updates.
     measures: bool
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return the mean factors of the one pool."""
         factors, (ask,) = exchange.coding, exchange.asks
         assert isinstance(factors, Factors)

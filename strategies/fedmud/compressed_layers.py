@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, MeanByMetric, WeightedMean
 from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.fedmud.codings import Coded
@@ -30,7 +31,6 @@ from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterations, Sync, UpdateLog
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.layers import LayerShape, layers_of
@@ -298,7 +298,7 @@ class CompressedLayers(Method[S]):
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
         """Return the K partition ids of a round, ascending, drawn from all nodes or from the online ones."""
-        everyone = range(self.num_clients)
+        everyone = range(self.federation.num_clients)
         if self.num_clients_per_round is None:
             return list(everyone)
         there = everyone if there is None else there
@@ -402,7 +402,7 @@ class CompressedLayers(Method[S]):
 
     def training(
         self,
-        run: Run,
+        run: RoundContext,
         theta: Vector,
         start: Vector,
         coding: Coded,
@@ -420,7 +420,7 @@ class CompressedLayers(Method[S]):
         """
         d = theta.size
         ask = Ask(
-            self.participants(run.round, run.there),
+            self.participants(run.round, run.online),
             np.concatenate([theta, start]),
             arrays=self.rest.unflatten(theta),
             records=records or {},

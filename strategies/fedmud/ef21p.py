@@ -17,12 +17,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.node import placed
 from hedgerow.strategies.parts import UpdateLog
-from hedgerow.strategies.run import Run
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, most_entries
 from hedgerow.wire.layers import LayerShape
@@ -99,7 +99,7 @@ class EF21P(WithoutFactors[State]):
         theta, weights = self.parted(model)
         return State(theta, weights, weights)
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Move x by the mean of Q(Delta_i), and w by the largest entries of x - w."""
         values = Layout(("values",), ((self.keep,),), ("float32",))
 

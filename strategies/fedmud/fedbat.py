@@ -15,11 +15,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.compressed_layers import TrainingOptions, WithoutFactors
 from hedgerow.strategies.parts import UpdateLog
-from hedgerow.strategies.run import Run
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.layers import LayerShape
 from hedgerow.wire.seeds import Purpose, generator
@@ -97,7 +97,7 @@ class FedBAT(WithoutFactors[State]):
         """Return theta^0 and w^0."""
         return State(*self.parted(model))
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Average the signs times step sizes to M, and move by M binarised with alpha = mean |M|."""
         drawn = self.code.drawn(state.moves)
 

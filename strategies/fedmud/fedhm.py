@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded, Factors
 from hedgerow.strategies.fedmud.compressed_layers import (
@@ -22,7 +23,6 @@ from hedgerow.strategies.fedmud.compressed_layers import (
     Compression,
     TrainingOptions,
 )
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.extras import needed
 from hedgerow.wire.records import to_record
@@ -71,7 +71,7 @@ class FedHM(CompressedLayers[State]):
         theta, weights = self.parted(model)
         return State(theta, weights, self._truncated(weights))
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Send U and V of rank r, and average the replies' products."""
         factors = Factors(self.rest, self.uplink_bits, self.plan, {})
 

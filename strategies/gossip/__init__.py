@@ -7,7 +7,7 @@ from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.rounds import DivergenceError
+from hedgerow.strategies.round_end import DivergenceError
 
 __all__ = [
     "SET_UP",

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.gossip.links import OpenLinks
 from hedgerow.strategies.gossip.looks import Looks
@@ -28,9 +29,8 @@ from hedgerow.strategies.gossip.state import (
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.node import Node
-from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.strategies.round_end import TooFewRepliesError
 from hedgerow.strategies.router import Router
-from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import PayloadError, records_of
 
@@ -59,7 +59,7 @@ class Algorithm(Method[State]):
         """Return why no server step can act: the server has no model."""
         return "models live on the nodes, and the server averages none"
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Let the neighbours of the communicating nodes publish, and relay their payloads."""
         state = yield from self._greeted(state, run)
         # The smallest k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of the nodes due at k.
@@ -84,7 +84,7 @@ class Algorithm(Method[State]):
         missing = len(due) - len(wants)
         update = Exchange(UPDATE, asks, {"iteration": k}, offline=missing, reads=partial(self._read, k))
         replies: dict[int, tuple[int, list[int]]] = {}
-        for columns in (yield run.prepared(update)):
+        for columns in (yield update.prepared(run)):
             replies.update(zip(columns.nodes, columns.rows, strict=True))
             run.contents += [reply.metrics for reply in columns.replies]
         # An event is not lost if all nodes due are offline or failing, and others are not.
@@ -102,9 +102,9 @@ class Algorithm(Method[State]):
 
     # Online nodes, and their communications.
 
-    def ready(self, state: State, run: Run) -> list[int]:
+    def ready(self, state: State, run: RoundContext) -> list[int]:
         """Return the online nodes that know their settings."""
-        return state.knowing(run.federation.members.nodes_of(run.there))
+        return state.knowing(run.federation.members.nodes_of(run.online))
 
     def all_communicated(self, state: State) -> bool:
         """Return whether all nodes have communicated, and have not restarted since."""
@@ -120,15 +120,15 @@ class Algorithm(Method[State]):
         wanted = self.method.wants(i, appointment.next)
         return list(appointment.want if wanted is None else wanted)
 
-    def _greeted(self, state: State, run: Run) -> Steps[State]:
+    def _greeted(self, state: State, run: RoundContext) -> Steps[State]:
         """Send new nodes their settings; they reply with their next communication."""
         ready = self.ready(state, run)
-        unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
+        unknown = set(run.online).difference(ready).union(self.links.unmet(ready))
         asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
         config = {"method": self.method.name, "run-seed": run.seed, **self.node_settings}
         hello = Exchange(HELLO, asks, config, reads=self._appointed, group="hello", timeout=_PATIENCE)
         answers: dict[int, Appointment] = {}
-        for columns in (yield run.prepared(hello)):
+        for columns in (yield hello.prepared(run)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
         state = state.introduced(answers)
         if not state.appointments:
@@ -159,7 +159,7 @@ class Algorithm(Method[State]):
         check_wanted(*told, node.partition_id, self.method)
         return told
 
-    def _lost_in_a_row(self, state: State, run: Run) -> int:
+    def _lost_in_a_row(self, state: State, run: RoundContext) -> int:
         """Return the number of lost events in a row; TooFewRepliesError if there are too many."""
         report = run.federation.report
         if report.accepted and run.federation.enough():

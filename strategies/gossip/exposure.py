@@ -11,13 +11,13 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import LOST_ROUNDS, MONITOR, NodeNoise, PrivacyReport
-from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
 
@@ -74,14 +74,14 @@ class Exposure(Part):
         # Ids of the run, the current one last; a resumed run of Flower's engines has a new one.
         self._runs: list[str] = []
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Record the current run's id."""
         if str(run.id) in self._runs:
             self._runs.remove(str(run.id))
         self._runs.append(str(run.id))
         yield from ()
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Count settings, after which a node may restart, and updates."""
         for i in exchange.asked:
             if exchange.kind == HELLO:
@@ -96,7 +96,7 @@ class Exposure(Part):
         asked.earlier += self.iterations if asked.begun else 0
         asked.begun += 1
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Take the releases that a node reports."""
         if exchange.kind == HELLO:
             self.keep(reply.node.partition_id, reply.value.row)
@@ -122,7 +122,7 @@ class Exposure(Part):
         asked.told = max(asked.told, made)
         asked.covered = earlier_runs >= len(self._runs) - 1
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the privacy of the node with the most releases."""
         self.iterations = int(run.metrics["iteration"]) + 1
         run.metrics |= self.noise.metrics(self.most(), self._unprotected())

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
@@ -17,7 +18,6 @@ from hedgerow.strategies.introductions import Introductions, introduction_in, re
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
-from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 
@@ -50,7 +50,7 @@ class OpenLinks(Part):
         """Return the nodes that know their settings, but must be sent them again."""
         return []
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Book a new node's set-up messages."""
         i, size = reply.node.partition_id, self.method.set_up_bytes
         if size and exchange.kind == HELLO and self._met.get(i) != reply.node.node_id:
@@ -83,7 +83,7 @@ class SealedLinks(OpenLinks):
         self.unopened: Counter[str] = Counter()
         self._senders: dict[int, list[int]] = {}
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Forget the keys of an earlier run that this one resumes."""
         self.introductions.begin(run.id)
         self._first = not self.introductions.of
@@ -94,7 +94,7 @@ class SealedLinks(OpenLinks):
         """Return the nodes that have not introduced themselves."""
         return [i for i in nodes if i not in self.introductions.of]
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Ask nodes to seal, and add the introductions of new pairs."""
         if exchange.kind == HELLO:
             name = self.carrier.run_name
@@ -124,7 +124,7 @@ class SealedLinks(OpenLinks):
         peers = list(self.method.peers(ask.nodes[0]))
         return {} if peers == ask.config["neighbours"] else {"peers": peers}
 
-    def _to_receiver(self, ask: Ask, run: Run) -> Ask:
+    def _to_receiver(self, ask: Ask, run: RoundContext) -> Ask:
         """Add the senders' introductions for a receiver, as senders got the receiver's before; book both."""
         (i,) = ask.nodes
         self._senders[i] = [int(j) for j in ask.records["bundle"]]
@@ -134,12 +134,12 @@ class SealedLinks(OpenLinks):
                 run.federation.ledger.book(run.round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
         return _beside(ask, introductions)
 
-    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
         """Refuse a node that does not introduce itself."""
         if exchange.kind == HELLO:
             introduction_in(content)
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Store a node's introduction, and record which payloads an update's node could read."""
         i = reply.node.partition_id
         if exchange.kind == HELLO:
@@ -152,7 +152,7 @@ class SealedLinks(OpenLinks):
             self.introductions.confirm(i, senders, those)
             self.carrier.note_read(i, senders, those)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the number of nodes that pin keys, and refused payloads by reason."""
         run.metrics["pinning"] = len(self.introductions.pinning)
         run.metrics["withheld"] = self.carrier.report.withheld

@@ -12,13 +12,13 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.monitor import DIVERGED, Monitor, Sight
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.rounds import DivergenceError
-from hedgerow.strategies.run import Run
+from hedgerow.strategies.round_end import DivergenceError
 from hedgerow.strategies.whoami import RAISED
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import PayloadError, lazy_array, only_record, records_of, view
@@ -51,14 +51,20 @@ class Looks(Part):
         """Whether the stopping rule is met."""
         return self.monitor is not None and self.monitor.stopped_at is not None
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Add to the nodes' settings that there is a monitor."""
         if exchange.kind != HELLO or self.monitor is None:
             return exchange
         return replace(exchange, config={**exchange.config, "monitor": True})
 
     def until(
-        self, last: int | None, nodes: Sequence[int], run: Run, *, may_stop: bool, ended: int | None = None
+        self,
+        last: int | None,
+        nodes: Sequence[int],
+        run: RoundContext,
+        *,
+        may_stop: bool,
+        ended: int | None = None,
     ) -> Steps[None]:
         """Look at the iterations that were not seen yet, up to ``last``, the next event; None for none.
 
@@ -97,7 +103,11 @@ class Looks(Part):
                 return
 
     def _sights(
-        self, iteration: int, nodes: Sequence[int], run: Run, records: Mapping[str, ArrayRecord] | None = None
+        self,
+        iteration: int,
+        nodes: Sequence[int],
+        run: RoundContext,
+        records: Mapping[str, ArrayRecord] | None = None,
     ) -> Steps[dict[int, Sight]]:
         """Query the nodes' models, and with the mean in ``records`` their objectives at the mean."""
         ask = Ask(nodes, None, {"iteration": iteration}, records=records or {})
@@ -117,7 +127,7 @@ class Looks(Part):
             found["left-out"], self.left_out = self.left_out, 0
         return found
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the number of refusals; DivergenceError if the nodes' reported disagreement is too large."""
         records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
         reported = [value for one in records if isinstance(value := one.get("disagreement"), float)]

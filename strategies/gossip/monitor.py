@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from hedgerow.strategies.rounds import DivergenceError
+from hedgerow.strategies.round_end import DivergenceError
 from hedgerow.wire.checks import int_at_least, positive
 
 Vector = NDArray[np.float64]

@@ -26,12 +26,12 @@ from typing import Any
 import networkx as nx
 from flwr.common import log
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
-from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
@@ -206,7 +206,7 @@ class Sites(Router):
             self._join()
             yield
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report lost sites and waiting time, and book the traffic to other sites since the last event."""
         super().ended(run)
         run.metrics |= {"lost-sites": len(self.absent), "site-seconds": self.seconds}
@@ -389,7 +389,7 @@ class Sites(Router):
                 introductions.confirm(i, self.nodes.intersection(senders), refused)
         return event, asked
 
-    def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+    def bundles(self, k: int, wants: Wants, run: RoundContext, first: Mapping[int, int]) -> Steps[Bundles]:
         """Return the bundles of own nodes for iteration k, after the exchange with other sites."""
         graph = self.graph(k)
         # Keeps requests for nodes that are not neighbours, which the router refuses.

@@ -10,6 +10,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.algorithm import Algorithm
 from hedgerow.strategies.gossip.exposure import Exposure, NoisyReleases
@@ -20,12 +21,12 @@ from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
+from hedgerow.strategies.messenger import Messenger
 from hedgerow.strategies.node import Node, placed
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
 from hedgerow.strategies.router import Router
-from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
 
 # Default number of lost events in a row that end a run: an event may have only one receiver.
@@ -249,11 +250,11 @@ class Gossip(Algorithm):
         if self.monitor is None or state is None or self.completed_rounds != server_round:
             return []
         there = self.federation.gather(grid).present
-        run = Run(self.federation, server_round, {}, there, self.parts, grid)
+        run = RoundContext(self.federation, server_round, {}, there, self.parts, grid)
         until = self.next_own(state)
         until = self.num_iterations if until is None else until
         ready, all_in = self.ready(state, run), self.all_communicated(state)
-        run.driven(self.looks.until(until, ready, run, may_stop=all_in, ended=self.iterations))
+        Messenger(run).driven(self.looks.until(until, ready, run, may_stop=all_in, ended=self.iterations))
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:

@@ -5,10 +5,10 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import UPDATE
 from hedgerow.wire.records import only_record
 
@@ -32,13 +32,13 @@ class Work(Part):
         self._gradients: dict[int, float] = {}
         self._communications = 0
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Count an update."""
         if exchange.kind == UPDATE:
             metrics = only_record(reply.content, MetricRecord, "bad metrics")
             self.tell(reply.node.partition_id, metrics)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the counts."""
         run.metrics |= self.metrics()
 

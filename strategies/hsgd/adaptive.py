@@ -20,6 +20,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.hsgd.exchange import IntervalTerms, Local
 from hedgerow.strategies.hsgd.messages import Theta
@@ -35,7 +36,6 @@ from hedgerow.strategies.hsgd.theory import (
     interval_max,
 )
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.printable import shown
 from hedgerow.wire.seeds import Purpose
@@ -336,7 +336,7 @@ class Pacer(Part):
         asked: Pace,
         adaptive: Adaptive | None,
         iterations: Callable[[], int],
-        estimate: Callable[[Adaptive, float, Run], Steps[ProbedConstants]],
+        estimate: Callable[[Adaptive, float, RoundContext], Steps[ProbedConstants]],
     ) -> None:
         self._asked, self._adaptive, self._iterations, self._estimate = asked, adaptive, iterations, estimate
         self.forget()
@@ -347,7 +347,7 @@ class Pacer(Part):
         self.seen: ProbedConstants | None = None
         self._planned = 0
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """If due, estimate the constants and choose."""
         adaptive, server_round, t = self._adaptive, run.round, self._iterations()
         if adaptive is None or not adaptive.due(server_round - 1) or self._planned == server_round:
@@ -368,7 +368,7 @@ class Pacer(Part):
             self.pace = Pace(P, Q, math.ldexp(eta, t // halved) if halved else eta, halved)
             log(INFO, "Chosen: P = Q = %d, eta = %g", P, eta)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the estimates made before this round."""
         if self.seen is not None and self._planned == run.round:
             run.metrics |= self.seen.metrics()

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps, Vector
 from hedgerow.strategies.hsgd.adaptive import Pace
 from hedgerow.strategies.hsgd.exchange import Interval, Local, exchanged, stepped
@@ -26,7 +27,6 @@ from hedgerow.strategies.hsgd.means import PlainMeans, mean_of_models
 from hedgerow.strategies.hsgd.messages import Theta, ThetaBlocks
 from hedgerow.strategies.hsgd.parties import Group, batch_size, draw
 from hedgerow.strategies.method import Method
-from hedgerow.strategies.run import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Algorithm(Method[State]):
         """P, Q and eta in use."""
 
     @abstractmethod
-    def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
+    def interval(self, t: int, run: RoundContext, *, starts: bool, uploads: bool) -> Interval:
         """Return the exchanges of the local interval that starts at t."""
 
     def begin(self, model: Vector) -> State:
@@ -74,7 +74,7 @@ class Algorithm(Method[State]):
         """Return why no server step can act on (1) and (2)."""
         return "its two means are of parts of a model, by devices and by groups"
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Make P iterations in P / Q local intervals, then average the groups."""
         P, Q = self.pace.P, self.pace.Q
         groups = [Local(group, state.start(group.number)) for group in self.groups]
@@ -95,7 +95,7 @@ class Algorithm(Method[State]):
         ids = draw(one.group, count, seed=self.settings.seed, t=t)
         return replace(one, ids=tuple(ids), device_models=one.device_models if self.pairs else {})
 
-    def global_aggregation(self, state: State, groups: Sequence[Local], run: Run) -> Steps[State]:
+    def global_aggregation(self, state: State, groups: Sequence[Local], run: RoundContext) -> Steps[State]:
         """Average the remaining groups, weighted by their people, (2)."""
         mean = yield from self.averages.of_groups(state.theta, groups, run)
         least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
@@ -116,7 +116,7 @@ class Algorithm(Method[State]):
 
 
 def local_interval(
-    interval: Interval, groups: Iterable[Local], averages: PlainMeans, run: Run
+    interval: Interval, groups: Iterable[Local], averages: PlainMeans, run: RoundContext
 ) -> Steps[list[Local]]:
     """Exchange encodings, make Q steps on both sides, and average the devices of each group."""
     swaps = yield from exchanged(interval, groups, run)  # Lines 14 to 18: head and zeta_1, zeta_2.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps, Together
 from hedgerow.strategies.hsgd.messages import (
     Books,
@@ -27,7 +28,6 @@ from hedgerow.strategies.hsgd.messages import (
 from hedgerow.strategies.hsgd.parties import Group, PartyLinks
 from hedgerow.strategies.hsgd.privacy import RecordExposure
 from hedgerow.strategies.node import Node
-from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
 from hedgerow.wire.parties import INTRODUCTIONS
 from hedgerow.wire.records import PayloadError, records_of
@@ -143,7 +143,7 @@ Asked = Mapping[int, tuple[Local, Sequence[str]]]
 # The exchange: encodings.
 
 
-def exchanged(interval: Interval, groups: Iterable[Local], run: Run) -> Steps[list[Swap]]:
+def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) -> Steps[list[Swap]]:
     """Let hospitals send their heads and zeta_1, and devices zeta_2; return each group with its encodings.
 
     Batches are reduced to the people with both encodings.
@@ -243,14 +243,14 @@ def _made(
     config: Mapping[str, Any],
     sides: Iterable[Sequence[Ask]],
     reads: Callable[[Node, RecordDict], Row],
-    run: Run,
+    run: RoundContext,
 ) -> Steps[list[tuple[int, Any]]]:
     """Send the requests of both sides at once; return the replies by partition id, side by side."""
     exchanges = [
         Exchange(kind, asks, config, reads=reads, unbooked=(INTRODUCTIONS,), beside=interval.beside)
         for asks in sides
     ]
-    replies = yield Together(tuple(map(run.prepared, exchanges)))
+    replies = yield Together(tuple(exchange.prepared(run) for exchange in exchanges))
     return [
         reply
         for chunks in replies
@@ -314,7 +314,7 @@ def _swapped(
 # The update: steps.
 
 
-def stepped(interval: Interval, swaps: Iterable[Swap], run: Run) -> Steps[list[Local]]:
+def stepped(interval: Interval, swaps: Iterable[Swap], run: RoundContext) -> Steps[list[Local]]:
     """Let both sides make Q steps with the other's encodings; return the groups with their models."""
     terms, links = interval.terms, interval.links
     swaps, hospitals, devices = list(swaps), list[Ask](), list[Ask]()

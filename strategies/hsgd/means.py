@@ -17,13 +17,13 @@ import numpy as np
 from flwr.common import log
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, Mean, WeightedMean, means_of
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Columns, Steps, Vector
 from hedgerow.strategies.hsgd.costs import MethodVariant
 from hedgerow.strategies.hsgd.exchange import Interval, Local
 from hedgerow.strategies.hsgd.messages import Theta
 from hedgerow.strategies.hsgd.parties import Group, PairingError
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.run import Run
 from hedgerow.wire.robust_means import Aggregation
 
 Asked = str | Aggregation | Aggregator
@@ -110,7 +110,7 @@ class GroupsMean(NamedTuple):
 class ByPeople(WeightedMean):
     """The mean weighted by each group's number of people."""
 
-    def weights(self, run: Run, replies: Columns) -> Sequence[float]:
+    def weights(self, run: RoundContext, replies: Columns) -> Sequence[float]:
         """Return K_m of each group."""
         return replies.claimed
 
@@ -119,7 +119,10 @@ _ALIKE = WeightedMean(by_examples=False)
 
 
 def mean_of_models(
-    theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run, aggregator: Aggregator = ByPeople()
+    theta: Theta,
+    models: Mapping[int, tuple[int, Theta]],
+    run: RoundContext,
+    aggregator: Aggregator = ByPeople(),
 ) -> Steps[Theta]:
     """Return the weighted mean of models; ``models`` maps an aggregator's node id to (K_m, model)."""
     rows = {m: model.whole for m, (_, model) in models.items()}
@@ -135,7 +138,9 @@ class PlainMeans:
     groups: Aggregator = ByPeople()
     devices: Aggregator = _ALIKE  # And of JFL's pairs.
 
-    def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+    def of_devices(
+        self, interval: Interval, groups: Sequence[Local], run: RoundContext
+    ) -> Steps[list[Local]]:
         """Average the devices that answered, (1); a group without any keeps its theta_2."""
         if interval.schema.pairs:
             return (yield from self._of_pairs(interval, groups, run))
@@ -147,10 +152,10 @@ class PlainMeans:
         }
         return _with_devices(groups, (yield from self._of(rows, run)))
 
-    def _of(self, rows: Pools, run: Run) -> Steps[Mapping[int, Mean]]:
+    def _of(self, rows: Pools, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         return means_of(self.devices, rows, run, weigh=_ALIKE.weights)
 
-    def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+    def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: RoundContext) -> Steps[list[Local]]:
         """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""
         if not interval.terms.uploads:
             return list(groups)
@@ -170,7 +175,7 @@ class PlainMeans:
         means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
         return [replace(one, uploaded=means.get(one.group.number, one.uploaded)) for one in groups]
 
-    def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
+    def of_groups(self, theta: Theta, groups: Sequence[Local], run: RoundContext) -> Steps[GroupsMean]:
         """Average the groups that did not miss the last interval, (2)."""
         there = sorted((one for one in groups if one.model is not None), key=lambda one: one.group.number)
         models = {one.group.hospital: (one.group.size, one.model) for one in there if one.model is not None}

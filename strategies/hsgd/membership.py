@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.costs import MethodVariant
@@ -37,7 +38,6 @@ from hedgerow.strategies.hsgd.parties import (
 )
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.whoami import RAISED
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -470,7 +470,7 @@ class Members(Part):
             self._links.log()
         return self.setup.initial_model(matching.form)
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Update the groups, and get the keys of new parties."""
         raised = {i for i, error in self.report.errors.items() if error.code == RAISED}
         self.report = run.whole
@@ -486,7 +486,7 @@ class Members(Part):
                 self.report.rejected["offline"] += self.setup.away
         yield from ()
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report lost groups, excluded parties and unmatched people."""
         run.metrics["lost-groups"] = max(len(self.groups), self.setup.due) - run.metrics["groups"]
         run.metrics |= {reason: number for reason, number in sorted(self.setup.counts.items()) if number}

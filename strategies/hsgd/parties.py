@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Question, Steps, answered
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
@@ -28,7 +29,6 @@ from hedgerow.strategies.introductions import Introductions
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.roster import rounds_away
-from hedgerow.strategies.run import Run
 from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.limits import MAX_FEATURES, MAX_PLACES, MAX_SAMPLES
 from hedgerow.wire.message_types import PAIR
@@ -498,12 +498,12 @@ class PartyLinks(Part):
         log(INFO, "Links are sealed: %d of %d parties pin their peers' keys, the others", pinning, all_of)
         log(INFO, "trust the first that they receive.")
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Reset the round's counts."""
         self.withheld, self.unopened = 0, Counter()
         yield from ()
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the round's counts."""
         if self.sealed:
             run.metrics |= {

@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.hsgd.parties import Group
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, PrivacyReport, open_paths
-from hedgerow.strategies.run import Run
 from hedgerow.wire.gaussian_dp import gaussian_epsilon
 
 
@@ -85,12 +85,12 @@ class RecordExposure(Part):
         self._open: set[str] = set(self._always)
         self._resumed = False
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Begin a round, in which devices start from the server's model."""
         self._there = {}
         yield from ()
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the account."""
         if (report := self.report()) is not None:
             run.metrics |= report.metrics()

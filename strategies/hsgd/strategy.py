@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
@@ -34,8 +35,7 @@ from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks, ba
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.options import FederationOptions
-from hedgerow.strategies.rounds import EvaluateFn
-from hedgerow.strategies.run import Run
+from hedgerow.strategies.round_end import EvaluateFn
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
 
@@ -349,7 +349,7 @@ class HSGD(Algorithm):
         """Return no messages, because no node may see the whole model."""
         return []
 
-    def _steps(self, state: State, run: Run) -> Steps[State]:
+    def _steps(self, state: State, run: RoundContext) -> Steps[State]:
         """Advance the clock by a global interval, also for a failed round."""
         try:
             after = yield from super()._steps(state, run)
@@ -359,7 +359,7 @@ class HSGD(Algorithm):
         self._advance(self.pace.P, self.pace.Q)
         return after
 
-    def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
+    def interval(self, t: int, run: RoundContext, *, starts: bool, uploads: bool) -> Interval:
         """Return the local interval that starts at t."""
         terms, schema = self._terms(t, starts=starts, uploads=uploads), self._schema()
         return Interval(terms, schema, self.links, self._books(schema, run.round), self.exposure, self._hold)
@@ -372,12 +372,12 @@ class HSGD(Algorithm):
         )
         return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise)
 
-    def ended(self, state: State, run: Run) -> None:
+    def ended(self, state: State, run: RoundContext) -> None:
         """Report the round's P, Q, eta and iterations."""
         P, Q, *_ = self.pace
         run.metrics |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
 
-    def _estimate(self, adaptive: Adaptive, eta: float, run: Run) -> Steps[ProbedConstants]:
+    def _estimate(self, adaptive: Adaptive, eta: float, run: RoundContext) -> Steps[ProbedConstants]:
         """Estimate the constants of the theory from exact steps and plain means."""
         assert self.state is not None
         if not self.groups:

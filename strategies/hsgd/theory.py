@@ -30,9 +30,16 @@ from hedgerow.strategies.hsgd.costs import (
     round_parts,
     round_seconds,
 )
-from hedgerow.wire.checks import at_least, int_at_least, is_real, not_negative, positive, require
+from hedgerow.wire.checks import (
+    at_least,
+    check_ordinary,
+    int_at_least,
+    is_real,
+    not_negative,
+    positive,
+    require,
+)
 from hedgerow.wire.clock import Rates
-from hedgerow.wire.ordinary import check_ordinary
 
 Array = npt.NDArray[np.float64]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.parts.part import Part
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 class Acknowledgements(Part):
@@ -39,7 +37,7 @@ class Acknowledgements(Part):
         """Forget the acknowledgements."""
         self.acknowledged: dict[int, int] = {}
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Tell the nodes of a training exchange."""
         if exchange.kind != "train" or not self.keeps_state:
             return exchange
@@ -51,7 +49,7 @@ class Acknowledgements(Part):
         """Record that the model has absorbed these nodes' replies of a round."""
         self.acknowledged |= dict.fromkeys(nodes, round_index)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Acknowledge the replies that a round has absorbed."""
         self.acknowledge(run.absorbed, run.round - 1)
 

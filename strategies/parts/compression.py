@@ -7,12 +7,13 @@ without Data Similarity", Algorithms 2 and 4, step 5.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Coding, Exchange, Models, Row, Vector
 from hedgerow.strategies.parts.acknowledgements import Acknowledgements
 from hedgerow.wire.compress import (
@@ -27,9 +28,6 @@ from hedgerow.wire.compress import (
 )
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import Layout, to_record
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class ErrorFeedback(Acknowledgements):
         codec = in_round(self.compressor, round_index)
         return Models() if isinstance(codec, Identity) else CompressedChanges(codec)
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Ask for compressed replies to a training exchange."""
         if exchange.kind != "train":
             return exchange

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log as to_log
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Reply, collect
+from hedgerow.strategies.messenger import instruction
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
@@ -33,9 +35,6 @@ from hedgerow.wire.records import (
     to_record,
     view,
 )
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 Sync = Literal["catchup", "dense", "broadcast"]
 SYNCS: tuple[Sync, ...] = get_args(Sync)
@@ -212,7 +211,7 @@ class Downlink(Part):
 
     # A round's messages.
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Add the version that nodes must hold, and the records that each lacks."""
         if not exchange.trains:
             return exchange
@@ -230,7 +229,7 @@ class Downlink(Part):
         asks = [self._supplied(ask, ask.nodes) for ask in exchange.asks]
         return replace(exchange, asks=asks, config={**exchange.config, **config})
 
-    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
+    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
         """Return the messages of a broadcast to nodes that do not train and lack updates."""
         assert run.grid is not None
         # A node takes part in a secure sum once, so one without a base is excluded from it.
@@ -250,7 +249,9 @@ class Downlink(Part):
         self._listeners = {node.node_id for node in listeners}
         return messages
 
-    def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterator[Message]:
+    def arrived(
+        self, messages: Iterable[Message], exchange: Exchange, run: RoundContext
+    ) -> Iterator[Message]:
         """Yield the participants' replies, and check those of nodes that only got updates.
 
         A participant without a base is sent one, or the updates from a version that it can draw, and its next
@@ -270,17 +271,17 @@ class Downlink(Part):
             size = payload_bytes(one.content)
             self.federation.ledger.book(run.round, NODE_TO_HUB, one.node.partition_id, 0, 0, size)
 
-    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
         """Refuse a reply from another version than the current one; its node is sent the base next time."""
         if exchange.trains:
             self._check_base(node, content)
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Record that a node holds the current version."""
         if exchange.trains:
             self.acknowledge(reply.node.partition_id)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Log the round's update."""
         if run.update is not None:
             self.log.append(run.update)
@@ -317,7 +318,7 @@ class Downlink(Part):
             self._lacking[start] = {self.record: self.log.since(start)}
         return self._lacking[start]
 
-    def _behind(self, run: Run, training: Sequence[Node]) -> list[Node]:
+    def _behind(self, run: RoundContext, training: Sequence[Node]) -> list[Node]:
         assert run.grid is not None
         roster = self.federation.gather(run.grid)
         others = set(range(self.federation.num_clients)) - {node.partition_id for node in training}
@@ -329,7 +330,7 @@ class Downlink(Part):
         self._check_base(node, content)
         self._held["broadcast"][node.partition_id] = self.log.version
 
-    def _without_base(self, reply: Message, run: Run) -> Node | None:
+    def _without_base(self, reply: Message, run: RoundContext) -> Node | None:
         """Return the reply's node if it reports, for the first time in the round, that it has no base."""
         if not self.log.base_bits or not reply.has_content() or reply.metadata.group_id != str(run.round):
             return None
@@ -338,25 +339,27 @@ class Downlink(Part):
             return None
         return self._unanswered.pop(reply.metadata.src_node_id, None)
 
-    def _answered_again(self, nodes: Sequence[Node], exchange: Exchange, run: Run) -> Iterator[Message]:
+    def _answered_again(
+        self, nodes: Sequence[Node], exchange: Exchange, run: RoundContext
+    ) -> Iterator[Message]:
         assert run.grid is not None
         messages = list[Message]()
         for node in sorted(nodes, key=lambda node: node.partition_id):
             at = node.partition_id
             self.lose(at)
             ask = self._supplied(exchange.asked[at], [at])
-            content = run.instruction(replace(exchange, asks=[replace(ask, nodes=[at])]), at)
+            content = instruction(run, replace(exchange, asks=[replace(ask, nodes=[at])]), at)
             self.traffic[self.sync] += self._missing(self.sync, at) + self._own(exchange) + _MESSAGE
             self._book(run, node, content, ask.bits or 0)
             messages.append(self._message(run, node, content, MessageType.TRAIN))
         to_log(INFO, "\t> %d nodes have no base, and are sent one.", len(messages))
         yield from collect(run.grid, messages, self.federation.timeout)
 
-    def _message(self, run: Run, node: Node, content: RecordDict, kind: str) -> Message:
+    def _message(self, run: RoundContext, node: Node, content: RecordDict, kind: str) -> Message:
         ttl = self.federation.timeout
         return Message(content, node.node_id, kind, ttl=ttl, group_id=str(run.round))
 
-    def _book(self, run: Run, node: Node, content: RecordDict, bits: int) -> None:
+    def _book(self, run: RoundContext, node: Node, content: RecordDict, bits: int) -> None:
         at, ledger = node.partition_id, self.federation.ledger
         ledger.book(
             run.round, self.link, 0, at, bits, sum(map(payload_bytes, content.array_records.values()))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 
 class Followed(Part):
@@ -37,7 +35,7 @@ class Followed(Part):
             f"{' or '.join(map(repr, tells))}; use {client} of hedgerow.clients"
         )
 
-    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
         """Refuse a model without one of the metrics."""
         if exchange.trains and exchange.reads is None:
             metrics = only_record(content, MetricRecord, "bad metrics")
@@ -47,7 +45,9 @@ class Followed(Part):
                 if (asked := exchange.config.get(key)) is not None and metrics.get(key, asked) != asked:
                     raise PayloadError(f"{key} is not what was asked", f"{quoted(metrics[key])}, not {asked}")
 
-    def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
+    def check_columns(
+        self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: RoundContext
+    ) -> str | None:
         """Return None if replies have a metric that needs no comparison with the config."""
         alone = [key for key in self.tells if key in metrics and key not in exchange.config]
         return None if alone else self.reason

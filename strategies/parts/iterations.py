@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import checked_metrics
@@ -15,9 +16,6 @@ from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 _BATCHES = "num-batches"
 
@@ -38,7 +36,7 @@ class LocalIterations(Part):
         """Reset the count."""
         self.count = 0.0
 
-    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
         """Refuse a reply with more batches than examples, or without batches if they are required."""
         if exchange.reads is not None or not exchange.trains:
             return
@@ -50,7 +48,7 @@ class LocalIterations(Part):
         if not isinstance(batches, int | float) or not 0 <= batches <= examples:  # type: ignore[operator]
             raise PayloadError("bad metrics", f"{_BATCHES}={quoted(batches)} of {quoted(examples)} examples")
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Count a round's iterations: as reported, or for members of a secure sum from their sizes."""
         records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
         if len(records) == len(run.absorbed):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Columns, Exchange, Steps
+from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.node import Node
 from hedgerow.wire.printable import quoted
-
-if TYPE_CHECKING:
-    from flwr.app import Message, RecordDict
-    from numpy.typing import NDArray
-
-    from hedgerow.strategies.inbox import Reply
-    from hedgerow.strategies.node import Node
-    from hedgerow.strategies.run import Run
 
 
 class Part:
@@ -49,36 +47,40 @@ class Part:
     def forget(self) -> None:
         """Reset the state."""
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Yield exchanges before an attempt of a round."""
         yield from ()
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Return a changed exchange."""
         return exchange
 
-    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
+    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
         """Return messages to send along with those of a training exchange to these nodes."""
         return []
 
-    def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterable[Message]:
+    def arrived(
+        self, messages: Iterable[Message], exchange: Exchange, run: RoundContext
+    ) -> Iterable[Message]:
         """Return the replies to read in place of those to a training exchange."""
         return messages
 
-    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
         """Raise PayloadError to refuse a reply before it is read."""
 
-    def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
+    def check_columns(
+        self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: RoundContext
+    ) -> str | None:
         """Check all replies' metrics (K,), by name; return a reason to create single replies, or None."""
         return None
 
-    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Observe a valid reply."""
 
-    def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
+    def learnt(self, exchange: Exchange, columns: Columns, run: RoundContext) -> None:
         """Observe the models, or changes if ``exchange.coding.changes``; not called with secure sums."""
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Observe a completed round; metrics for its record go into ``run.metrics``."""
 
     def state_dict(self) -> dict[str, Any]:

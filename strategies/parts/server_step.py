@@ -9,18 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Mean
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Vector
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.blocks import MODEL
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 Memory = Mapping[str, NDArray[np.float64]]
 
@@ -54,13 +52,13 @@ class ServerStep(Part):
         """Reset the memory."""
         self._memory: dict[int, Memory] = {}
         # An attempt of a round, and the memory after it, by pool.
-        self._next: tuple[Run | None, dict[int, Memory]] = None, {}
+        self._next: tuple[RoundContext | None, dict[int, Memory]] = None, {}
 
-    def stepped(self, means: Mapping[int, Mean], exchange: Exchange, run: Run) -> Mapping[int, Mean]:
+    def stepped(self, means: Mapping[int, Mean], exchange: Exchange, run: RoundContext) -> Mapping[int, Mean]:
         """Return the pools' models after a step, in place of their means."""
         if self._next[0] is not run:
             self._next = run, {}
-        model = exchange.slices[MODEL]
+        model = slice(None) if exchange.blocks is None else exchange.blocks.slices[MODEL]
         return {pool: _Stepped(self, pool, mean, exchange.sent(pool), model) for pool, mean in means.items()}
 
     def of_pool(self, pool: int, change: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,7 +70,7 @@ class ServerStep(Part):
             )
         return moved
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Keep the memory of a completed round."""
         if self._next[0] is run:
             self._memory |= self._next[1]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.clusters import Clusters
 from hedgerow.strategies.edges.mixers import Mixer
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.method import Method
-from hedgerow.strategies.run import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Algorithm(Method[State]):
         """Return w_0 for every server."""
         return State(np.tile(model, (self.assignment.num_servers, 1)))
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Train clients from their server's model, average each cluster, and mix every tau2-th round."""
         w = state.servers
         clusters = self.assignment.members(self.scheduled(run))
@@ -65,7 +65,7 @@ class Algorithm(Method[State]):
         return self.mixer.mean(state.servers, self.server_weights)
 
     @abstractmethod
-    def scheduled(self, run: Run) -> Sequence[int]:
+    def scheduled(self, run: RoundContext) -> Sequence[int]:
         """Return the clients that take part in a round."""
 
     @property
@@ -80,7 +80,7 @@ class Algorithm(Method[State]):
         shares: NDArray[np.float64] = sizes / sizes.sum()
         return shares
 
-    def instructions(self, run: Run) -> Mapping[str, Any]:
+    def instructions(self, run: RoundContext) -> Mapping[str, Any]:
         """Return the clients' instructions for a round."""
         return {
             "server-round": run.round,

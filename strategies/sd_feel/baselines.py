@@ -7,9 +7,9 @@ Convergence on Non-IID Data", the baselines of section V.
 from collections.abc import Sequence
 from typing import Unpack
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.edges.mixers import CloudMean
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.theory import SystemName
 from hedgerow.wire.checks import int_at_least
@@ -97,9 +97,9 @@ class Feel(ClusteredStrategy):
         scheduled = self.federation.members.scheduled(server_round, pool, self.clients_per_round)
         return self._taking_part(server_round, scheduled)
 
-    def scheduled(self, run: Run) -> list[int]:
+    def scheduled(self, run: RoundContext) -> list[int]:
         """Return the scheduled clients that take part, drawn from the online ones."""
-        return self.participants(run.round, run.there)
+        return self.participants(run.round, run.online)
 
 
 class FedAvg(ClusteredStrategy):

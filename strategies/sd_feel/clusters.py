@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.clusters import Chosen, Clusters
 from hedgerow.strategies.edges.mixers import Alone, GossipMixer, Mixer, consensus_error
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
@@ -23,8 +24,7 @@ from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts.steps import ReportedSteps
-from hedgerow.strategies.rounds import Progress
-from hedgerow.strategies.run import Run
+from hedgerow.strategies.round_end import Progress
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
 from hedgerow.strategies.sd_feel.simulated_time import SimulatedTime, Stragglers
 from hedgerow.strategies.sd_feel.theory import System, SystemName
@@ -133,6 +133,8 @@ class ClusteredStrategy(Algorithm):
     ) -> None:
         int_at_least(1, num_servers=num_servers, local_steps=local_steps, tau2=tau2)
         self.aggregation = Choice.of(aggregation)
+        # Under a rule all clients have the same weight.
+        self._by_examples = self.aggregation.rule.is_mean
         summed = parse_secure_sum(secure_sum, self.aggregation)
         if summed is not None and edge_nodes:
             raise ValueError("secure_sum must be False where edge servers are nodes")
@@ -187,7 +189,7 @@ class ClusteredStrategy(Algorithm):
         """Return the partition ids of a round: Bernoulli(beta) draws, with one stream per client."""
         return self._taking_part(server_round, range(len(self.assignment.of)))
 
-    def scheduled(self, run: Run) -> Sequence[int]:
+    def scheduled(self, run: RoundContext) -> Sequence[int]:
         """Return the clients that take part in a round; only those online are sent a message."""
         return self.participants(run.round)
 
@@ -224,7 +226,7 @@ class ClusteredStrategy(Algorithm):
 
         Under a robust rule, which ignores reported samples, the clients of each cluster.
         """
-        return self.assignment.sizes(by_examples=self.aggregation.rule.is_mean)
+        return self.assignment.sizes(by_examples=self._by_examples)
 
     def server_models(self) -> list[ArrayRecord]:
         """Return the servers' models."""
@@ -234,7 +236,7 @@ class ClusteredStrategy(Algorithm):
         """Return the data-weighted mean squared distance of the servers' models to u."""
         return consensus_error(self._known_state().servers, self.server_weights)
 
-    def ended(self, state: State, run: Run) -> None:
+    def ended(self, state: State, run: RoundContext) -> None:
         """Report how far apart the servers' models are."""
         run.metrics["consensus-error"] = self.consensus_error()
 

@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
-from hedgerow.strategies.rounds import EvaluateFn
-from hedgerow.strategies.run import Run
+from hedgerow.strategies.round_end import EvaluateFn
 from hedgerow.strategies.sd_feel.algorithm import State
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.theory import SystemName, inter_seconds
@@ -210,9 +210,9 @@ class EdgeServerSDFeel(ClusteredStrategy):
             self.federation.completed = self._reached
         return super()._set_up(arrays, grid)
 
-    def scheduled(self, run: Run) -> Sequence[int]:
+    def scheduled(self, run: RoundContext) -> Sequence[int]:
         """Return the clients that take part in a round."""
-        self._there = list(run.there)
+        self._there = list(run.online)
         return super().scheduled(run)
 
     @property
@@ -226,7 +226,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         sizes: NDArray[np.float64] = np.array([weights[self._there].sum()])
         return sizes
 
-    def ended(self, state: State, run: Run) -> None:
+    def ended(self, state: State, run: RoundContext) -> None:
         """Report the cluster's size, and measurements of the exchange with the neighbours."""
         run.metrics["cluster-size"] = float(self.cluster_sizes.sum())
         # The consensus error is unknown: this server has one model only.
@@ -271,7 +271,7 @@ class _Neighbours(Alone):
     def __init__(self, server: EdgeServerSDFeel) -> None:
         self._server, self.steps = server, server.alpha
 
-    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: RoundContext) -> Steps[Vector]:
         """Return this server's model (1, M) after gossip with its neighbours, eq. (5).
 
         The ledger books every byte of the channel as ``peer->peer``, and the modelled transfers:

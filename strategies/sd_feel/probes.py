@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
-from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.clusters import Clusters
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation, only_arrays
@@ -28,9 +28,6 @@ from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.message_types import GRADIENT
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
@@ -67,21 +64,21 @@ class Probes(Part):
         """Forget all reports."""
         self._before, self._shown = 0, dict[str, float]()
 
-    def opened(self, run: Run) -> Steps[None]:
+    def opened(self, run: RoundContext) -> Steps[None]:
         """Ask the clients for their reports, once per round."""
         if self._before < run.round <= self.rounds:
             self._before = run.round
             self._shown = yield from self._probed(run)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Report the estimates made before the round."""
         if self._before == run.round:
             run.metrics.update(self._shown)
 
-    def _probed(self, run: Run) -> Steps[dict[str, float]]:
+    def _probed(self, run: RoundContext) -> Steps[dict[str, float]]:
         assert run.model is not None
         federation, u = run.federation, run.model()
-        there = self._clusters.among(i for i in run.there if i < len(self._clusters.of))
+        there = self._clusters.among(i for i in run.online if i < len(self._clusters.of))
         asks = [Ask(clients, u, pool=d, bits=0) for d, clients in self._clusters.members(there).items()]
         config = {**run.config, "server-round": run.round}
         reads = partial(_read, federation)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part
@@ -22,9 +23,6 @@ from hedgerow.strategies.sd_feel.theory import System, SystemName, inter_seconds
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.run import Run
 
 _FORM = re.compile(r"(transient|lasting)\(\s*([^,\s]+)\s*,\s*([^,\s]+)\s*\)")
 _VALID = "transient(p,f) or lasting(p,f), with 0 < p <= 1 and 1 <= f <= 1e6"
@@ -119,20 +117,20 @@ class SimulatedTime(Part):
             return self._system
         return System(federation.num_parameters, preset("paper-text").compute)
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+    def ask(self, exchange: Exchange, run: RoundContext) -> Exchange:
         """Note which clients train for which server."""
         if exchange.kind == "train":
             self._clients = {ask.pool: list(ask.nodes) for ask in exchange.asks}
         return exchange
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RoundContext) -> None:
         """Advance the clock by a round."""
         if not self._steps.all_report:
             return
         federation, tau1 = run.federation, self._tau1
         # The largest reply as a share of a model's bits; 1 without replies.
         bits = federation.ledger.largest(run.round, self._up_link)
-        uplink = bits / federation.model_bits if bits else 1.0
+        uplink = bits / (32 * federation.num_parameters) if bits else 1.0
         mixed = run.round % self._tau2 == 0
         if self._stragglers is None:
             if uplink not in self._constant:

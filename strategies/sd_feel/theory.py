@@ -24,9 +24,8 @@ from typing import Any, Required, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
+from hedgerow.wire.checks import at_least, check_ordinary, in_range, not_negative, one_of, positive, require
 from hedgerow.wire.clock import Compute, Rates
-from hedgerow.wire.ordinary import check_ordinary
 
 # One number, or a grid of them.
 Number = TypeVar("Number", float, npt.NDArray[np.float64])

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.method import Method
-from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
@@ -80,7 +80,7 @@ class Algorithm(Method[State]):
         """Return x^0."""
         return State(model)
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Send x^k and gamma^k, and move x^k by the mean of the workers' changes."""
         x, k = state.x, run.round - 1
         workers = range(self.federation.num_clients)
@@ -89,7 +89,7 @@ class Algorithm(Method[State]):
         if mean is None:
             return state
         # (1/n) sum_i: a worker without a valid reply counts as unchanged, at x^k.
-        missing = sorted(set(run.there) - set(mean.nodes))
+        missing = sorted(set(run.online) - set(mean.nodes))
         by_examples = self.mean.by_examples if self.sums is None else self.sums.weighted_by
         sizes = run.known_sizes(missing, otherwise=mean.weight / len(mean.nodes))
         stayed = sum(sizes) if by_examples else float(len(missing))
@@ -108,7 +108,7 @@ class Algorithm(Method[State]):
         gamma = self.schedule(k)
         return gamma / self.local_iters if self.schedule_drives == "round" else gamma
 
-    def instructions(self, k: int, run: Run) -> Mapping[str, Any]:
+    def instructions(self, k: int, run: RoundContext) -> Mapping[str, Any]:
         """Return the workers' instructions for round k (from 0)."""
         config: dict[str, Any] = {
             "server-round": run.round,

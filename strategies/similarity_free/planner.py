@@ -34,8 +34,7 @@ from hedgerow.strategies.similarity_free.theory import (
     system_constants,
     uplink_bits_to_accuracy,
 )
-from hedgerow.wire.checks import at_least, not_negative, positive, require
-from hedgerow.wire.ordinary import check_ordinary
+from hedgerow.wire.checks import at_least, check_ordinary, not_negative, positive, require
 
 _BITS_PER_PARAMETER = 32
 # The bounds sum over the steps of all rounds; this many take 80 MB.

@@ -55,7 +55,7 @@ from hedgerow.wire import (
     WHOAMI,
     Call,
     parse_codec,
-    simulated,
+    process,
     to_record,
     view,
 )
@@ -100,7 +100,7 @@ def node(run_id: int = 1, run_config: Mapping[str, Any] | None = None, **node_co
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Take away what makes this process a simulation; the value is a folder for a policy and FLWR_HOME."""
-    monkeypatch.setattr(simulated, "_open", 0)
+    monkeypatch.setattr(process, "_open", 0)
     monkeypatch.delenv(POLICY_VARIABLE, raising=False)
     monkeypatch.delenv("HEDGEROW_DATA_DIR", raising=False)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
@@ -295,7 +295,7 @@ import numpy as np, torch
 from flwr.app import Context, RecordDict
 from hedgerow.clients import BatchClientApp, each
 from hedgerow.wire import Call
-from hedgerow.wire.simulated import simulated
+from hedgerow.wire.process import simulated
 
 def take(call):
     size = int(call.context.node_config["take"])
@@ -407,7 +407,7 @@ def test_repeated_hellos_average_the_noise_of_a_simulated_node_away_and_little_o
     device: Path,
 ) -> None:
     exact = PROBLEM.gradient(np.zeros(N), 1.0)
-    with simulated.simulated():
+    with process.simulated():
         found, count = averaged(node(), 400)
     assert count == 400
     assert rms(found - exact) < SIGMA / 10
@@ -555,7 +555,7 @@ def test_a_server_orders_weaker_privacy_of_a_simulated_node_alone(
     rules = policy(device, SOUND + "max-epsilon-per-release = 1.0\nmax-clip = 5.0")
     assert refused(hello(node(policy=rules), **order)).startswith(f"{key}: ")
     answered(hello(node(policy=rules)))
-    with simulated.simulated():
+    with process.simulated():
         answered(hello(node(), **order))
 
 
@@ -575,7 +575,7 @@ def gradient_by_seed(context: Context) -> float:
 
 
 def test_the_seed_takes_the_noise_off_a_simulated_node_alone(device: Path) -> None:
-    with simulated.simulated():
+    with process.simulated():
         assert gradient_by_seed(node()) < 1e-6 * SIGMA
     assert gradient_by_seed(node()) > SIGMA / 2
     assert gradient_by_seed(node(2, policy=policy(device, 'noise-source = "seed"'))) < 1e-6 * SIGMA
@@ -625,7 +625,7 @@ def test_a_communication_in_which_nobody_was_heard_spends_nothing(device: Path) 
 
 
 def test_a_simulation_keeps_no_ledger(device: Path) -> None:
-    with simulated.simulated():
+    with process.simulated():
         answered(hello(node()))
     assert not (device / "home").exists()
     answered(hello(node()))
@@ -782,7 +782,7 @@ def test_a_policy_is_named_by_the_owner_alone(device: Path, monkeypatch: pytest.
 
 
 def test_a_simulated_node_has_a_policy_only_where_one_is_named(device: Path) -> None:
-    with simulated.simulated():
+    with process.simulated():
         assert policy_of(node()) is None
         assert policy_of(node(policy=policy(device, ""))) == Policy()
 

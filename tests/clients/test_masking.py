@@ -144,7 +144,7 @@ def test_a_guarded_node_tells_its_shares_once_though_asked_twice_at_once(
 def guarded(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> Nodes:
     """Nodes each of which has this policy, and a ledger of its own."""
     monkeypatch.setattr("hedgerow.clients.policy.is_simulated", lambda: False)
-    monkeypatch.setattr("hedgerow.wire.simulated._open", 0)
+    monkeypatch.setattr("hedgerow.wire.process._open", 0)
     nodes = Nodes()
     for i, context in enumerate(nodes.contexts):
         file = folder / f"policy{i}.toml"

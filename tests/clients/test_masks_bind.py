@@ -20,7 +20,7 @@ from hedgerow.clients.stored_settings import UNBOUND_RECORDS, store_settings
 from hedgerow.sim import flower_identity
 from hedgerow.wire import MASKED_SUM, SECRET_RECORD, Call, to_record, view
 from hedgerow.wire.masked_sums import COARSEST_STEP, SumPlan, clips_of
-from hedgerow.wire.simulated import simulated
+from hedgerow.wire.process import simulated
 
 __all__: list[str] = []
 

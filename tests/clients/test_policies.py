@@ -30,7 +30,7 @@ from hedgerow.clients.own_share import _held
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
-from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, simulated, to_record
+from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, process, to_record
 from hedgerow.wire.masked_sums import clips_of
 
 REQUIRED, SOUND = 'secure-sums = "required"', 'privacy = "sound"'
@@ -67,7 +67,7 @@ SUMMED = {"sd-feel": "train", "similarity-free": "train", "fedmud": "train"}
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(simulated, "_open", 0)
+    monkeypatch.setattr(process, "_open", 0)
     monkeypatch.delenv(POLICY_VARIABLE, raising=False)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     return tmp_path
@@ -206,7 +206,7 @@ def test_what_is_held_out_is_the_owners_to_say(records: Path) -> None:
     assert first[0] == 40  # The owner's default, a fifth.
     for run, said in enumerate(({"holdout": 0.02}, {"holdout": 0.5, "seed": 3}, {"seed": 9}), 2):
         assert moments(owner(records, run, **said)) == first
-    with simulated.simulated():
+    with process.simulated():
         simulated_node = owner(records, 1, holdout=0.0, seed=0)
         del simulated_node.node_config["policy"]
         assert moments(simulated_node)[0] == 50

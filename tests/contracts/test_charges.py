@@ -20,7 +20,7 @@ from tests.flower_apps.cases import CASES, HSGD
 from hedgerow.clients import BatchClientApp, Reveals, each, reveals
 from hedgerow.clients.mods.guard import check_privacy, reveals_nothing, reveals_of
 from hedgerow.clients.policy import POLICY_VARIABLE
-from hedgerow.wire import MASKED_SUM, MONITOR, simulated, to_record
+from hedgerow.wire import MASKED_SUM, MONITOR, process, to_record
 from hedgerow.wire.failures import RunFailedError
 
 DECLARED = {
@@ -33,7 +33,7 @@ NOTHING = {kind for kinds in COVERED[REQUIRED].values() for kind in kinds}
 def device() -> Iterator[Path]:
     """Take away what makes this process a simulation; the value is an empty folder."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "_open", 0)
+        patch.setattr(process, "_open", 0)
         patch.delenv(POLICY_VARIABLE, raising=False)
         yield Path(folder)
 

@@ -29,9 +29,9 @@ from hedgerow.strategies import (
     HierFAvg,
     Mean,
     Method,
+    RoundContext,
     RoundEnd,
     RoundFailedError,
-    Run,
     SDFeel,
     SecureSum,
     ServerStep,
@@ -166,7 +166,7 @@ def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
     class Once(Momentum):  # type: ignore[misc,valid-type]
         tries = 0
 
-        def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
             means = yield from super().means(exchange, run)
             Once.tries += 1
             if Once.tries == 2:
@@ -224,7 +224,7 @@ def test_a_failed_round_leaves_the_memory_of_a_server_step() -> None:
     class FailsOnce(FedAvg):
         tries = 0
 
-        def round(self, state: Any, run: Run) -> Steps[Any]:
+        def round(self, state: Any, run: RoundContext) -> Steps[Any]:
             after = yield from super().round(state, run)
             FailsOnce.tries += 1
             if FailsOnce.tries == 2:

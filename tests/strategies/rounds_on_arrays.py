@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.strategies import Ask, Columns, Exchange, Method, Run, Together
+from hedgerow.strategies import Ask, Columns, Exchange, Method, RoundContext, Together
 from hedgerow.wire import Layout
 
 __all__ = ["Work", "rounds", "runs"]
@@ -34,14 +34,14 @@ def runs(
     work: Work,
     count: int,
     layout: Layout | None = None,
-) -> Iterator[tuple[Any, Run]]:
+) -> Iterator[tuple[Any, RoundContext]]:
     """Yield the state after each round, as ``rounds`` does, and what the round told beside."""
     federation = method.federation
     federation.layout = layout or Layout(("x",), (start.shape,), (str(start.dtype),))
     federation.limits.claims.sizes = dict(enumerate(sizes))
     state = method.begin(start)
     for number in range(1, count + 1):
-        tries = [Run(federation, number, {}, range(len(sizes)), method.parts) for _ in range(2)]
+        tries = [RoundContext(federation, number, {}, range(len(sizes)), method.parts) for _ in range(2)]
         ends = [_end(method.round(state, run), work) for run in tries]
         for one, other in zip(vars(ends[0]).values(), vars(ends[1]).values(), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -25,8 +25,8 @@ from hedgerow.strategies import (
     Models,
     Node,
     PayloadSizes,
+    RoundContext,
     Router,
-    Run,
 )
 from hedgerow.strategies.compressed import Uplink
 from hedgerow.strategies.gossip.looks import seen
@@ -35,9 +35,9 @@ from hedgerow.strategies.gossip.state import introduced as greeted
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.parties import Introduction, introduction
 from hedgerow.strategies.inbox import checked_metrics
+from hedgerow.strategies.messenger import Reader
 from hedgerow.strategies.node import introduced
 from hedgerow.strategies.parts import Parts
-from hedgerow.strategies.run import read
 from hedgerow.wire import (
     MAX_EXAMPLES,
     Layout,
@@ -198,7 +198,7 @@ def averaged(compressor: str) -> Decoder:
     return refuses(
         f"worker-{compressor}",
         RecordDict({"update": arrays, "metrics": METRICS}),
-        lambda content: read(Run(federation, 1, {}, [2], Parts()), exchange, NODE, content),
+        lambda content: Reader(RoundContext(federation, 1, {}, [2], Parts()), exchange)(NODE, content),
         lambda value: finite(value.row, LAYOUT.size) and 0 < value.claimed <= MAX_EXAMPLES,
     )
 
@@ -225,14 +225,14 @@ def layered(strategy: Any, coded: dict[str, Any]) -> Decoder:
     start = {layer.key: RNG.standard_normal(layer.shape).astype(np.float32) for layer in LAYERS}
     state = {**start, "last.bias": np.zeros(2, np.float32), "norm.num_batches_tracked": np.array(0)}
     model = strategy.federation.vector(to_record(state))
-    run = Run(strategy.federation, 1, {}, [0, 1], strategy.parts)
-    exchange = run.prepared(next(strategy.round(strategy.begin(model), run)))
+    run = RoundContext(strategy.federation, 1, {}, [0, 1], strategy.parts)
+    exchange = next(strategy.round(strategy.begin(model), run)).prepared(run)
     rest = {key: value for key, value in state.items() if key not in COMPRESSED}
     metrics = {"num-examples": 7, "base-version": 0, "need-base": 0}
     return refuses(
         type(strategy).__name__,
         RecordDict({"arrays": to_record({**coded, **rest}), "metrics": MetricRecord(metrics)}),
-        lambda content: read(run, exchange, NODE, content),
+        lambda content: Reader(run, exchange)(NODE, content),
         lambda value: finite(value.row, exchange.asks[0].model.size) and value.claimed > 0,
     )
 

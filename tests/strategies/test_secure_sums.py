@@ -9,7 +9,7 @@ from flwr.app import MetricRecord, RecordDict
 from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 
 from hedgerow.clients import BatchClientApp, each, whoami
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, Run, SDFeel, SecureSum, TooFewRepliesError
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, RoundContext, SDFeel, SecureSum, TooFewRepliesError
 from hedgerow.strategies.edges import Alone
 from hedgerow.wire import (
     HUB_TO_NODE,
@@ -136,7 +136,7 @@ class Watched(Alone):
     def __init__(self, models: list[Any]) -> None:
         self.models = models
 
-    def mix(self, servers: Any, sizes: Any, run: Run) -> Any:
+    def mix(self, servers: Any, sizes: Any, run: RoundContext) -> Any:
         self.models.append(servers.copy())
         return (yield from super().mix(servers, sizes, run))
 

@@ -12,7 +12,7 @@ from hedgerow.strategies import (
     Ask,
     Exchange,
     Question,
-    Run,
+    RoundContext,
     Steps,
     Together,
     WeightedMean,
@@ -58,7 +58,7 @@ def test_what_is_asked_together_goes_out_pool_by_pool_before_any_reply_is_read()
 
 def test_an_aggregator_takes_rows_that_are_there() -> None:
     rows = {3: np.array([1.0, 2.0]), 5: np.array([3.0, 6.0])}
-    empty = Run(hsgd(toy()).federation, 1, {}, [], Parts())
+    empty = RoundContext(hsgd(toy()).federation, 1, {}, [], Parts())
     taken = means_of(WeightedMean(by_examples=False), {7: (np.zeros(2), rows)}, empty)
     with pytest.raises(StopIteration) as end:
         next(taken)

@@ -54,7 +54,7 @@ from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget

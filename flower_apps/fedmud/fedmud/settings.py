@@ -14,7 +14,7 @@ from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VIEWS
 

@@ -39,7 +39,7 @@ from hedgerow.strategies.hsgd import OwnDataSetup
 from hedgerow.strategies.hsgd.costs import MethodName, Sizes
 from hedgerow.strategies.hsgd.parties import batch_size
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
-from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
 from hedgerow.tasks.sources import vertical_datasets

@@ -24,7 +24,7 @@ from hedgerow.strategies.edges import contiguous_clusters
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, preset

@@ -23,7 +23,7 @@ from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor

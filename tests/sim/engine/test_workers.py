@@ -20,7 +20,7 @@ from hedgerow.sim.engine._compat import ErrorCode
 from hedgerow.sim.engine.handlers import NodeJob
 from hedgerow.sim.engine.workers import Dealt, default_workers
 from hedgerow.wire import lazy_array, view
-from hedgerow.wire.simulated import is_simulated
+from hedgerow.wire.process import is_simulated
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

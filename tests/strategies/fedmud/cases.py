@@ -7,7 +7,7 @@ import numpy as np
 from tests.strategies.linear_federation import MODEL
 from tests.strategies.rounds_on_arrays import Work, runs
 
-from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara, Run
+from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara, RoundContext
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.wire import LayerShape, Layout
 
@@ -46,7 +46,7 @@ def of_layers(kind: Any, *shapes: tuple[int, ...], **parameters: Any) -> Any:
     return kind(**{**whole, **TRAINING, **alone, **parameters})
 
 
-def alone(method: Any, work: Work, rounds: int, start: Any = None) -> Iterator[tuple[Any, Run]]:
+def alone(method: Any, work: Work, rounds: int, start: Any = None) -> Iterator[tuple[Any, RoundContext]]:
     """Yield state and run after each round of such a method, whose nodes reply with rows."""
     layers: Sequence[LayerShape] = method.coded
     names = tuple(layer.key for layer in layers)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import alone, of_layers, replying
 
-from hedgerow.strategies import EF21P, Ask, Exchange, FedBAT, FedHM, FedLMT, FedMUD, Run
+from hedgerow.strategies import EF21P, Ask, Exchange, FedBAT, FedHM, FedLMT, FedMUD, RoundContext
 from hedgerow.strategies.fedmud.fedbat import binarised
 from hedgerow.strategies.fedmud.fedhm import truncated
 from hedgerow.wire import Layout, decode_indices, rand_k, to_record, to_state_dict
@@ -124,7 +124,7 @@ def test_scaled_rand_k_is_unbiased_and_unscaled_values_count_once(scale: bool) -
     method.federation.layout = Layout(("w0",), ((12, 1),), ("float32",))
     state, total = method.begin(np.zeros(12, np.float32)), np.zeros(12)
     for number in range(1, count + 1):
-        exchange = next(method.round(state, Run(method.federation, number, {}, [0], method.parts)))
+        exchange = next(method.round(state, RoundContext(method.federation, number, {}, [0], method.parts)))
         assert isinstance(exchange, Exchange)
         kept = rand_k(12, 3, seed=0, round=number, partition_id=0)
         reply = to_record({"values": change[kept]})

@@ -11,7 +11,7 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd
 
-from hedgerow.strategies import Exchange, Mean, Moved, PairingError, Run, Steps, WeightedMean
+from hedgerow.strategies import Exchange, Mean, Moved, PairingError, RoundContext, Steps, WeightedMean
 from hedgerow.wire import to_record, view
 
 RULES = ["median", "trimmed-mean(0.25)", "krum(1)", "multi-krum(1,3)", "geometric-median", "clipped(0.05)"]
@@ -133,7 +133,7 @@ def test_batches_too_small_for_their_rule_end_the_run_before_its_first_round() -
 class Halved(WeightedMean):
     """Goes half of the way to the mean of the groups."""
 
-    def means(self, exchange: Exchange, run: Run) -> Steps[dict[int, Mean]]:
+    def means(self, exchange: Exchange, run: RoundContext) -> Steps[dict[int, Mean]]:
         found = yield from super().means(exchange, run)
         starts = {pool: exchange.sent(pool) for pool in found}
         return {

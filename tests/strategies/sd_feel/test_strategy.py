@@ -15,7 +15,7 @@ from tests.oracles import sd_feel as oracle
 from tests.strategies.quadratic import Quadratics, initial, run, servers
 
 from hedgerow.sim import InProcessGrid, flower_identity
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, Run, SDFeel, TooFewRepliesError
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, RoundContext, SDFeel, TooFewRepliesError
 from hedgerow.strategies.parts import Parts
 from hedgerow.strategies.sd_feel import ClusteredStrategy, contiguous_clusters
 
@@ -257,7 +257,9 @@ def test_running_statistics_are_averaged_in_clusters_but_never_gossiped() -> Non
     )
     strategy.federation.vector(record)
     models = np.arange(1.0, 7.0)[:, None] * np.ones((1, 3))
-    steps = strategy.mixer.mix(models, np.ones(6), Run(strategy.federation, 1, {}, range(6), Parts()))
+    steps = strategy.mixer.mix(
+        models, np.ones(6), RoundContext(strategy.federation, 1, {}, range(6), Parts())
+    )
     with pytest.raises(StopIteration) as end:
         next(steps)
     mixed = end.value.value

@@ -14,12 +14,12 @@ from typing import Unpack
 import numpy as np
 
 from hedgerow.strategies.aggregate import Choice, WeightedMean
+from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Acknowledgements
-from hedgerow.strategies.run import Run
 from hedgerow.wire.blocks import Blocks
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.compress import compressed_part
@@ -81,10 +81,10 @@ class Scaffold(Method[State]):
         """Return x_0 and c = 0."""
         return State(model, np.zeros(self.federation.num_parameters, model.dtype))
 
-    def round(self, state: State, run: Run) -> Steps[State]:
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
         """Send x and c to all nodes that are there, and move both."""
         blocks = self.blocks
-        asked = Ask(run.there, blocks.joined(model=state.x, control=state.c))
+        asked = Ask(run.online, blocks.joined(model=state.x, control=state.c))
         config = {
             "server-round": run.round,
             "learning-rate": self.learning_rate,

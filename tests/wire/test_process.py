@@ -10,15 +10,15 @@ from flwr.serverapp import Grid
 
 from hedgerow.clients import BatchClientApp, each
 from hedgerow.sim import InProcessGrid
-from hedgerow.wire import simulated
-from hedgerow.wire.simulated import is_simulated
+from hedgerow.wire import process
+from hedgerow.wire.process import is_simulated
 
 SIMULATION = "flwr.simulation"
 
 
 @pytest.fixture(autouse=True)
 def no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "_open", 0)
+    monkeypatch.setattr(process, "_open", 0)
     for name in ("ray", SIMULATION):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -33,9 +33,9 @@ def ray(monkeypatch: pytest.MonkeyPatch, *, started: bool, actor: str | None, fl
 
 def test_a_process_is_no_simulation_by_itself() -> None:
     assert not is_simulated()
-    with simulated.simulated(), simulated.simulated():
+    with process.simulated(), process.simulated():
         assert is_simulated()
-    with pytest.raises(ZeroDivisionError), simulated.simulated():
+    with pytest.raises(ZeroDivisionError), process.simulated():
         raise ZeroDivisionError
     assert not is_simulated()
 

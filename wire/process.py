@@ -1,4 +1,4 @@
-"""Whether the nodes of this process are simulated.
+"""What holds for a whole process: whether its nodes are simulated, and the threads of matrix products.
 
 A simulated node has nothing to protect: whoever runs the simulation has all its data. The criteria are in the
 process itself and not in a message, run config or node config, so that no server can make a device believe
@@ -10,13 +10,18 @@ that it is simulated:
 
 Otherwise the node is a device. Code from a server could fake both, but a device that runs such code is
 compromised anyway, see docs/privacy.md.
+
+The last bits of NumPy's matrix products depend on the number of BLAS's threads, so these are limited to one.
 """
 
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
 
 # Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0
@@ -59,3 +64,16 @@ def _is_flowers_actor() -> bool:
     if ray is None or "flwr.simulation" not in sys.modules or not ray.is_initialized():
         return False
     return bool(ray.get_runtime_context().get_actor_id())
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread for a ``with`` block; torch's threads are not affected."""
+    with _controller("scipy.linalg" in sys.modules).limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _controller(scipy_is_loaded: bool) -> ThreadpoolController:
+    """Return a controller of the loaded libraries; scipy loads its own."""
+    return ThreadpoolController()
