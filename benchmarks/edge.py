@@ -33,7 +33,7 @@ from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.folder import read_rounds
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.strategies.edges.direct import DirectGossip
-from hedgerow.strategies.peers import PeerChannel, PeerCredentials
+from hedgerow.wire.links.peers import PeerChannel, PeerCredentials
 from hedgerow.wire.robust_means import parse_aggregation
 
 APP = Path(__file__).parents[1] / "flower_apps" / "sd-feel"

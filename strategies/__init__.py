@@ -57,7 +57,6 @@ from hedgerow.strategies.method import Method
 from hedgerow.strategies.node import Node, Shapes
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import Acknowledgements, CompressedChanges, ErrorFeedback, Part, ServerStep
-from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
@@ -85,6 +84,7 @@ from hedgerow.strategies.topology import (
     push_weights,
 )
 from hedgerow.strategies.whoami import RosterError
+from hedgerow.wire.links.peers import PeerCredentials
 
 # The name of ``RoundContext`` in earlier states.
 Run = RoundContext

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "hedgerow.strategies.hsgd.parties": {"flower_apps/test_hsgd"},
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
     "hedgerow.wire.edge_servers": {"strategies/sd_feel/test_lying_edges"},
+    "hedgerow.wire.links.peers": {"strategies/sd_feel/test_direct"},
     # The fate of one node's messages, as faults draw it.
     "hedgerow.sim.engine.faults": {"contracts/test_failures"},
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},

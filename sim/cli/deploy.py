@@ -306,7 +306,7 @@ def _new_keys(
 def _renewed_keys(folder: Path, hosts: list[str] | None, days: int, ca: Path | None) -> None:
     from hedgerow.sim.deploy.certificates import LOOPBACK
     from hedgerow.sim.deploy.renewal import certificates_of, renew_certificates
-    from hedgerow.wire.certified import ends
+    from hedgerow.wire.links.certificates import ends
 
     with bad_options():
         certificates_of(folder)
@@ -339,7 +339,7 @@ def _changed_nodes(folder: Path, add: int | None, revoke: int | None) -> None:
 
 def _shown_keys(folder: Path) -> None:
     from hedgerow.sim.deploy.renewal import certificates_of
-    from hedgerow.wire.certified import ending, ends
+    from hedgerow.wire.links.certificates import ending, ends
 
     with bad_options():
         if not folder.is_dir():

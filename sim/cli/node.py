@@ -29,8 +29,8 @@ def node(
     from hedgerow.sim.cli.options import bad_options, known_node_keys
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
-    from hedgerow.wire.certified import ending
-    from hedgerow.wire.proxies import host_of, proxy_of, without_proxy_here
+    from hedgerow.wire.links.certificates import ending
+    from hedgerow.wire.links.proxies import host_of, proxy_of, without_proxy_here
 
     if not arguments:
         with bad_options():

@@ -35,9 +35,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hedgerow.wire.certified import certified_name
+from hedgerow.wire.links.certificates import certified_name
+from hedgerow.wire.links.proxies import host_of
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.proxies import host_of
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # Ten thousand keys take some seconds to write; no certificate should be valid for more than ten years.

@@ -1,7 +1,7 @@
 """A deployment of several edge servers or sites on loopback, each with a SuperLink, SuperNodes and a run.
 
 Every server is an independent orchestrator and exchanges models with the others over direct links
-(``strategies/peers.py``). There is no hub: this module only starts and ends them.
+(``wire/links/peers.py``). There is no hub: this module only starts and ends them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hedgerow.sim.deploy.processes import program
-from hedgerow.wire.proxies import without_proxy_here
+from hedgerow.wire.links.proxies import without_proxy_here
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER = re.compile(r"Run folder: (.+?)\s*$")

@@ -32,8 +32,8 @@ from hedgerow.sim.deploy.warm import warm_path
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
-from hedgerow.wire.certified import ending
-from hedgerow.wire.proxies import without_proxy_here
+from hedgerow.wire.links.certificates import ending
+from hedgerow.wire.links.proxies import without_proxy_here
 
 CONNECTION = "deployment"
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from hedgerow.sim.engine.parcels import Parcel, Received, file_bytes, receive, receive_files, send, write_file
 from hedgerow.wire.failures import RunFailedError
-from hedgerow.wire.proxies import without_proxy_here
+from hedgerow.wire.links.proxies import without_proxy_here
 
 # The number of a worker.
 KEY = struct.Struct("=Q")

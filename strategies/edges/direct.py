@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import TOO_LARGE
 from hedgerow.strategies.limits import norm_of
-from hedgerow.strategies.peers import UNREADABLE, Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
+from hedgerow.wire.links.peers import UNREADABLE, Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.robust_means import Aggregation
 

@@ -30,10 +30,10 @@ from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
+from hedgerow.wire.links.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 # The stages of an iteration: sites agree before it, and exchange payloads in it.

@@ -23,7 +23,6 @@ from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
-from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.round_end import EvaluateFn
 from hedgerow.strategies.sd_feel.algorithm import State
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
@@ -31,6 +30,7 @@ from hedgerow.strategies.sd_feel.theory import SystemName, inter_seconds
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
+from hedgerow.wire.links.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.wire.records import Layout
 
 

@@ -310,7 +310,7 @@ case("strategies:PayloadSizes", {"message_bits": 1, "max_bytes": 1}, message_bit
 case("strategies.ceps.matcha:Activation", {"graph": GRAPH}, budget=SHARE)
 case("strategies.ceps.matcha:activation_probabilities",
     {"laplacians": np.zeros((1, 2, 2)), "budget": 0.5}, budget=SHARE)
-case("strategies.peers:PeerChannel",
+case("wire.links.peers:PeerChannel",
     {"me": 0, "addresses": PEERS, "neighbours": [], "run": "r", "layout": "l", "largest": 1},
     me=integer(0, 1), largest=COUNT, lost_after=POSITIVE)
 case("strategies:Privacy", {}, settings=CEPS, only=("epsilon", "delta", "sensitivity", "clip"),
@@ -860,7 +860,7 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies.ceps.matcha:Activation": [
         ({"graph": nx.empty_graph(1)}, "num_nodes must be an integer >= 2, got 1"),
     ],
-    "strategies.peers:PeerChannel": [
+    "wire.links.peers:PeerChannel": [
         ({"neighbours": [0]}, r"neighbours must be from 0 to 1, without 0, got \[0\]"),
         ({"addresses": [SITES[0], "hub"]}, "an address of a peer must be host:port, got 'hub'"),
         ({"addresses": [SITES[0], "127.0.0.1:70000"]}, "must be host:port"),

@@ -14,7 +14,7 @@ import pytest
 from tests.deployment.leftovers import left_running
 from tests.deployment.trials import wait_for
 from tests.sim.cli.command_line import hedgerow
-from tests.strategies.peer_addresses import Wire
+from tests.wire.links.addresses import Wire
 
 from hedgerow.sim import (
     EdgeDeployment,
@@ -318,7 +318,7 @@ def test_u_is_measured_afterwards_as_that_of_emulated_servers_and_the_folders_ar
 LYING = """
 import numpy as np
 
-from hedgerow.strategies.peers import PeerChannel
+from hedgerow.wire.links.peers import PeerChannel
 from sd_feel.server_app import app as honest
 
 DIGEST, PARAMETERS = 32, 7850

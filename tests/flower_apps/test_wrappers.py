@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from tests.flower_apps.cases import CASES, SD_FEEL, SIMILARITY_FREE, AppCase
-from tests.strategies.peer_addresses import addresses
+from tests.wire.links.addresses import addresses
 
 from hedgerow.sim import InProcessGrid, plan_run
 from hedgerow.strategies import EdgeServerSDFeel, FederatedStrategy

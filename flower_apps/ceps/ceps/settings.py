@@ -51,13 +51,13 @@ from hedgerow.strategies.ceps.strategy import CEPS
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
+from hedgerow.wire.links.peers import PeerCredentials
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
 from hedgerow.wire.sensing import MATRICES
 

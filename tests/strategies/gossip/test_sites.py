@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from tests.clients.ceps.federation import squares
 from tests.strategies.changing_grid import ChangingGrid
-from tests.strategies.peer_addresses import Wire, addresses
+from tests.wire.links.addresses import Wire, addresses
 
 import hedgerow.clients.gossip.stored_node
 import hedgerow.clients.links

@@ -11,12 +11,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.strategies.peer_addresses import Wire, addresses
+from tests.wire.links.addresses import Wire, addresses
 
 from hedgerow.strategies import mixing
 from hedgerow.strategies.edges.direct import DirectGossip
-from hedgerow.strategies.peers import Exchanged, PeerChannel, Topic
 from hedgerow.wire import parse_aggregation
+from hedgerow.wire.links.peers import Exchanged, PeerChannel, Topic
 
 SIZES = (30.0, 10.0, 25.0, 5.0)
 M = 50

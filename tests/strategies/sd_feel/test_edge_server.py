@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from tests.strategies.changing_grid import ChangingGrid
-from tests.strategies.peer_addresses import addresses
 from tests.strategies.quadratic import Quadratics
+from tests.wire.links.addresses import addresses
 
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import EdgeServerSDFeel, SDFeel

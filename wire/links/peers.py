@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, Self
 import grpc
 from flwr.common import log
 
-from hedgerow.wire.certified import certified_name, ending
 from hedgerow.wire.checks import int_at_least, int_between, positive
-from hedgerow.wire.proxies import is_loopback, proxy_of
+from hedgerow.wire.links.certificates import certified_name, ending
+from hedgerow.wire.links.proxies import is_loopback, proxy_of
 
 # The exceptions that parsing another orchestrator's message may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.strategies.peer_addresses import addresses
+from tests.wire.links.addresses import addresses
 
 from hedgerow.sim import EdgeCredentials, make_edge_credentials
 from hedgerow.strategies import PeerCredentials
-from hedgerow.strategies.peers import Exchanged, PeerChannel, Topic
+from hedgerow.wire.links.peers import Exchanged, PeerChannel, Topic
 
 LARGEST = 1 << 12
 # Nothing here takes so long unless it hangs.

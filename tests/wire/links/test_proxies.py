@@ -2,7 +2,7 @@
 
 import pytest
 
-from hedgerow.wire.proxies import host_of, is_loopback, proxy_of, without_proxy_here
+from hedgerow.wire.links.proxies import host_of, is_loopback, proxy_of, without_proxy_here
 
 PROXY = "http://proxy.example:3128"
 

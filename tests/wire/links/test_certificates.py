@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hedgerow.sim import make_credentials
-from hedgerow.wire.certified import ending, ends
+from hedgerow.wire.links.certificates import ending, ends
 
 
 @pytest.mark.parametrize(("days_left", "told"), [(31, ""), (29, "ends on"), (-1, "ended on")])
