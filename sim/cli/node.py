@@ -19,14 +19,23 @@ def node(
         list[str] | None,
         typer.Option(help="A module to import in advance, like Flower, torch and the suite. Repeatable."),
     ] = None,
+    poll: Annotated[
+        str | None,
+        typer.Option(
+            help="Shortest and longest seconds between two requests for messages; HEDGEROW_POLL, or 0.1-3."
+        ),
+    ] = None,
 ) -> None:
-    """Run flower-supernode; each message is handled by a fork of a process that has imported what it needs.
+    """Run flower-supernode; it asks for messages often while a run goes on, and seldom while none comes.
+
+    Each message is handled by a fork of a process that has imported what it needs.
 
     Takes flower-supernode's own arguments, and becomes it: signals and exit codes are Flower's.
     """
     import os
 
     from hedgerow.sim.cli.options import bad_options, known_node_keys
+    from hedgerow.sim.deploy.pace import POLL, Pace, paced
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
     from hedgerow.wire.links.certificates import ending
@@ -40,6 +49,10 @@ def node(
             )
     with bad_options():
         _check_arguments(arguments)
+        if poll is None:
+            poll = os.environ.get(POLL)
+        if poll is not None:
+            Pace.of(poll)
         trusted = [Path(name).expanduser() for name in _option_values(arguments, "--root-certificates")]
         warnings = [*ending(trusted), *misspelt_keys(arguments, known_node_keys())]
     for warning in warnings:
@@ -58,7 +71,10 @@ def node(
     env = {**without_proxy_here(os.environ), **warm_path(home, path)}
     if preload:
         env[PRELOAD] = ",".join(preload)
-    os.execve(supernode, [supernode, *arguments], env)
+    if poll is not None:
+        env[POLL] = poll
+    command = paced(supernode, arguments)
+    os.execve(command[0], command, env)
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:

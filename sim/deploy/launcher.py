@@ -37,8 +37,7 @@ from hedgerow.wire.links.proxies import without_proxy_here
 
 CONNECTION = "deployment"
 
-# Public settings that make an exchange faster. By default a SuperExec polls for work every second, and each
-# message waits for it.
+# Public settings of the SuperLink that make a run start faster: its SuperExec asks for work every second.
 FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 # Threads of a node's torch. Nodes on one machine share its cores: more threads than cores wait for each
@@ -88,7 +87,8 @@ class Deployment:
     warm : bool (default: True)
         Fork ClientApps from a process that has imported Flower and torch (``warm.py``).
     fast : bool (default: True)
-        Set ``FAST``, and ``OMP_NUM_THREADS`` to each node's share of the cores, unless the environment does.
+        Nodes ask for messages at the pace of ``pace.py``; set ``FAST`` at the SuperLink, and
+        ``OMP_NUM_THREADS`` to each node's share of the cores, unless the environment does.
     patience : float (default: 180.0)
         Seconds for each program to start; one that ends is noticed at once.
 
@@ -147,7 +147,8 @@ class Deployment:
         self._configs: list[UserConfig] = [
             {"partition-id": i, "num-partitions": num_nodes, **more} for i, more in enumerate(extra)
         ]
-        self._more_env = {**(FAST if fast else {}), **_chosen(FAST), **(env or {})}
+        self._fast = fast
+        self._more_env = {**_chosen(FAST), **(env or {})}
         share = max(1, cores() // num_nodes)
         self._node_env = {THREADS: str(share)} if fast else {}
         self._superlink_options = list(superlink_options)
@@ -227,7 +228,8 @@ class Deployment:
             command += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", str(keys.server_certificate)]
             command += ["--ssl-keyfile", str(keys.server_key), "--enable-supernode-auth"]
         command += self._superlink_options
-        return Program("the SuperLink", command, self._env("superlink"), self.logs / "superlink.log")
+        env = {**(FAST if self._fast else {}), **self._env("superlink")}
+        return Program("the SuperLink", command, env, self.logs / "superlink.log")
 
     def _supernode(self, i: int, port: int, keys: Credentials | None) -> SuperNode:
         arguments = ["--superlink", self.address, "--port", str(port)]
@@ -247,7 +249,7 @@ class Deployment:
                 give(keys.nodes[i].private, user)
             config, env = self._moved_in(name, config, env, user)
         log_file = self.logs / f"{name}.log"
-        return SuperNode(self._partition(i), config, arguments, env, log_file, user)
+        return SuperNode(self._partition(i), config, arguments, env, log_file, user, fast=self._fast)
 
     def _partition(self, i: int) -> int:
         return int(self._configs[i]["partition-id"])

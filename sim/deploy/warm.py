@@ -29,6 +29,10 @@ from typing import Any
 
 from flwr.common import log
 
+from hedgerow.sim.deploy.pace import Pace
+
+# Flower's environment variable for the seconds between a SuperExec's requests.
+TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 # The environment variable with further modules to import once, separated by commas.
 PRELOAD = "HEDGEROW_PRELOAD"
 _COMMAND = "flwr-clientapp"
@@ -88,11 +92,18 @@ def _launch_by(channel: socket.socket) -> None:
     """Make this process's SuperExec start ClientApps over a channel."""
     try:
         # Imported here, because it fails with an unknown version of Flower.
-        from hedgerow.sim.engine._compat import launch_by  # noqa: PLC0415
+        from hedgerow.sim.engine._compat import launch_by, pace_superexec  # noqa: PLC0415
 
-        launch_by(_Launcher(channel).start)
+        launcher = _Launcher(channel)
+        launch_by(launcher.start)
     except ImportError as error:
         log(WARNING, "ClientApps start cold, which is slower: %s", error)
+        return
+    if TASK_POLL not in os.environ:  # The owner has chosen no other.
+        try:
+            pace_superexec(launcher.pace)
+        except ImportError as error:
+            log(WARNING, "ClientApps start up to a second later: %s", error)
 
 
 class _Launcher:
@@ -100,9 +111,11 @@ class _Launcher:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel: socket.socket | None = channel
+        self.pace = Pace(0.02, 1.0)
 
     def start(self, command: Sequence[str], **options: Any) -> None:
         """Start a command like ``Popen``, but a ClientApp as a fork."""
+        self.pace.active()
         warm = command[0] == _COMMAND and _COLD not in command and options.keys() <= {"stdout", "stderr"}
         if warm and self._channel is not None:
             request = json.dumps({"arguments": list(command), "quiet": bool(options)}) + "\n"

@@ -7,10 +7,13 @@ tests/test_flower_names.py finds other names that are imported or read elsewhere
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
+import inspect
 import subprocess
 import sys
+import time
 import tomllib
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import flwr
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict, UserConfig
@@ -52,6 +55,10 @@ _SIMULATION = "flwr.superlink.grid.inmemory_grid"
 # How a SuperExec starts programs; used by the warm executor only, without which a deployment is slower.
 _EXECUTOR = "flwr.supercore.superexec.executor.subprocess_executor"
 
+# Where a SuperNode asks for messages, and its SuperExec for tasks; without their pace a deployment is slower.
+_SUPERNODE = "flwr.supernode.start_client_internal"
+_SUPEREXEC = "flwr.supercore.superexec.run_superexec"
+
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
 __all__ = [
@@ -73,6 +80,8 @@ __all__ = [
     "launch_by",
     "lend_identity",
     "main_function",
+    "pace_superexec",
+    "pace_supernode",
     "parse_config_args",
     "read_toml",
     "set_message_id",
@@ -222,6 +231,60 @@ def launch_by(start: Callable[..., None]) -> None:
         known = False
     _check("" if known else f"{_EXECUTOR}.subprocess")
     executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+
+
+class Paced(Protocol):
+    """When to ask again, see ``sim/deploy/pace.py``."""
+
+    def active(self) -> None:
+        """Note that there was a message."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, in place of a fixed time."""
+
+
+def pace_supernode(idle: Paced, reply: Paced) -> None:
+    """Make this process's SuperNode ask for messages, and look for its ClientApp's replies, at other paces.
+
+    ImportError if this version of Flower waits in another way.
+    """
+    supernode = _with_sleeps(_SUPERNODE, "time.sleep(3)", "time.sleep(0.5)", "time.sleep(0.5)")
+    push = supernode._push_messages
+
+    def pushed(*arguments: Any, **options: Any) -> None:
+        reply.active()
+        try:
+            push(*arguments, **options)
+        finally:
+            idle.active()
+
+    supernode._push_messages = pushed
+    supernode.time = SimpleNamespace(sleep=lambda seconds: (idle if seconds == 3 else reply).sleep(seconds))
+
+
+def pace_superexec(paced: Paced) -> None:
+    """Make this process's SuperExec ask for tasks at another pace.
+
+    ImportError if this version of Flower waits in another way.
+    """
+    superexec = _with_sleeps(_SUPEREXEC, "time.sleep(task_poll_interval)")
+    superexec.time = SimpleNamespace(sleep=paced.sleep)
+
+
+def _with_sleeps(name: str, *known: str) -> Any:
+    """Return a module of Flower's, whose uses of ``time`` are these calls."""
+    try:
+        module: Any = importlib.import_module(name)
+        calls = [
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(inspect.getsource(module)))
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("time.")
+        ]
+        fits = module.time is time and sorted(calls) == sorted(known)
+    except (ImportError, AttributeError, OSError):
+        fits = False
+    _check("" if fits else f"the waits of {name}")
+    return module
 
 
 def through_the_wire(records: RecordDict, what: str) -> RecordDict:

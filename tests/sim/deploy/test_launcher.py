@@ -208,7 +208,7 @@ def test_a_node_that_does_not_start_is_named_with_its_log(start: Deploy, fakes: 
 
 
 def test_a_refused_node_is_started_again_until_it_is_taken(start: Deploy, fakes: Path) -> None:
-    node: SuperNode = start().nodes[1]
+    node: SuperNode = start(fast=False).nodes[1]
     node.kill()
     assert not node.running
     (fakes / "refused").write_text("2")
