@@ -1,7 +1,6 @@
 """The node's side: ClientApps that learn on local data."""
 
 from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
-from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, TorchProblem
 from hedgerow.clients.device import resolve_device
@@ -69,7 +68,6 @@ __all__ = [
     "ceps_client",
     "compress_reply",
     "cross_entropy",
-    "decentralised_client",
     "each",
     "fedmud_client",
     "frozen_part",

@@ -7,9 +7,11 @@ payload, until the receiver has confirmed that it could read a payload.
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from logging import INFO
 from typing import Any
 
 from flwr.app import RecordDict
+from flwr.common import log
 
 from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, REASONS
@@ -70,6 +72,18 @@ class Introductions:
         """Record that a receiver read its senders' payloads; the links to the refused ones are reset."""
         self._known |= {(j, i) for j in senders}
         self._known -= {(j, i) for j in refused}
+
+    def log(self) -> None:
+        """Log how many nodes pin their peers' keys."""
+        log(INFO, "Links are sealed: %d of %d nodes pin their peers' keys, the others trust the first key",
+            len(self.pinning), len(self.of))  # fmt: skip
+        log(INFO, "that they get.")
+
+    def metrics(self, withheld: int, unopened: Mapping[str, int]) -> dict[str, int]:
+        """Return a round's metrics: nodes that pin keys, payloads that senders withheld, and refused ones."""
+        by_reason = {f"unopened-{why.replace(' ', '-')}": n for why, n in sorted(unopened.items())}
+        counts = {"pinning": len(self.pinning), "withheld": withheld, "unopened": sum(unopened.values())}
+        return {**counts, **by_reason}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint; it holds no secrets."""

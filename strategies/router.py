@@ -200,19 +200,21 @@ class Router(Part):
         readers, there = _turned(asked), set(run.online)
         publishers = [j for j in readers if j in there]
         report.lost += Counter(offline=len(readers) - len(publishers))
-        box = _Box(asked, first)
+        box: Bundles = {i: {} for i in asked}
+        room = {i: min(first.get(i, len(senders)), len(senders)) for i, senders in asked.items()}
         each = self.payloads.per_receiver
         asks = [Ask([j], None, {"receivers": readers[j]} if each else {}, pool=j) for j in publishers]
         publish = Exchange(
             PUBLISH, asks, {"iteration": k},
-            reads=partial(self._read, readers, box), group="publish", done=box.full,
+            reads=partial(self._read, readers, box, room), group="publish",
+            done=lambda: all(len(box[i]) == room[i] for i in box),
         )  # fmt: skip
         for _ in (yield publish.changed(run)):
             pass
         report.lost += run.report.rejected
         if first and (late := report.lost.pop("no reply", 0)):
             report.lost["late"] = late
-        bundles = {receiver: dict(sorted(bundle.items())) for receiver, bundle in box.bundles.items()}
+        bundles = {receiver: dict(sorted(bundle.items())) for receiver, bundle in box.items()}
         report.readers = _turned(bundles)
         for receiver, bundle in bundles.items():
             for sender, payload in bundle.items():
@@ -227,16 +229,26 @@ class Router(Part):
         self.report.refused = sum(len(set(wants[i])) - len(asked[i]) for i in asked)
         return asked
 
-    def _read(self, readers: Mapping[int, list[int]], box: _Box, node: Node, content: RecordDict) -> Row:
-        """Put a publisher's payloads into its readers' bundles, as they arrive; return their bits."""
+    def _read(
+        self,
+        readers: Mapping[int, list[int]],
+        box: Bundles,
+        room: Mapping[int, int],
+        node: Node,
+        content: RecordDict,
+    ) -> Row:
+        """Put a publisher's payloads into its readers' bundles, as they arrive; return their bits.
+
+        ``room`` is how many payloads a reader takes at most.
+        """
         receivers = readers[node.partition_id]
         payloads = self._checked(content, len(receivers))
         copies = payloads if self.payloads.per_receiver else payloads * len(receivers)
         for receiver, payload in zip(receivers, copies, strict=True):
-            if payload or not self.payloads.per_receiver:
-                box.put(node.partition_id, receiver, payload)
-            else:
+            if not payload and self.payloads.per_receiver:
                 self.report.withheld += 1
+            elif len(box[receiver]) < room[receiver]:
+                box[receiver][node.partition_id] = payload
         return Row(None, sum(map(self.payloads.bits, payloads)))
 
     def _checked(self, content: RecordDict, receivers: int) -> list[bytes]:
@@ -250,21 +262,6 @@ class Router(Part):
         if (largest := max(map(len, checked))) > self.payloads.max_bytes:
             raise PayloadError("too large", f"{largest} bytes, at most {self.payloads.max_bytes}")
         return checked
-
-
-class _Box:
-    """The bundles of an event while payloads arrive."""
-
-    def __init__(self, asked: Mapping[int, Sequence[int]], first: Mapping[int, int]) -> None:
-        self.bundles: Bundles = {receiver: {} for receiver in asked}
-        self._places = {i: min(first.get(i, len(senders)), len(senders)) for i, senders in asked.items()}
-
-    def put(self, sender: int, receiver: int, payload: bytes) -> None:
-        if len(self.bundles[receiver]) < self._places[receiver]:
-            self.bundles[receiver][sender] = payload
-
-    def full(self) -> bool:
-        return all(len(self.bundles[i]) == places for i, places in self._places.items())
 
 
 def _turned(senders: Mapping[int, Iterable[int]]) -> dict[int, list[int]]:

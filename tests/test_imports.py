@@ -47,7 +47,7 @@ ELSEWHERE = {
     "hedgerow.wire.sparse_rows": {"strategies/hsgd/nodes"},
     # Patched: a simulated node is a device, a call is counted.
     "hedgerow.clients.device": {"sim/cli/test_new"},
-    "hedgerow.clients.gossip.method": {"strategies/gossip/test_exposure"},
+    "hedgerow.clients.gossip.node": {"strategies/gossip/test_exposure"},
     "hedgerow.clients.gossip.stored_node": {
         "strategies/gossip/test_sealed_runs",
         "strategies/gossip/test_sites",

@@ -1,6 +1,5 @@
 """CEPS and its baselines: nodes."""
 
-from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, TorchProblem
 
@@ -9,5 +8,4 @@ __all__ = [
     "LogisticRegression",
     "TorchProblem",
     "ceps_client",
-    "decentralised_client",
 ]

@@ -22,11 +22,9 @@ from functools import partial
 import numpy as np
 from flwr.app import ConfigRecord
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.ceps.neighbourhood import neighbour_mean
-from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory, ProblemFn, gossip_app
-from hedgerow.clients.gossip.method import Metrics
-from hedgerow.clients.gossip.place import Vector
+from hedgerow.clients.ceps.algorithm import neighbour_mean
+from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, Memory
+from hedgerow.clients.gossip.node import Metrics, Vector
 from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.codec import Codec
 from hedgerow.wire.thresholding import project
@@ -114,11 +112,11 @@ class _Baseline(GossipNodeMethod):
     def prepare(self, node: GossipNode, memory: Memory, k: int) -> Memory:
         if memory.iteration == k and self.ready in memory.arrays:
             return memory
-        call, kappa = _Call(node, memory), node.place.kappa
+        call = _Call(node, memory)
         arrays = self.prepared(call, k)
         # Communications in between, and an unfinished one, are missed.
-        lost = max(k - 1, 0) // kappa - max(memory.iteration - 1, 0) // kappa
-        counts = {"gradients": call.gradients, "missed": memory.count("missed") + lost}
+        missed = memory.count("missed") + node.place.communications(memory.iteration, k)
+        counts = {"gradients": call.gradients, "missed": missed}
         return Memory(arrays, k, {**memory.counts, **counts})
 
     def message(self, node: GossipNode, memory: Memory) -> Vector:
@@ -512,26 +510,3 @@ BASELINES: Mapping[str, GossipNodeMethod] = {
     "sgp-dn": _SGP(),
     "dp-dsgt": _DSGT(),
 }
-
-
-def decentralised_client(problem: ProblemFn) -> BatchClientApp:
-    """Return the ClientApp of CEPS's baselines, ``BASELINES``.
-
-    It answers the messages of ``ceps_client``. The config of ``query.hello`` holds
-
-    - ``method``, ``run-seed``, ``num-nodes``, ``neighbours``, ``codec``, ``r`` and ``privacy`` as there;
-    - ``local-steps``, which is kappa unless ``kappa-low`` and ``kappa-high``, equal, are given;
-    - ``weights`` (absent: equal weights of the node and those it drew): this node's row of the mixing
-      matrix, a number for each of ``neighbours`` and the node's own at the end; required by ``sgp``, where
-      ``neighbours`` are the senders. The config of ``train.update`` may replace both, for a
-      communication on another graph, or one in which not all receivers get the node's payload;
-    - ``eta`` > 0; ``theta`` in [0, 1) for ``dfedavgm``; ``rho-sam`` >= 0 for ``dfedsam``; ``threshold``
-      (absent: false) with ``s`` for ``d-psgd``, which then keeps s entries of each mixed model;
-      ``step-gamma`` in (0, 1] for ``choco-sgd`` and ``beer``.
-
-    Parameters
-    ----------
-    problem : Callable[[Context], Problem]
-        Finds a node's objective. It is called for each message: cache what is expensive.
-    """
-    return gossip_app(problem, BASELINES)

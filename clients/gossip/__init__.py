@@ -8,7 +8,13 @@ secret seed of sensing matrices.
 """
 
 from hedgerow.clients.gossip.app import gossip_app
-from hedgerow.clients.gossip.method import GossipNode, GossipNodeMethod, Memory, Problem, ProblemFn
-from hedgerow.clients.gossip.place import GossipPlace
+from hedgerow.clients.gossip.node import (
+    GossipNode,
+    GossipNodeMethod,
+    GossipPlace,
+    Memory,
+    Problem,
+    ProblemFn,
+)
 
 __all__ = ["GossipNode", "GossipNodeMethod", "GossipPlace", "Memory", "Problem", "ProblemFn", "gossip_app"]

@@ -9,9 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 
 from hedgerow.clients.app import BatchClientApp, whoami
-from hedgerow.clients.gossip.method import GossipNodeMethod, Metrics, ProblemFn
-from hedgerow.clients.gossip.place import Vector, mixing_in
-from hedgerow.clients.gossip.stored_node import StoredNode, check_iteration, knows_settings
+from hedgerow.clients.gossip.node import GossipNodeMethod, Metrics, ProblemFn, Vector, mixing_in
+from hedgerow.clients.gossip.stored_node import StoredNode, check_iteration
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.mods.guard import Refusal, Reveals, check_monitor, check_privacy, is_monitored, reveals
@@ -47,10 +46,7 @@ def gossip_app(
     """
 
     def hello(call: Call) -> RecordDict:
-        if knows_settings(call):
-            known = StoredNode.of(call, problem, methods, begin=True)
-        else:
-            known = StoredNode.begin(call, problem, methods)
+        known = StoredNode.of(call, problem, methods, only_config(call))
         known.keep(call.context)
         hello = {"kappa": known.node.place.kappa, **known.request(), **known.introduction()}
         return RecordDict({"hello": ConfigRecord(hello)})

@@ -4,21 +4,27 @@ import secrets
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import log
 
-from hedgerow.clients.gossip.method import GossipNode, GossipNodeMethod, Memory, ProblemFn
-from hedgerow.clients.gossip.place import GossipPlace, neighbours_in
+from hedgerow.clients.gossip.node import (
+    GossipNode,
+    GossipNodeMethod,
+    GossipPlace,
+    Memory,
+    ProblemFn,
+    neighbours_in,
+)
 from hedgerow.clients.gradient_noise import noise_root
-from hedgerow.clients.instructions import choice, flag, only_config, string
+from hedgerow.clients.instructions import choice, flag, string
 from hedgerow.clients.links import NodeLinks, check_sealed
-from hedgerow.clients.mods.guard import check_hello, releases_made
+from hedgerow.clients.mods.guard import check_hello, check_privacy, releases_made
 from hedgerow.wire.calls import SECRET_RECORD, Call
-from hedgerow.wire.limits import MAX_STEPS
+from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
+from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.process import is_simulated
 from hedgerow.wire.records import PayloadError, config_in, to_record, view
 from hedgerow.wire.sealed import UNKNOWN
@@ -29,22 +35,6 @@ _ROOT = "noise-root"  # the key in SECRET_RECORD
 _PAYLOAD, _FIRST_PAYLOAD = "payload", "seed and payload"
 _SEED_BYTES = 16
 _SEED = "sensing/"  # prefix of a node's id in the state of the links
-
-
-def _is_stored(context: Context) -> bool:
-    """Return whether the context holds this run's state."""
-    state = context.state
-    return (
-        isinstance(state.get(_ARRAYS), ArrayRecord)
-        and isinstance(state.get(_CONFIG), ConfigRecord)
-        and config_in(state, _STATE).get("run") == str(context.run_id)
-    )
-
-
-def knows_settings(call: Call) -> bool:
-    """Return whether the node has this run's state, begun with the settings in the message."""
-    state = call.context.state
-    return _is_stored(call.context) and dict(config_in(state, _CONFIG)) == dict(only_config(call))
 
 
 @dataclass(frozen=True)
@@ -58,56 +48,58 @@ class StoredNode:
     links: NodeLinks | None
 
     @classmethod
-    def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "StoredNode":
-        """Return the node at k = 0, with the settings in the message."""
-        config = only_config(call)
-        place = GossipPlace.of(config, call.partition_id)
-        root = noise_root(config, call.context.node_config, place.seed)
-        links = _links(call, config, place, begin=True)
-        if links is not None:
-            # Nodes that it may ever exchange payloads with; its neighbours unless the config lists others.
-            named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
-            links.name_neighbours(map(str, neighbours_in(named, place.own, place.num_nodes)))
-        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
-        node.check_privacy()
-        check_hello()
-        method = methods[choice(config, "method", tuple(methods))]
-        return cls(node, method, method.begin(node), str(call.context.run_id), links)
-
-    @classmethod
     def of(
-        cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod], *, begin: bool = False
+        cls,
+        call: Call,
+        problem: ProblemFn,
+        methods: Mapping[str, GossipNodeMethod],
+        told: ConfigRecord | None = None,
     ) -> "StoredNode":
-        """Return the node as stored in its context; ValueError if it has no state of this run."""
-        state, run = call.context.state, str(call.context.run_id)
-        if not _is_stored(call.context):
+        """Return the node as stored in its context; ValueError if it has no state of this run.
+
+        ``told`` are the settings in a hello: a node without state of this run, or begun with other settings,
+        begins with them at k = 0.
+        """
+        context, state, run = call.context, call.context.state, str(call.context.run_id)
+        config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
+        stored = (
+            isinstance(state.get(_ARRAYS), ArrayRecord)
+            and isinstance(state.get(_CONFIG), ConfigRecord)
+            and numbers.pop("run", None) == run
+        )
+        begins = told is not None and not (stored and dict(config) == dict(told))
+        if begins:
+            config = cast(ConfigRecord, told)
+        elif not stored:
             raise ValueError(
                 f"node {call.partition_id} has no state of run {run}: it must get 'query.hello' first"
             )
-        config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
-        place = GossipPlace.of(config, call.partition_id)
         iteration = numbers.pop("iteration", None)
-        if not isinstance(iteration, int) or iteration < 0:
+        if not begins and (not isinstance(iteration, int) or iteration < 0):
             raise ValueError(f"node {call.partition_id} has a damaged state: it must get 'query.hello' first")
-        links = _links(call, config, place, begin=begin)
+        place = GossipPlace.of(config, call.partition_id)
+        links = _links(call, config, place, begin=told is not None)
         # A restored state has no noise root, so draw a new one.
-        kept = config_in(state, SECRET_RECORD).get(_ROOT)
+        kept = None if begins else config_in(state, SECRET_RECORD).get(_ROOT)
         root = (
             int.from_bytes(kept)
             if isinstance(kept, bytes)
-            else noise_root(config, call.context.node_config, place.seed)
+            else noise_root(config, context.node_config, place.seed)
         )
-        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
-        node.check_privacy()
+        sensing = None if links is None else int.from_bytes(links.secrets[f"{_SEED}{links.own}"])
+        node = GossipNode(place, problem(context), config, root, sensing)
+        check_privacy(node.privacy.mode, node.privacy.multiplier, node.privacy.clip)
+        method = methods[choice(config, "method", tuple(methods))]
+        if begins:
+            return cls(node, method, _begun(node, method, links), run, links)
         arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
             raise ValueError(
                 f"{wrong[0]} must have the shape ({node.problem.n},), got {arrays[wrong[0]].shape} in the "
                 "state"
             )
-        del numbers["run"]
-        memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
-        return cls(node, methods[choice(config, "method", tuple(methods))], memory, run, links)
+        memory = Memory(arrays, cast(int, iteration), cast(dict[str, int | float], numbers))
+        return cls(node, method, memory, run, links)
 
     def keep(self, context: Context) -> None:
         """Write everything to the context."""
@@ -145,24 +137,24 @@ class StoredNode:
     def published(self, receivers: Any, introductions: ConfigRecord) -> bytes | list[bytes]:
         """Return one payload for all receivers, or one each if sealed or coded by the receiver's matrix."""
         place, k, vector = self.node.place, self.memory.iteration, self.method.message(self.node, self.memory)
-
-        @cache
-        def encoded(owner: int) -> bytes:
-            return place.codec.encode(vector, place.code_seed(place.own, owner, k, self.node.sensing))
-
-        shared = place.phi_owner == "sender"
-        if shared and self.links is None:
-            return encoded(place.own)
+        shared = b""
+        if place.phi_owner == "sender":
+            seed = place.code_seed(place.own, place.own, k, self.node.sensing)
+            shared = place.codec.encode(vector, seed)
+            if self.links is None:
+                return shared
         if not isinstance(receivers, list):
             raise ValueError(f"receivers must be a list of nodes, got {receivers!r} in the message's config")
-        payloads = [(int(i), encoded(place.own if shared else int(i))) for i in receivers]
-        if self.links is None:
-            return [payload for _, payload in payloads]
-        if wrong := [i for i, _ in payloads if not 0 <= i < place.num_nodes or i == place.own]:
+        if wrong := [i for i in map(int, receivers) if not 0 <= i < place.num_nodes or i == place.own]:
             raise ValueError(
                 f"receivers must be other nodes of the graph, got {wrong} in the message's config"
             )
-        return [self._sealed(i, payload, introductions) for i, payload in payloads]
+        payloads = []
+        for i in map(int, receivers):
+            seed = place.code_seed(place.own, i, k, self.node.sensing)
+            payload = shared or place.codec.encode(vector, seed)
+            payloads.append(payload if self.links is None else self._sealed(i, payload, introductions))
+        return payloads
 
     def _sealed(self, receiver: int, payload: bytes, introductions: ConfigRecord) -> bytes:
         """Return a sealed payload; empty if the receiver's identity is not the known one."""
@@ -228,8 +220,20 @@ def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool)
     return links
 
 
-def _sensing(links: NodeLinks | None) -> int | None:
-    return None if links is None else int.from_bytes(links.secrets[f"{_SEED}{links.own}"])
+def _begun(node: GossipNode, method: GossipNodeMethod, links: NodeLinks | None) -> Memory:
+    """Return the memory at k = 0 of a node that has just been sent its settings."""
+    config, place, n = node.config, node.place, node.problem.n
+    if links is not None:
+        # Nodes that it may ever exchange payloads with; its neighbours unless the config lists others.
+        named = ConfigRecord({"neighbours": config.get("peers", config["neighbours"])})
+        links.name_neighbours(map(str, neighbours_in(named, place.own, place.num_nodes)))
+    if isinstance(place.codec, OneBit) and place.codec.work_bytes(n) > MAX_WORK_BYTES:
+        raise ValueError(
+            f"8 d min(2 s, {n}), the bytes to decode a message, must be at most {MAX_WORK_BYTES}, got d "
+            f"= {place.codec.d} and s = {place.codec.s} in the message's config"
+        )
+    check_hello()
+    return method.begin(node)
 
 
 def check_iteration(k: int, memory: Memory) -> None:

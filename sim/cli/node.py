@@ -35,7 +35,7 @@ def node(
     import os
 
     from hedgerow.sim.cli.options import bad_options, known_node_keys
-    from hedgerow.sim.deploy.pace import POLL, Pace, paced
+    from hedgerow.sim.deploy.pace import POLL, PollPace, paced
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
     from hedgerow.wire.links.certificates import ending
@@ -52,7 +52,7 @@ def node(
         if poll is None:
             poll = os.environ.get(POLL)
         if poll is not None:
-            Pace.of(poll)
+            PollPace.of(poll)
         trusted = [Path(name).expanduser() for name in _option_values(arguments, "--root-certificates")]
         warnings = [*ending(trusted), *misspelt_keys(arguments, known_node_keys())]
     for warning in warnings:

@@ -28,7 +28,7 @@ _SPREAD = 0.2
 
 
 @dataclass
-class Pace:
+class PollPace:
     """How long to wait before the next request.
 
     A tenth of the time since the last message, within bounds; and at least nine times as long as the last
@@ -51,7 +51,7 @@ class Pace:
         self._active = self._asked = self.clock()
 
     @classmethod
-    def of(cls, text: str) -> Pace:
+    def of(cls, text: str) -> PollPace:
         """Return the pace of bounds such as ``"0.1-3"``; ValueError for others."""
         first, _, last = text.partition("-")
         try:
@@ -93,7 +93,7 @@ def main() -> None:
         # Imported here, because it fails with an unknown version of Flower.
         from hedgerow.sim.engine._compat import pace_supernode  # noqa: PLC0415
 
-        pace_supernode(Pace.of(os.environ.get(POLL) or USUAL), Pace(_LEAST, 0.5))
+        pace_supernode(PollPace.of(os.environ.get(POLL) or USUAL), PollPace(_LEAST, 0.5))
     except ImportError as error:
         print(f"The node asks for messages every {FLOWERS:g} s, as Flower's does: {error}", file=sys.stderr)
     del sys.argv[0]

@@ -29,7 +29,7 @@ from typing import Any
 
 from flwr.common import log
 
-from hedgerow.sim.deploy.pace import Pace
+from hedgerow.sim.deploy.pace import PollPace
 
 # Flower's environment variable for the seconds between a SuperExec's requests.
 TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
@@ -111,7 +111,7 @@ class _Launcher:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel: socket.socket | None = channel
-        self.pace = Pace(0.02, 1.0)
+        self.pace = PollPace(0.02, 1.0)
 
     def start(self, command: Sequence[str], **options: Any) -> None:
         """Start a command like ``Popen``, but a ClientApp as a fork."""

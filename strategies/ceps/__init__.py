@@ -1,6 +1,5 @@
 """CEPS: sparse decentralised learning with one-bit messages, and its baselines."""
 
-from hedgerow.strategies.ceps.algorithm import OneBitCode
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -12,7 +11,7 @@ from hedgerow.strategies.ceps.baselines import (
     DFedSAM,
     Matcha,
 )
-from hedgerow.strategies.ceps.strategy import CEPS
+from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 
 __all__ = [
     "BEER",

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
 
-from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
+import numpy as np
+from numpy.typing import NDArray
+
 from hedgerow.strategies.ceps.decentralised import (
     LARGEST_STEP,
     BaselineOptions,
@@ -27,7 +29,7 @@ from hedgerow.strategies.ceps.decentralised import (
 )
 from hedgerow.strategies.ceps.matcha import Activation
 from hedgerow.strategies.ceps.privacy import Privacy
-from hedgerow.strategies.ceps.theory import choco_step
+from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
 from hedgerow.strategies.gossip.method import Scalar
 from hedgerow.strategies.gossip.strategy import places_in
 from hedgerow.strategies.router import graph_at
@@ -220,6 +222,28 @@ class _Compressor:
         return choco_step(network.matrix(0), quality)
 
 
+def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
+    """Return the consensus step gamma of CHOCO-Gossip that is proved to converge.
+
+    gamma = rho^2 delta / (16 rho + rho^2 + 4 beta^2 + 2 rho beta^2 - 8 rho delta), rho = 1 - |lambda_2(W)|
+    and beta = ||I - W||: A. Koloskova, S. Stich, M. Jaggi, "Decentralized Stochastic Optimization and Gossip
+    Algorithms with Compressed Communication", Theorem 2. It is very conservative.
+
+    ``matrix`` is W (m, m), symmetric, with rows that sum to one, of a connected graph. ``delta`` in (0, 1] is
+    the compressor's quality: E||C(x) - x||^2 <= (1 - delta) ||x||^2.
+
+    Examples
+    --------
+    >>> choco_step(np.full((2, 2), 0.5), 1.0)  # rho = 1, beta = 1
+    0.06666666666666667
+    """
+    in_range("delta", delta, 0.0, 1.0, open_below=True)
+    values = np.linalg.eigvalsh(matrix)  # ascending, the last is 1
+    rho = 1 - float(np.abs(values[:-1]).max(initial=0.0))
+    beta = 1 - float(values[0])
+    return rho**2 * delta / (16 * rho + rho**2 + 4 * beta**2 + 2 * rho * beta**2 - 8 * rho * delta)
+
+
 class ChocoSGD(Decentralised):
     """CHOCO-SGD: nodes send compressed changes of estimates, and move towards their neighbours' estimates.
 
@@ -240,7 +264,7 @@ class ChocoSGD(Decentralised):
         C keeps this many of the largest entries, 1 to ``dim``, as 32-bit values with indices; with ``bits``
         None.
     step_gamma : float or None (default: None)
-        gamma in (0, 1]. None is ``theory.choco_step``, which is small.
+        gamma in (0, 1]. None is ``baselines.choco_step``, which is small.
     delta : float or None (default: None)
         In (0, 1], C's quality for that rule. None is the quality that C guarantees for every vector: k / n,
         or 1 - n / (2 (2^(b - 1) - 1))^2.

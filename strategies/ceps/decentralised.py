@@ -15,11 +15,10 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.privacy import Privacy
+from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
 from hedgerow.strategies.gossip.exposure import NoisyReleases
-from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
+from hedgerow.strategies.gossip.method import GossipMethod, PayloadSizes, Scalar, coded_sizes
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import (
@@ -140,7 +139,7 @@ def _metropolis(graph: nx.Graph) -> Matrix:
 class Decentralised(Gossip):
     """A baseline: its name, its nodes' settings, and the size of its messages.
 
-    **The ClientApp must be** ``hedgerow.clients.decentralised_client(problem)``, which has the arithmetic.
+    **The ClientApp must be** ``hedgerow.clients.ceps_client(problem)``, which has the arithmetic.
 
     Parameters
     ----------
@@ -156,7 +155,7 @@ class Decentralised(Gossip):
         In (0, 1]. Below 1 a node draws that share of its neighbours, and averages their models and its own
         with equal weights.
     codec, sparsity, vectors
-        Of a message, as in ``PayloadCoding``.
+        Of a message, as in ``gossip.method.coded_sizes``.
     gradients : int (default: 1)
         Gradients per iteration, each with noise of its own.
     scalars : int (default: 0)
@@ -198,8 +197,10 @@ class Decentralised(Gossip):
         int_at_least(1, local_steps=local_steps)
         int_at_least(0, seed=seed)
         int_at_least(1, dim=dim)
-        coding = PayloadCoding(codec, dim + scalars, sparsity, vectors=vectors)
-        settings: dict[str, Scalar] = {"codec": coding.told, "r": participation, "eta": learning_rate}
+        sizes = coded_sizes(codec, dim + scalars, sparsity, vectors=vectors)
+        # Nodes need the number of vectors only of a quantiser.
+        told = f"{codec}x{vectors}" if vectors > 1 and codec.startswith("quantised") else codec
+        settings: dict[str, Scalar] = {"codec": told, "r": participation, "eta": learning_rate}
         if sparsity is not None:
             settings["s"] = vectors * sparsity
         settings |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)
@@ -210,7 +211,7 @@ class Decentralised(Gossip):
             dim,
             joined,
             joined.graph,
-            coding.sizes,
+            sizes,
             {**settings, **(keys or {})},
             hears_all=participation == 1,
         )

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Steps
-from hedgerow.strategies.gossip.looks import Looks
+from hedgerow.strategies.gossip.monitor import Looks
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts import Part
@@ -62,7 +62,7 @@ class Exposure(Part):
 
     name = "exposure"
 
-    def __init__(self, privacy: NoisyReleases, num_nodes: int, looks: Looks) -> None:
+    def __init__(self, privacy: NoisyReleases, num_nodes: int, looks: Looks | None) -> None:
         self.noise, self.count, self.num_nodes, self.looks = privacy.noise, privacy.count, num_nodes, looks
         self.forget()
 
@@ -70,6 +70,8 @@ class Exposure(Part):
         """Reset the counts."""
         self.of: dict[int, Requested] = {}
         self.iterations = 0
+        # Whether a node may have answered a monitor in the runs that this one resumes.
+        self._monitored = False
         self._resumed = False
         # Ids of the run, the current one last; a resumed run of Flower's engines has a new one.
         self._runs: list[str] = []
@@ -140,9 +142,14 @@ class Exposure(Part):
         ]
         return max(1, *counts) if counts else 1
 
+    @property
+    def monitored(self) -> bool:
+        """Whether a node may have answered a monitor, in this run or those that it resumes."""
+        return self._monitored or (self.looks is not None and self.looks.answered)
+
     def _unprotected(self) -> list[str]:
         """Return the paths on which this run discloses data without noise, or without being counted."""
-        paths = [MONITOR] if self.looks.answered else []
+        paths = [MONITOR] if self.monitored else []
         # In a resumed run, not every node's ledger may cover the releases before.
         lost = self._resumed and sum(asked.covered for asked in self.of.values()) < self.num_nodes
         # Seeded noise is the same in repeated rounds.
@@ -151,11 +158,12 @@ class Exposure(Part):
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
         nodes = {str(i): asdict(one) for i, one in sorted(self.of.items())}
-        return {"nodes": nodes, "runs": self._runs, "iterations": self.iterations}
+        counts = {"nodes": nodes, "runs": self._runs, "iterations": self.iterations}
+        return {**counts, "monitored": self.monitored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a checkpoint; requests after it are unknown."""
         self.of = {int(i): Requested(**{**one, "covered": False}) for i, one in state["nodes"].items()}
         self._runs = [str(run) for run in state["runs"]]
-        self.iterations = int(state["iterations"])
+        self.iterations, self._monitored = int(state["iterations"]), bool(state.get("monitored", False))
         self._resumed = True

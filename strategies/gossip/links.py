@@ -3,16 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from logging import INFO
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common import log
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
-from hedgerow.strategies.gossip.method import GossipMethod
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.method import GossipMethod, PayloadSizes
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.introductions import Introductions, introduction_in, refused_in
 from hedgerow.strategies.node import Node
@@ -107,14 +104,7 @@ class SealedLinks(OpenLinks):
             return replace(exchange, asks=asks)
         if exchange.kind == UPDATE:
             if self._first:
-                pinning, all_of = len(self.introductions.pinning), len(self.introductions.of)
-                log(
-                    INFO,
-                    "Links are sealed: %d of %d nodes pin their neighbours' keys, the others",
-                    pinning,
-                    all_of,
-                )
-                log(INFO, "trust the first key that they get.")
+                self.introductions.log()
             self.unopened, self._senders = Counter(), {}
             return replace(exchange, asks=[self._to_receiver(ask, run) for ask in exchange.asks])
         return exchange
@@ -154,11 +144,7 @@ class SealedLinks(OpenLinks):
 
     def ended(self, run: RoundContext) -> None:
         """Report the number of nodes that pin keys, and refused payloads by reason."""
-        run.metrics["pinning"] = len(self.introductions.pinning)
-        run.metrics["withheld"] = self.carrier.report.withheld
-        run.metrics["unopened"] = sum(self.unopened.values())
-        for reason, count in sorted(self.unopened.items()):
-            run.metrics[f"unopened-{reason.replace(' ', '-')}"] = count
+        run.metrics |= self.introductions.metrics(self.carrier.report.withheld, self.unopened)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the introductions."""

@@ -28,8 +28,7 @@ from flwr.common import log
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.gossip.method import GossipMethod
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.method import GossipMethod, PayloadSizes
 from hedgerow.strategies.router import Bundles, Router, Wants
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from logging import WARNING
 from typing import Any, Self
 
-from flwr.app import Error, RecordDict
+from flwr.app import Error, MetricRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
@@ -48,6 +48,20 @@ class Appointment:
 
 
 @dataclass(frozen=True)
+class Communicated:
+    """A node's valid update: its next communication, the neighbours that it then wants, and its metrics."""
+
+    next: int
+    want: list[int]
+    metrics: MetricRecord
+
+    def metric(self, key: str) -> float | None:
+        """Return a number among the metrics; None if there is none of that name."""
+        value = self.metrics.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
 class State:
     """The appointments of all nodes that have answered a hello, and counts of missed ones."""
 
@@ -63,6 +77,9 @@ class State:
     restarted: int = 0
     # Lost events in a row.
     lost: int = 0
+    # The gradients that nodes last reported, by partition id, and all communications since the start.
+    gradients: Mapping[int, float] = field(default_factory=dict)
+    communications: int = 0
 
     @property
     def next_event(self) -> int:
@@ -99,20 +116,22 @@ class State:
     def after(
         self,
         k: int,
-        replies: Mapping[int, tuple[int, list[int]]],
+        replies: Mapping[int, "Communicated"],
         deprived: Collection[int],
         errors: Mapping[int, Error],
         lost: int,
     ) -> Self:
         """Return the state after the event of iteration k.
 
-        ``replies`` has the next iteration and the wanted neighbours of nodes with valid updates. Nodes
-        without a reply, and those that got none of the wanted payloads (``deprived``), have missed the event.
-        A node with a ClientApp that raised (``errors``) may have lost its state. ``lost`` is the number of
-        lost events in a row.
+        ``replies`` are the valid updates, by partition id. Nodes without one, and those that got none of the
+        wanted payloads (``deprived``), have missed the event. A node with a ClientApp that raised
+        (``errors``) may have lost its state. ``lost`` is the number of lost events in a row.
         """
         missed = {i for i in self.due(k) if i not in replies}.union(deprived)
-        renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in replies.items()}
+        renewed = {
+            i: replace(self.appointments[i], next=one.next, want=one.want) for i, one in replies.items()
+        }
+        told = {i: value for i, one in replies.items() if (value := one.metric("gradients")) is not None}
         return replace(
             self,
             appointments={i: one.past(k) for i, one in {**self.appointments, **renewed}.items()},
@@ -121,12 +140,24 @@ class State:
             refusing=self.refusing.union(i for i, error in errors.items() if error.code == RAISED),
             missed=self.missed + len(missed),
             lost=lost,
+            gradients={**self.gradients, **{i: value for i, value in told.items() if value >= 0}},
+            communications=self.communications + len(replies),
         )
+
+    def counts(self, num_nodes: int) -> dict[str, float]:
+        """Return the counts since the start as metrics; gradients and communications as means over all nodes.
+
+        An event has only some of the nodes; for the others the last report of their gradients counts.
+        """
+        gradients = sum(self.gradients.values()) / num_nodes
+        means = {"gradients": gradients, "communications": self.communications / num_nodes}
+        return {"missed": self.missed, "restarted": self.restarted, **means}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         saved = asdict(self)
-        saved["appointments"] = {str(i): one for i, one in sorted(saved["appointments"].items())}
+        for key in ("appointments", "gradients"):
+            saved[key] = {str(i): one for i, one in sorted(saved[key].items())}
         return {**saved, "communicated": sorted(self.communicated), "refusing": sorted(self.refusing)}
 
     @classmethod
@@ -134,7 +165,8 @@ class State:
         """Return the state of a checkpoint."""
         appointments = {int(i): Appointment(**one) for i, one in saved["appointments"].items()}
         sets = {key: frozenset(saved[key]) for key in ("communicated", "refusing")}
-        return cls(**{**saved, **sets, "appointments": appointments})
+        gradients = {int(i): float(number) for i, number in saved.get("gradients", {}).items()}
+        return cls(**{**saved, **sets, "appointments": appointments, "gradients": gradients})
 
 
 def introduced(node: Node, content: RecordDict) -> Appointment:

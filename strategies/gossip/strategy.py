@@ -15,17 +15,15 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.algorithm import Algorithm
 from hedgerow.strategies.gossip.exposure import Exposure, NoisyReleases
 from hedgerow.strategies.gossip.links import OpenLinks, SealedLinks, sealed_sizes
-from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.gossip.monitor import Looks, Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
-from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.messenger import Messenger
 from hedgerow.strategies.node import Node, placed
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.parts.privacy import NodeNoise, PrivacyReport
+from hedgerow.strategies.parts.privacy import PrivacyReport
 from hedgerow.strategies.router import Router
 from hedgerow.wire.checks import int_at_least
 
@@ -162,12 +160,14 @@ class Gossip(Algorithm):
             else Sites(site, method, sizes, num_iterations, common)
         )
         self.links = SealedLinks(method, self.carrier) if sealed else OpenLinks(method)
-        self.looks = Looks(monitor, method.dim)
-        self.exposure = None if privacy is None else Exposure(privacy, method.num_nodes, self.looks)
+        self.looks = None if monitor is None else Looks(monitor, method.dim)
+        self.exposure: Exposure | None = None
+        if privacy is not None and privacy.noise.mode != "none":
+            self.exposure = Exposure(privacy, method.num_nodes, self.looks)
+        self.num_here = len(here)
         self._open = ExitStack()
-        parts: list[Part] = [Work(len(here)), self.carrier, self.looks, self.links]
-        parts += [] if self.exposure is None else [self.exposure]
-        super().__init__(federation, parts=parts)
+        parts: list[Part | None] = [self.carrier, self.looks, self.links, self.exposure]
+        super().__init__(federation, parts=[part for part in parts if part is not None])
         federation.members.admits = self._admits
 
     def saved(self, state: State) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Gossip(Algorithm):
         """Whether all iterations are done or the stopping rule is met, and no event is in progress."""
         if self._pending is not None:
             return False
-        if self.looks.stopped:
+        if self.looks is not None and self.looks.stopped:
             return True
         if self.state is None or not self.state.appointments:
             return False
@@ -222,7 +222,7 @@ class Gossip(Algorithm):
 
     def disclosed(self) -> PrivacyReport | None:
         """Return the report of what nodes may have sent so far; None without noise."""
-        return None if self._noise is None else self.privacy_report()
+        return None if self.exposure is None else self.privacy_report()
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Account for the node with the most releases so far, at a total delta (None: that of one release).
@@ -234,11 +234,6 @@ class Gossip(Algorithm):
             raise ValueError("privacy must be noise to account for, got None")
         return self.exposure.report(delta)
 
-    @property
-    def _noise(self) -> NodeNoise | None:
-        noise = None if self.exposure is None else self.exposure.noise
-        return None if noise is None or noise.mode == "none" else noise
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
@@ -247,7 +242,7 @@ class Gossip(Algorithm):
         The round's record has the first of them, ``iterations``; ``Monitor.after_event`` has its models.
         """
         state = self.state
-        if self.monitor is None or state is None or self.completed_rounds != server_round:
+        if self.looks is None or state is None or self.completed_rounds != server_round:
             return []
         there = self.federation.gather(grid).present
         run = RoundContext(self.federation, server_round, {}, there, self.parts, grid)
@@ -259,14 +254,17 @@ class Gossip(Algorithm):
 
     def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:
         """Return the monitor's metrics right after the event."""
-        return self.looks.metrics(self.iterations) if self.completed_rounds == server_round else None
+        if self.looks is None or self.completed_rounds != server_round:
+            return None
+        return self.looks.metrics(self.iterations)
 
     def summary(self) -> None:
         """Log the settings."""
         log(INFO, "\t├──> Method: %s on %d nodes", self.method.name, self.method.num_nodes)
         for line in (*self.carrier.describe(), *self.method.describe()):
             log(INFO, "\t├──> %s", line)
-        if (noise := self._noise) is not None:
+        if self.exposure is not None:
+            noise = self.exposure.noise
             log(INFO, "\t├──> Privacy: %s", noise.mode)
             if not (report := noise.report(1)).guaranteed:
                 log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", noise.mode, report.why)

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, RecordDict
@@ -494,9 +494,7 @@ class PartyLinks(Part):
 
     def log(self) -> None:
         """Log how many parties pin their peers' keys."""
-        pinning, all_of = len(self._introductions.pinning), len(self._introductions.of)
-        log(INFO, "Links are sealed: %d of %d parties pin their peers' keys, the others", pinning, all_of)
-        log(INFO, "trust the first that they receive.")
+        self._introductions.log()
 
     def opened(self, run: RoundContext) -> Steps[None]:
         """Reset the round's counts."""
@@ -506,12 +504,7 @@ class PartyLinks(Part):
     def ended(self, run: RoundContext) -> None:
         """Report the round's counts."""
         if self.sealed:
-            run.metrics |= {
-                "pinning": len(self._introductions.pinning),
-                "withheld": self.withheld,
-                "unopened": sum(self.unopened.values()),
-                **{f"unopened-{why.replace(' ', '-')}": n for why, n in sorted(self.unopened.items())},
-            }
+            run.metrics |= self._introductions.metrics(self.withheld, self.unopened)
 
     def config(self, peers: Iterable[int]) -> dict[str, bool | int | list[str]]:
         """Return the config keys that name a receiver's peers."""

@@ -609,8 +609,6 @@ case("clients.training.batches:epoch_batches",
     {"part": np.arange(4), "seed": 0, "round": 0, "partition_id": 0, "epochs": 1, "batch_size": 1},
     epochs=COUNT, batch_size=COUNT, shortest=COUNT)
 case("clients:LogisticRegression", {"A": np.ones((2, 2)), "y": np.ones(2)}, lam=NOT_NEGATIVE)
-case("clients.ceps.step:Rules", {"s": 1, "mu": 0.1, "kappa": 2, "sigma": 1.0, "neighbours": 2}, s=COUNT,
-    mu=POSITIVE, kappa=COUNT, sigma=POSITIVE)
 SPLIT = made("tasks:split_model", "mlp", (1,), (1,), 2, 0)
 case("clients:Party",
     {"role": "hospital", "group": 0, "ids": ["a"], "x": torch.zeros(1, 1), "y": torch.zeros(1),

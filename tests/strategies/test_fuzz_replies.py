@@ -29,7 +29,7 @@ from hedgerow.strategies import (
     Router,
 )
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.gossip.looks import seen
+from hedgerow.strategies.gossip.monitor import seen
 from hedgerow.strategies.gossip.state import Appointment, next_communication
 from hedgerow.strategies.gossip.state import introduced as greeted
 from hedgerow.strategies.hsgd.messages import Schema

@@ -18,8 +18,8 @@ WAYS = {
     "sd-feel iterations=20 fault-dropout=0.000000001": (302, 59, 1275),
     "similarity-free num-rounds=2": (318, 59, 1655),
     "fedmud num-rounds=2": (388, 67, 1093),
-    "hsgd iterations=40": (399, 50, 3615),
-    "ceps iterations=40": (360, 64, 1324),
+    "hsgd iterations=40": (400, 50, 3616),
+    "ceps iterations=40": (321, 56, 1152),
 }
 
 

@@ -79,7 +79,7 @@ def network(run: RecordedRun) -> DrawnNetwork | None:
     """Return the nodes' graph."""
     from hedgerow.sim import DrawnNetwork
     from hedgerow.sim.runs.diagram import MOST_DRAWN
-    from hedgerow.strategies.ceps.algorithm import neighbourhood_graph
+    from hedgerow.strategies.ceps.strategy import neighbourhood_graph
     from hedgerow.strategies.topology import as_digraph
 
     topology, clients = run.settings.get("topology"), run.settings.get("num-clients")

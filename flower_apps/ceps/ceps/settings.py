@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from flwr.app import UserConfigValue
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.clients.gossip.place import drawn_interval
+from hedgerow.clients.gossip.node import drawn_interval
 from hedgerow.sim.runs.common_settings import (
     IterationSettings,
     MonitorSettings,
@@ -34,7 +34,6 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Rules, Setting, setting
-from hedgerow.strategies.ceps.algorithm import OneBitCode
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -47,7 +46,7 @@ from hedgerow.strategies.ceps.baselines import (
     Matcha,
 )
 from hedgerow.strategies.ceps.privacy import Privacy
-from hedgerow.strategies.ceps.strategy import CEPS
+from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip

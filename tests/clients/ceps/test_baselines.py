@@ -17,7 +17,7 @@ from hedgerow.clients import (
     GradientPrivacy,
     LinearRegression,
     Problem,
-    decentralised_client,
+    ceps_client,
     gaussian_variance,
     noised,
 )
@@ -66,7 +66,7 @@ def federation(method: str, *, weights: bool = True, **changes: Any) -> Federati
     if not weights:
         for config in configs:
             del config["weights"]
-    return Federation(decentralised_client, PROBLEMS, configs)
+    return Federation(ceps_client, PROBLEMS, configs)
 
 
 def zeros() -> Array:
@@ -257,7 +257,7 @@ P = oracle.push_matrix(ARROWS, M)
 
 def pushing(problems: Sequence[Problem] = PROBLEMS, **changes: Any) -> Federation:
     configs = [{**SETTINGS, "method": "sgp", **row(P, i), **changes} for i in range(M)]
-    return Federation(decentralised_client, problems, configs)
+    return Federation(ceps_client, problems, configs)
 
 
 def sums(found: Federation) -> tuple[Array, float]:
@@ -275,7 +275,7 @@ def test_sgp_ends_at_the_mean_of_all_nodes_and_row_averaging_on_the_same_graph_d
 
     def mean(method: str, matrix: Array) -> Array:
         base = {**SETTINGS, "eta": 0.1, "local-steps": 1, "method": method}
-        found = Federation(decentralised_client, problems, [{**base, **row(matrix, i)} for i in range(M)])
+        found = Federation(ceps_client, problems, [{**base, **row(matrix, i)} for i in range(M)])
         return np.asarray(found.run_until(250).mean(axis=0))
 
     # At the fixed point the gradients' sum is zero: exactly so, whatever the step.
@@ -429,7 +429,7 @@ def test_a_step_that_diverges_is_refused() -> None:
         ("d-psgd", {"threshold": True}, "s must be .*got None"),
         ("choco-sgd", {"step-gamma": 0.0}, "step-gamma must be a finite number > 0, got 0.0"),
         ("beer", {"step-gamma": 1.5}, r"step-gamma must be a number in \(0, 1\], got 1.5"),
-        ("ceps", {}, "method must be .*got 'ceps'"),
+        ("fedavg", {}, "method must be .*got 'fedavg'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(method: str, changes: dict[str, Any], text: str) -> None:

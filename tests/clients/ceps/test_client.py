@@ -8,12 +8,12 @@ import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from tests.clients.ceps.federation import Federation, squares
-from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
+from tests.clients.ceps.test_algorithm import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
 from tests.clients.contexts import answered, context
 from tests.oracles import ceps as oracle
 
 from hedgerow.clients import GradientPrivacy, LinearRegression, ceps_client, gaussian_variance, noised
-from hedgerow.clients.ceps.client import penalty
+from hedgerow.clients.ceps.algorithm import penalty
 from hedgerow.tasks import LinearData, linear_part, sparse_truth
 from hedgerow.wire import Call, Purpose, generator, to_record
 

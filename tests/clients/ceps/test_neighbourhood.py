@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from hedgerow.clients import LinearRegression, ceps_client
-from hedgerow.clients.ceps.neighbourhood import combined, neighbour_mean, neighbourhood_of
+from hedgerow.clients.ceps.algorithm import combined, neighbour_mean, neighbourhood_of
 from hedgerow.sim import InProcessGrid
 from hedgerow.strategies import CEPS, Monitor
 from hedgerow.wire import Aggregation, parse_aggregation

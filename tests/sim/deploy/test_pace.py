@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hedgerow.sim.deploy import pace as module
-from hedgerow.sim.deploy.pace import POLL, Pace, paced
+from hedgerow.sim.deploy.pace import POLL, PollPace, paced
 
 
 class Time:
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return found
 
 
-def idle(pace: Pace, clock: Time, seconds: float, request: float = 0.005) -> list[float]:
+def idle(pace: PollPace, clock: Time, seconds: float, request: float = 0.005) -> list[float]:
     """Ask for some seconds without a message; return the waits."""
     end, before = clock.now + seconds, len(clock.slept)
     while clock.now < end:
@@ -43,7 +43,7 @@ def idle(pace: Pace, clock: Time, seconds: float, request: float = 0.005) -> lis
 
 
 def test_a_node_asks_at_once_after_a_message_and_backs_off_to_flowers_pace(clock: Time) -> None:
-    pace = Pace(clock=clock)
+    pace = PollPace(clock=clock)
     pace.active()
     waits = idle(pace, clock, 60)
     assert all(0.08 <= wait <= 0.1 for wait in waits[:8])
@@ -53,7 +53,7 @@ def test_a_node_asks_at_once_after_a_message_and_backs_off_to_flowers_pace(clock
 
 
 def test_a_message_waits_for_a_tenth_of_the_time_since_the_last_one_at_most(clock: Time) -> None:
-    pace = Pace(clock=clock)
+    pace = PollPace(clock=clock)
     pace.active()
     began = clock.now
     for wait in idle(pace, clock, 40):
@@ -64,20 +64,20 @@ def test_a_message_waits_for_a_tenth_of_the_time_since_the_last_one_at_most(cloc
 def test_a_busy_superlink_is_asked_for_at_most_an_eighth_of_the_time(
     clock: Time, request_seconds: float
 ) -> None:
-    pace = Pace(clock=clock)
+    pace = PollPace(clock=clock)
     pace.active()
     waits = idle(pace, clock, 30, request_seconds)
     assert len(waits) * request_seconds <= sum(waits) / 7
 
 
 def test_an_idle_hour_is_no_more_requests_than_of_flowers_nodes_and_a_quarter(clock: Time) -> None:
-    pace = Pace(clock=clock)
+    pace = PollPace(clock=clock)
     pace.active()
     assert len(idle(pace, clock, 3600)) <= 1.25 * 3600 / 3 + 50
 
 
 def test_nodes_do_not_ask_in_step(clock: Time) -> None:
-    pace = Pace(2.0, 2.0, clock)
+    pace = PollPace(2.0, 2.0, clock)
     assert len(set(idle(pace, clock, 60))) > 20
 
 
@@ -86,11 +86,11 @@ def test_nodes_do_not_ask_in_step(clock: Time) -> None:
 )
 def test_other_bounds_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^poll must be the shortest and the longest wait in seconds, "):
-        Pace.of(text)
+        PollPace.of(text)
 
 
 def test_bounds_are_kept(clock: Time) -> None:
-    pace = Pace.of("0.5-1")
+    pace = PollPace.of("0.5-1")
     pace.clock = clock
     pace.active()
     assert all(0.4 <= wait <= 1.0 for wait in idle(pace, clock, 60))

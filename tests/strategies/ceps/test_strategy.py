@@ -23,9 +23,9 @@ from hedgerow.strategies import (
     Privacy,
     TooFewRepliesError,
 )
-from hedgerow.strategies.ceps.algorithm import neighbourhood_graph, participants
+from hedgerow.strategies.ceps.strategy import neighbourhood_graph, participants
 from hedgerow.strategies.gossip import SET_UP
-from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
+from hedgerow.strategies.gossip.method import coded_sizes
 from hedgerow.wire import Purpose, generator, parse_codec
 
 M = 6
@@ -247,7 +247,7 @@ def test_what_nodes_tell_is_averaged_by_examples() -> None:
 @pytest.mark.parametrize("n", [1, 2, 37, 1000])
 def test_sizes_are_those_of_the_codec_that_the_relay_does_not_have(codec: str, n: int) -> None:
     s, d = min(n, 7), 33
-    sizes, real = PayloadCoding(codec, n, s, d).sizes, parse_codec(codec, s=s, d=d)
+    sizes, real = coded_sizes(codec, n, s, d), parse_codec(codec, s=s, d=d)
     assert sizes.message_bits == real.bits(n)
     largest = np.where(np.arange(n) < s, 1.0, 0.0)
     assert sizes.max_bytes == len(real.encode(largest, (1,)))
@@ -535,7 +535,7 @@ def test_the_accountant_counts_the_node_that_communicates_most() -> None:
 
 
 def test_a_node_releases_a_gradient_whenever_it_begins_and_one_an_update() -> None:
-    assert ceps().exposure.count(3, 4, 100) == 7
+    assert ceps(privacy=Privacy("paper", 0.5, 0.5)).exposure.count(3, 4, 100) == 7
 
 
 def test_the_papers_noise_is_reported_as_no_guarantee() -> None:

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.clients.ceps.federation import squares
 from tests.strategies.recording_grid import RecordingGrid
 
-import hedgerow.clients.gossip.method
+import hedgerow.clients.gossip.node
 from hedgerow.clients import ceps_client, noised, privacy_of
 from hedgerow.clients.releases import Releases
 from hedgerow.sim import flower_identity
@@ -61,7 +61,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         drawn[partition_id] += 1
         return noised(root, partition_id, *rest)
 
-    monkeypatch.setattr(hedgerow.clients.gossip.method, "noised", counted)
+    monkeypatch.setattr(hedgerow.clients.gossip.node, "noised", counted)
     return drawn
 
 

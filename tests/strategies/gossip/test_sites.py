@@ -18,7 +18,7 @@ from tests.wire.links.addresses import Wire, addresses
 import hedgerow.clients.gossip.stored_node
 import hedgerow.clients.links
 import hedgerow.clients.node_state
-from hedgerow.clients import ceps_client, decentralised_client
+from hedgerow.clients import ceps_client
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import CEPS, DPSGD, NODE_TO_NODE, SGP, Gossip, Matcha, Site
 from hedgerow.strategies.gossip import SET_UP
@@ -74,8 +74,7 @@ METHODS: dict[str, Callable[..., Gossip]] = {
 
 
 def grid_of(strategy: Gossip, own: Sequence[int] = range(M), **options: Any) -> ChangingGrid:
-    client = ceps_client if strategy.method.name == "ceps" else decentralised_client
-    return ChangingGrid(client(problem), M, away=set(range(M)) - set(own), **options)
+    return ChangingGrid(ceps_client(problem), M, away=set(range(M)) - set(own), **options)
 
 
 def models(grid: ChangingGrid, own: Sequence[int] = range(M)) -> dict[int, NDArray[np.float64]]:
