@@ -23,21 +23,21 @@ if TYPE_CHECKING:
         load_checkpoint,
         load_newest,
         read_checkpoint,
+        read_model,
         save_checkpoint,
     )
     from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.folder import read_config, read_rounds
     from hedgerow.sim.runs.hooks import Hooks
     from hedgerow.sim.runs.launch import run_app
-    from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.recorder import RunRecorder
     from hedgerow.sim.runs.results import RecordedRun, Results, load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
     from hedgerow.sim.runs.settings import AppSettings, Setting, SettingsError
     from hedgerow.sim.runs.simulate import Simulation, simulate
+    from hedgerow.sim.runs.sweep import plan_sweep
     from hedgerow.sim.runs.sweep_file import read_sweep
-    from hedgerow.sim.runs.sweep_plan import plan_sweep
     from hedgerow.sim.runs.trained import load_model
     from hedgerow.sim.runs.watch import RoundMetrics, record_round
 
@@ -107,13 +107,13 @@ _MODULES = {
         "load_checkpoint",
         "load_newest",
         "read_checkpoint",
+        "read_model",
         "save_checkpoint",
     ),
     "runs.diagram": ("DrawnNetwork",),
     "runs.folder": ("read_config", "read_rounds"),
     "runs.hooks": ("Hooks",),
     "runs.launch": ("run_app",),
-    "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),
     "runs.recorder": ("RunRecorder",),
     "runs.results": ("Results", "RecordedRun", "load"),
@@ -121,7 +121,7 @@ _MODULES = {
     "runs.settings": ("AppSettings", "Setting", "SettingsError"),
     "runs.simulate": ("Simulation", "simulate"),
     "runs.sweep_file": ("read_sweep",),
-    "runs.sweep_plan": ("plan_sweep",),
+    "runs.sweep": ("plan_sweep",),
     "runs.trained": ("load_model",),
     "runs.watch": ("RoundMetrics", "record_round"),
 }

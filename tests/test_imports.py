@@ -87,7 +87,7 @@ ELSEWHERE = {
         "strategies/test_registry",
     },
     "hedgerow.sim.engine.grid": {"strategies/recording_grid"},
-    "hedgerow.sim.engine.node_state": {
+    "hedgerow.sim.engine.nodes": {
         "strategies/gossip/test_exposure",
         "strategies/gossip/test_sealed_runs",
     },
@@ -95,8 +95,8 @@ ELSEWHERE = {
     "hedgerow.tasks.threads": {"clients/training/test_sgd"},
     # Formats and settings that are written down outside the package.
     "hedgerow.sim.runs.checkpoint": {"docs/test_formats"},
-    "hedgerow.sim.runs.collected": {"docs/test_formats", "test_results"},
-    "hedgerow.sim.runs.compare": {"test_results"},
+    "hedgerow.sim.runs.results": {"docs/test_formats", "test_results"},
+    "hedgerow.sim.runs.compare": {"flower_apps/test_apps", "test_results"},
     "hedgerow.sim.runs.folder": {"docs/test_formats"},
     "hedgerow.sim.runs.kinds": {"contracts/test_refusals", "flower_apps/test_fuzz_settings"},
     "hedgerow.sim.runs.plan": {
@@ -106,8 +106,6 @@ ELSEWHERE = {
         "flower_apps/test_gpu",
         "golden/play",
     },
-    "hedgerow.sim.runs.measured": {"flower_apps/test_apps"},
-    "hedgerow.sim.runs.results": {"test_results"},
     "hedgerow.sim.runs.settings_files": {"flower_apps/test_apps"},
     "hedgerow.wire.extras": {"flower_apps/test_light_node"},
     # Plays older commits too, whose packages do not list these.

@@ -9,9 +9,8 @@ import pytest
 from results import redraw
 
 from hedgerow.sim import RecordedRun, Results, read_sweep
-from hedgerow.sim.runs.collected import write_collected
 from hedgerow.sim.runs.compare import Paired
-from hedgerow.sim.runs.results import cost_named
+from hedgerow.sim.runs.results import cost_named, write_collected
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = sorted((ROOT / "results/claims").glob("*.toml"))

@@ -86,9 +86,9 @@ def deploy_local(
     """
     from hedgerow.sim.deploy.local import deploy_local as start
     from hedgerow.sim.deploy.processes import StartError
+    from hedgerow.sim.deploy.supernode import readable_by_others
     from hedgerow.sim.runs.app import find_app, own_settings
     from hedgerow.sim.runs.plan import plan_run
-    from hedgerow.sim.runs.split import readable_by_others
 
     if level is Level.E3 or sites:
         if sites and (level or edges):
@@ -304,8 +304,7 @@ def _new_keys(
 
 
 def _renewed_keys(folder: Path, hosts: list[str] | None, days: int, ca: Path | None) -> None:
-    from hedgerow.sim.deploy.certificates import LOOPBACK
-    from hedgerow.sim.deploy.renewal import certificates_of, renew_certificates
+    from hedgerow.sim.deploy.certificates import LOOPBACK, certificates_of, renew_certificates
     from hedgerow.wire.links.certificates import ends
 
     with bad_options():
@@ -326,7 +325,7 @@ def _renewed_keys(folder: Path, hosts: list[str] | None, days: int, ca: Path | N
 
 
 def _changed_nodes(folder: Path, add: int | None, revoke: int | None) -> None:
-    from hedgerow.sim.deploy.renewal import add_nodes, revoke_node
+    from hedgerow.sim.deploy.certificates import add_nodes, revoke_node
 
     with bad_options():
         for key in add_nodes(folder, add) if add is not None else ():
@@ -338,7 +337,7 @@ def _changed_nodes(folder: Path, add: int | None, revoke: int | None) -> None:
 
 
 def _shown_keys(folder: Path) -> None:
-    from hedgerow.sim.deploy.renewal import certificates_of
+    from hedgerow.sim.deploy.certificates import certificates_of
     from hedgerow.wire.links.certificates import ending, ends
 
     with bad_options():

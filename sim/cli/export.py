@@ -48,7 +48,7 @@ def export(
 
     Beside a model's file, FILE.json says what its input and output are, and how the nodes scaled their data.
     """
-    from hedgerow.sim.runs.collected import write_collected
+    from hedgerow.sim.runs.results import write_collected
 
     with bad_options():
         if not any((csv, json, tensorboard, onnx, torchscript)):

@@ -208,8 +208,8 @@ def read_own_data(
 
     ValueError if the app or the number of nodes does not fit the folder.
     """
+    from hedgerow.sim.deploy.supernode import read_split
     from hedgerow.sim.runs.plan import toml_value
-    from hedgerow.sim.runs.split import read_split
 
     if folder is None:
         return [], []

@@ -100,7 +100,7 @@ def evaluate(paths: Paths) -> None:
     show u.
     """
     from hedgerow.sim.runs.joined import parts_beneath, parts_of_runs
-    from hedgerow.sim.runs.together import evaluate_together
+    from hedgerow.sim.runs.trained import evaluate_together
 
     with bad_options():
         given = [one for path in paths for one in parts_beneath(path) or [path]]

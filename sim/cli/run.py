@@ -89,14 +89,6 @@ def run(
             "one. Default: one per physical core where the work is large enough.",
         ),
     ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run the nodes on actors of this Ray cluster, HOST:PORT or auto (inprocess). "
-            "--workers sets their number. Default: one for each free CPU.",
-        ),
-    ] = None,
     client_cpus: Annotated[
         int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
     ] = 1,
@@ -122,7 +114,6 @@ def run(
                 "--strict": strict,
                 "--real-time": real_time,
                 "--workers": workers is not None,
-                "--ray": ray is not None,
                 "--track": bool(track),
                 "--node-config": bool(node_config),
                 "--own-data": own_data is not None,
@@ -149,7 +140,6 @@ def run(
             seed=seed,
             output_dir=output_dir,
             workers=workers,
-            ray=ray,
         )
         if foreign and seed is None:
             plan = replace(plan, seed=earlier.seed)

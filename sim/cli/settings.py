@@ -32,8 +32,8 @@ def settings(
     ] = False,
 ) -> None:
     """List an app's run-config keys by group, each with its default, meaning and valid values."""
-    from hedgerow.sim.runs import settings_files
     from hedgerow.sim.runs.app import find_app, settings_module
+    from hedgerow.sim.runs.settings_files import listing, write_settings
 
     with bad_options():
         if changed is not None and write:
@@ -51,10 +51,7 @@ def settings(
             raise ValueError("a run must be given by --changed")
         spec = find_app(app_path)
         known = settings_module(spec).SETTINGS
-        if write:
-            text = "\n".join(map(str, settings_files.write_settings(known, spec.folder)))
-        else:
-            text = settings_files.listing(known)
+        text = "\n".join(map(str, write_settings(known, spec.folder))) if write else listing(known)
     if text:
         typer.echo(text)
 
@@ -74,16 +71,16 @@ def _all_changed(run: Path, others: Sequence[Path], app: AppSpec | None) -> str:
 
 
 def _changed(run: Path, app: AppSpec | None, *, several: bool = False) -> str:
-    from hedgerow.sim.runs import settings_files
     from hedgerow.sim.runs.app import settings_module
     from hedgerow.sim.runs.folder import read_config, recorded_settings
+    from hedgerow.sim.runs.settings_files import changed
     from hedgerow.wire.checks import plain_name
 
     name = str(read_config(run).get("app"))
     if app is not None and several and plain_name(name) != plain_name(app.name):
         return f"a run of {name}"
     known = settings_module(app or _app_of(run)).SETTINGS
-    return settings_files.changed(known, recorded_settings(run)) or "all settings are the defaults"
+    return changed(known, recorded_settings(run)) or "all settings are the defaults"
 
 
 def _app_of(run: Path) -> AppSpec:

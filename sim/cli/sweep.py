@@ -11,8 +11,7 @@ import typer
 from hedgerow.sim.cli.options import Track, bad_options, interruptible
 
 if TYPE_CHECKING:
-    from hedgerow.sim.runs.sweep import Outcome
-    from hedgerow.sim.runs.sweep_plan import Job
+    from hedgerow.sim.runs.sweep import Job, Outcome
 
 
 def sweep(
@@ -47,9 +46,8 @@ def sweep(
     terminated.
     """
     from hedgerow.sim.deploy.processes import cores
-    from hedgerow.sim.runs.sweep import run_sweep
+    from hedgerow.sim.runs.sweep import plan_sweep, run_sweep
     from hedgerow.sim.runs.sweep_file import read_sweep, sweep_of_app
-    from hedgerow.sim.runs.sweep_plan import plan_sweep
     from hedgerow.sim.runs.trackers import check_trackers
 
     with bad_options():

@@ -117,8 +117,7 @@ def table(
     ] = None,
 ) -> None:
     """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
-    from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, target_table
-    from hedgerow.sim.runs.measured import groups, measured
+    from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, groups, measured, target_table
 
     with bad_options():
         results = load_results(paths, y)

@@ -27,7 +27,7 @@ from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.folder import read_rounds
 from hedgerow.sim.runs.joined import parts_of_runs
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_value
-from hedgerow.sim.runs.together import evaluate_together
+from hedgerow.sim.runs.trained import evaluate_together
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
 

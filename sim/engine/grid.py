@@ -43,7 +43,6 @@ from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
 from hedgerow.sim.engine.generators import message_key
 from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode, SimulatedNodes, draw_node_ids, wait_for_nodes
-from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
 from hedgerow.wire.calls import AnswersColumns, Delivery, InColumns, KnownNodes, KnowsSizes
 from hedgerow.wire.checks import at_least, not_negative
@@ -100,16 +99,11 @@ class InProcessGrid(Grid):
         Processes for the nodes' work, each on one thread. 1 is this process, on all of torch's threads. 0 is
         as many as there are physical cores and threads, for batched apps with enough work; see
         ``workers.py``. Linux only.
-    ray : str or Cluster (default: "")
-        The address of a Ray cluster, ``"HOST:PORT"`` or ``"auto"``, whose actors do the nodes' work in place
-        of processes: ``workers`` many, or with 0 one for each free CPU; see ``ray_cluster.py``.
 
     Raises
     ------
     ValueError
         If an argument is not valid.
-    ClusterError
-        If the Ray cluster does not answer, has no room, or cannot load the app.
 
     Notes
     -----
@@ -158,11 +152,9 @@ class InProcessGrid(Grid):
         max_in_flight: int | None = None,
         real_time: bool = False,
         workers: int = 1,
-        ray: str | Cluster = "",
     ) -> None:
         at_least(1, num_nodes=num_nodes)
-        cluster = Cluster(ray) if isinstance(ray, str) and ray else ray or None
-        check_workers(workers, real_time=real_time, ray=cluster.address if cluster else "")
+        check_workers(workers, real_time=real_time)
         if node_configs is not None and len(node_configs) != num_nodes:
             raise ValueError(
                 f"node_configs must have one config for each of {num_nodes} nodes, got {len(node_configs)}"
@@ -196,15 +188,10 @@ class InProcessGrid(Grid):
         configs = list(node_configs) if node_configs and any(node_configs) else None
         self._all = SimulatedNodes(draw_node_ids(num_nodes, seed), configs)
         lend_identity(self, self._run.run_id)
-        self._workers = self._started(workers, cluster)
-        self._dealt = Dealt(always=workers > 1 or cluster is not None)
-
-    def _started(self, workers: int, cluster: Cluster | None) -> Workers | None:
-        if cluster is not None:
-            return Workers(self._handlers, workers, cluster, most=len(self._all))
-        count = workers or (1 if self.real_time else default_workers(self._app))
-        count = min(count, len(self._all))
-        return Workers(self._handlers, count) if count > 1 else None
+        self._dealt = Dealt(always=workers > 1)
+        count = workers or (1 if real_time else default_workers(client_app))
+        count = min(count, num_nodes)
+        self._workers = Workers(self._handlers, count) if count > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +218,6 @@ class InProcessGrid(Grid):
         strict: bool = False,
         max_in_flight: int | None = None,
         workers: int = 1,
-        ray: str | Cluster = "",
     ) -> InProcessGrid:
         """Replace the grid that Flower passed to the ServerApp, with the same run and node ids.
 
@@ -248,7 +234,7 @@ class InProcessGrid(Grid):
             not changed for a second.
         timeout : float (default: 60.0)
             Seconds to wait for them.
-        strict, max_in_flight, workers, ray
+        strict, max_in_flight, workers
             As in the class.
 
         Raises
@@ -270,7 +256,6 @@ class InProcessGrid(Grid):
             seed=int(context.run_config.get("seed", 0)),
             max_in_flight=max_in_flight,
             workers=workers,
-            ray=ray,
         )
         out.set_run(grid.run)
         out._all = SimulatedNodes(np.array(node_ids, np.uint64))

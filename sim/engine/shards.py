@@ -1,8 +1,4 @@
-"""The code that runs in a worker: its nodes, and the calls of their handlers.
-
-It is the same in a local process (``workers.py``) and in an actor of a Ray cluster (``ray_cluster.py``); only
-the transport of parcels differs.
-"""
+"""The code that runs in a worker: its nodes, and the calls of their handlers."""
 
 from __future__ import annotations
 
@@ -22,9 +18,6 @@ from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
 from hedgerow.wire.calls import Delivery, InColumns
 from hedgerow.wire.records import LazyArray, lazy_array
-
-# The content of a reply's stream: a ShardReply, or the name and text of an exception.
-ANSWERS, RAISED = 0, 1
 
 Answer = RecordDict | Error
 # With nodes by partition id: messages and their keys by type; or type, key, contents and nodes of an exchange
@@ -80,19 +73,19 @@ class Shard:
         for logger in (logging.getLogger(), logging.getLogger("flwr")):
             logger.handlers = [self._kept]
 
-    def reply(self, at: Address, parcel: Received) -> tuple[int, Address, Parcel]:
-        """Return the reply to a request: its kind, and its address in a parcel."""
+    def reply(self, at: Address, parcel: Received) -> tuple[Address, Parcel]:
+        """Return the reply to a request, a ShardReply or an exception: its address in a parcel."""
         out = Parcel()
-        kind = ANSWERS
         try:
             request: Request = parcel.read(at)
             lend_identity(self, request.run_id)
             address = self._answer(request, parcel, out)
         except Exception as error:
-            kind, address = RAISED, out.add((type(error).__name__, str(error)))
+            said = f"{type(error).__name__}: {error}"
+            address = out.add(ValueError(str(error)) if type(error) is ValueError else RuntimeError(said))
         sys.stdout.flush()
         sys.stderr.flush()
-        return kind, address, out
+        return address, out
 
     def _answer(self, request: Request, parcel: Received, out: Parcel) -> Address:
         for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
@@ -172,7 +165,8 @@ def _owned(state: RecordDict, parcel: Received) -> RecordDict:
 
 def _sendable(answer: Answer) -> Answer:
     try:
-        Parcel().add(answer)
+        with Parcel() as parcel:
+            parcel.add(answer)
     except Exception as error:
         return Error(
             ErrorCode.CLIENT_APP_RAISED_EXCEPTION,

@@ -1,10 +1,10 @@
-"""Workers: the nodes' work on all cores or on a Ray cluster, with the same handlers and the same bits.
+"""Workers: the nodes' work on all cores, with the same handlers and the same bits.
 
 A worker is forked, so that it has the parent's ClientApp without importing torch again. Forking is unsafe
 once threads exist. The grid therefore forks one process on construction (the *forker*), before the ServerApp
-starts threads, and the forker forks the workers when there is work. Contents and replies travel through
-shared memory (``parcels.py``), where shared contents are stored once. With a Ray cluster, a process of
-``ray_cluster.py`` takes the forker's place and forwards parcels to actors; this module treats both alike.
+starts threads, and the forker forks the workers when there is work. ``multiprocessing`` has no such process:
+its fork server imports everything anew, it forks from a process with threads, and its daemons may have no
+children, which a user's data loader may need. Contents and replies travel in shared memory (``parcels.py``).
 
 A node's state is kept by its worker and by the grid, which receives the changes with each reply. So the grid
 can write and restore checkpoints, move a node to another worker, and restart a dead worker with each node's
@@ -14,7 +14,6 @@ state after its last reply.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 import os
 import select
@@ -25,75 +24,52 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from logging import ERROR, WARNING
+from logging import ERROR
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
-from flwr.app import ArrayRecord, Error, RecordDict
+from flwr.app import Error, RecordDict
 from flwr.common import log
 
 from hedgerow.sim.engine._compat import ErrorCode
 from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode
-from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
-from hedgerow.sim.engine.ray_cluster import (
-    KEY,
-    LONGEST_PACKET,
-    MOST_WORKERS,
-    Cluster,
-    ClusterError,
-    check_address,
-    open_cluster,
-)
-from hedgerow.sim.engine.shards import (
-    ANSWERS,
-    RAISED,
-    Answer,
-    Asked,
-    Request,
-    Shard,
-    ShardReply,
-    node_of,
-)
+from hedgerow.sim.engine.parcels import Address, Parcel, receive
+from hedgerow.sim.engine.shards import Answer, Asked, Request, Shard, ShardReply, node_of
 from hedgerow.wire.calls import Batched, InColumns
-from hedgerow.wire.records import LazyArray
 
+MOST_WORKERS = 1024
 # By default workers get calls whose messages hold at least this many bytes of arrays, after this many bytes
 # of such calls: a local step on so many parameters takes several times as long as sending them, and starting
 # workers takes as long as a few rounds. No timing is used, so that a run's bits do not depend on the load.
 _LEAST_CALL = 2 << 20
 _LEAST_RUN = 16 << 20
 _PR_SET_PDEATHSIG = 1
-_GONE = "the process that starts workers is gone"
-_DROPPED = "its head node, or Ray on this machine, is gone"
-# Bounds the requests on the link to the forker, far below a socket's buffer.
-_STARTED_AT_ONCE = 64
 
 
 class WorkersLostError(RuntimeError):
     """No further worker can be started."""
 
 
-def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
-    """Raise ValueError if a number of workers, or the address of a Ray cluster, is invalid."""
+def check_workers(workers: int, *, real_time: bool) -> None:
+    """Raise ValueError if a number of workers is invalid."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS:
         raise ValueError(
             f"workers must be an integer in [0, {MOST_WORKERS}] (0: one per core if the work is large "
             f"enough; 1: no extra process), got {workers!r}"
         )
-    if ray:
-        check_address(ray)
-    elif workers < 2:
+    if workers < 2:
         return
-    must_be, got = ("ray must be ''", repr(ray)) if ray else ("workers must be 1", str(workers))
     if real_time:
-        raise ValueError(f"{must_be} with real time, which takes nodes' seconds one after another, got {got}")
+        raise ValueError(
+            f"workers must be 1 with real time, which takes nodes' seconds one after another, got {workers}"
+        )
     if not _can_fork():
-        raise ValueError(f"{must_be} on {sys.platform}, where no process can be forked, got {got}")
+        raise ValueError(
+            f"workers must be 1 on {sys.platform}, where no process can be forked, got {workers}"
+        )
 
 
 def default_workers(app: App) -> int:
@@ -194,39 +170,14 @@ class Workers:
     handlers : Handlers
         The handlers that they call.
     count : int
-        Number of processes, >= 1, each on one thread. With a cluster: the most actors, 0 for as many as it
-        has room for.
-    cluster : Cluster or None (default: None)
-        A Ray cluster whose actors are used in place of local processes.
-
-    Raises
-    ------
-    ClusterError
-        If there is no such cluster, or it starts no actor that can load the handlers.
+        Number of processes, >= 1, each on one thread.
     """
 
-    def __init__(
-        self, handlers: Handlers, count: int, cluster: Cluster | None = None, *, most: int = MOST_WORKERS
-    ) -> None:
-        self._numbers = itertools.count()
-        self._cluster = cluster
-        end: Callable[[], object]
-        if cluster is None:
-            self._starter, pid = _forker(handlers)
-            end = partial(_reap, pid)
-        else:
-            self._starter, count, end = open_cluster(cluster, handlers, count, most)
+    def __init__(self, handlers: Handlers, count: int) -> None:
+        self._forker, forker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = _fork(_fork_workers, forker, handlers, closing=self._forker)
         self._workers = [_Worker() for _ in range(count)]
-        self.close = weakref.finalize(self, _end, os.getpid(), end, self._starter, self._workers)
-        if cluster is not None:
-            try:
-                self._fill()
-            except BaseException:
-                self.close()
-                raise
-
-    def __len__(self) -> int:
-        return len(self._workers)
+        self.close = weakref.finalize(self, _end, os.getpid(), pid, self._forker, self._workers)
 
     def answers(self, groups: Mapping[str, Sequence[NodeJob]], run_id: int) -> list[tuple[NodeJob, Answer]]:
         """Return each job, by message type and in the given order, with its node's answer; keep new states.
@@ -236,9 +187,7 @@ class Workers:
         Raises
         ------
         WorkersLostError
-            If no local process can be started; nothing was done.
-        ClusterError
-            If the cluster is lost, or starts no further actor.
+            If no process can be started; nothing was done.
         ValueError
             As ``Handlers.answers`` in strict mode.
         """
@@ -312,52 +261,21 @@ class Workers:
         return InColumns(rows, metrics)
 
     def _revive(self) -> None:
-        """Restart workers that died while idle, which loses nothing."""
+        """Start workers that are missing or died while idle, which loses nothing."""
         for worker in self._workers:
-            if worker.link is not None and _is_gone(worker.link):
+            # An idle worker sends nothing, so anything readable is the end of the connection.
+            if worker.link is not None and select.select([worker.link], [], [], 0)[0]:
                 worker.end()
-        self._fill()
-
-    def _fill(self) -> None:
-        """Start missing workers, and drop those for which a cluster has no room."""
-        missing = [worker for worker in self._workers if worker.link is None]
-        reason = ""
-        for at in range(0, len(missing), _STARTED_AT_ONCE):
-            reason = self._start(missing[at : at + _STARTED_AT_ONCE]) or reason
-        here = [worker for worker in self._workers if worker.link is not None]
-        if not here:
-            raise self._lost(reason)
-        if len(here) < len(self._workers):
-            log(WARNING, "%d of %d workers are left: %s.", len(here), len(self._workers), reason)
-            self._workers[:] = here
-
-    def _start(self, workers: Sequence[_Worker]) -> str:
-        """Start workers; return the reason if some did not start."""
-        reason = ""
-        waiting = {KEY.pack(next(self._numbers)): worker for worker in workers}
-        try:
-            for key in waiting:
-                self._starter.send(key, socket.MSG_NOSIGNAL)
-            while waiting:
-                packet, files, _, _ = socket.recv_fds(self._starter, LONGEST_PACKET, 1)
-                if not packet:
-                    raise self._lost(_GONE if self._cluster is None else _DROPPED)
-                worker = waiting.pop(packet[: KEY.size], None)
-                if worker is None:  # requested by a call that was interrupted
-                    for file in files:
-                        os.close(file)
-                elif files:
-                    worker.link = socket.socket(fileno=files[0])
-                else:
-                    reason = packet[KEY.size :].decode(errors="replace")
-        except OSError as error:
-            raise self._lost(str(error)) from error
-        return reason
-
-    def _lost(self, reason: str) -> Exception:
-        if self._cluster is not None:
-            return ClusterError(f"ray: the cluster at {self._cluster.address} is lost: {reason}")
-        return WorkersLostError(reason)
+            if worker.link is not None:
+                continue
+            try:
+                self._forker.send(b"+", socket.MSG_NOSIGNAL)
+                _, files, _, _ = socket.recv_fds(self._forker, 1, 1)
+            except OSError as error:
+                raise WorkersLostError(str(error)) from error
+            if not files:
+                raise WorkersLostError("the process that starts workers is gone")
+            worker.link = socket.socket(fileno=files[0])
 
     def _deal(
         self, groups: Mapping[str, Sequence[NodeJob]]
@@ -386,8 +304,6 @@ class Workers:
         """Return each worker's reply; None for one that died."""
         try:
             replies = self._replies(shares, run_id)
-            if self._cluster is not None and all(share.worker.link is None for share in shares):
-                self._fill()  # raises if the cluster itself is lost
         except BaseException:
             # Discard answers that may still arrive.
             for share in shares:
@@ -399,31 +315,14 @@ class Workers:
         return [None if isinstance(reply, Exception) else reply for reply in replies]
 
     def _replies(self, shares: Sequence[_Share], run_id: int) -> list[ShardReply | Exception | None]:
-        common = Parcel()
-        own = [common] * len(shares)
-        if self._cluster is not None:
-            # A machine fetches shared arrays once, and otherwise only those of its own workers.
-            shared = _sent_to_several(shares)
-            own = [Parcel(common, shared) for _ in shares]
-        addresses = [_request(parcel, share, run_id) for parcel, share in zip(own, shares, strict=True)]
-        out: dict[int, ShardReply | Exception | None] = {}
+        out: list[ShardReply | Exception | None] = [None] * len(shares)
         with selectors.DefaultSelector() as waiting:
-            with ExitStack() as stack:
-                files = {}
-                for parcel in (common, *own):
-                    if parcel.size and id(parcel) not in files:
-                        files[id(parcel)] = file = parcel.close(), parcel.size
-                        stack.callback(os.close, file[0])
-                for at, (share, parcel, address) in enumerate(zip(shares, own, addresses, strict=True)):
+            with Parcel() as parcel:
+                addresses = [_request(parcel, share, run_id) for share in shares]
+                for at, (share, address) in enumerate(zip(shares, addresses, strict=True)):
                     assert share.worker.link is not None
-                    needed = dict.fromkeys((id(parcel), id(common)))
                     try:
-                        send(
-                            share.worker.link,
-                            ANSWERS,
-                            address,
-                            *(files[key] for key in needed if key in files),
-                        )
+                        parcel.send(share.worker.link, address)
                     except OSError:
                         share.worker.end()
                     else:
@@ -432,25 +331,7 @@ class Workers:
                 for key, _ in waiting.select():
                     waiting.unregister(key.fileobj)
                     out[key.data] = _take(shares[key.data])
-        return [out.get(at) for at in range(len(shares))]
-
-
-def _sent_to_several(shares: Sequence[_Share]) -> set[int]:
-    """Return the ids of the arrays that go to more than one worker."""
-    seen: set[int] = set()
-    several: set[int] = set()
-    for share in shares:
-        records = {id(record): record for content in share.contents for record in content.values()}
-        here = {
-            id(array._frozen)
-            for record in records.values()
-            if isinstance(record, ArrayRecord)
-            for array in record.values()
-            if isinstance(array, LazyArray)
-        }
-        several |= seen & here
-        seen |= here
-    return several
+        return out
 
 
 def _request(parcel: Parcel, share: _Share, run_id: int) -> Address:
@@ -470,11 +351,10 @@ def _take(share: _Share) -> ShardReply | Exception | None:
     if received is None:
         worker.end()
         return None
-    kind, at, parcel = received
-    if kind == RAISED:
-        name, text = parcel.read(at)
-        return ValueError(text) if name == "ValueError" else RuntimeError(f"{name}: {text}")
-    reply: ShardReply = parcel.read(at)
+    at, parcel = received
+    reply: ShardReply | Exception = parcel.read(at)
+    if isinstance(reply, Exception):
+        return reply
     for record in reply.logged:
         logging.getLogger(record.name).handle(record)
     nodes = {node.partition_id: node for node in share.nodes}
@@ -488,11 +368,6 @@ def _take(share: _Share) -> ShardReply | Exception | None:
     return reply
 
 
-def _is_gone(link: socket.socket) -> bool:
-    # An idle worker sends nothing, so anything readable is the end of the connection.
-    return bool(select.select([link], [], [], 0)[0])
-
-
 def _hang_up(link: socket.socket) -> None:
     # Closing is not enough, because processes forked in the meantime have copies.
     with suppress(OSError):
@@ -500,42 +375,35 @@ def _hang_up(link: socket.socket) -> None:
     link.close()
 
 
-def _end(owner: int, end: Callable[[], object], starter: socket.socket, workers: Sequence[_Worker]) -> None:
+def _end(owner: int, pid: int, forker: socket.socket, workers: Sequence[_Worker]) -> None:
     """End all workers; only their owner's process does so."""
     if os.getpid() != owner:
         return
     for worker in workers:
         worker.end()
-    _hang_up(starter)
-    end()
-
-
-# The forker
-
-
-def _forker(handlers: Handlers) -> tuple[socket.socket, int]:
-    """Fork the process that forks workers; return the link to it and its process id."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        _run_and_exit(_fork_workers, theirs, handlers)
-    theirs.close()
-    return ours, pid
-
-
-def _reap(pid: int) -> None:
+    _hang_up(forker)
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
 
-def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
-    """Run a forked process's work and exit without the parent's exit handlers."""
+# The forked processes
+
+
+def _fork(work: Callable[..., None], link: socket.socket, *arguments: object, closing: socket.socket) -> int:
+    """Fork a process for ``work(link, ...)``, without this end of its link; return its id.
+
+    It exits without this process's exit handlers.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        link.close()
+        return pid
     code = 1
     try:
-        work(*arguments)
+        closing.close()
+        work(link, *arguments)
         code = 0
     except BaseException:
         logging.getLogger("flwr").exception("A worker process failed")
@@ -544,41 +412,31 @@ def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
 
 
 def _fork_workers(link: socket.socket, handlers: Handlers) -> None:
-    """Start a worker for each received key, until the link closes."""
+    """Start a worker for each byte received, and answer with a link to it, until the link closes."""
     # Ctrl-C reaches every process of a terminal; the parent decides how to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     forker = os.getpid()
-    while key := link.recv(KEY.size):
+    while link.recv(1):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            link.close()
-            ours.close()
-            _run_and_exit(_serve, theirs, handlers, forker)
-        theirs.close()
-        socket.send_fds(link, [key], [ours.fileno()])
-        ours.close()
+        _fork(_serve, theirs, link, handlers, forker, closing=ours)
+        with ours:
+            socket.send_fds(link, [b"+"], [ours.fileno()])
 
 
-def _serve(link: socket.socket, handlers: Handlers, forker: int) -> None:
+def _serve(link: socket.socket, request: socket.socket, handlers: Handlers, forker: int) -> None:
+    request.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _die_with(forker)
-    shard = Shard(handlers)
-    while (received := receive(link)) is not None:
-        _, at, parcel = received
-        kind, address, out = shard.reply(at, parcel)
-        file = out.close()
-        try:
-            send(link, kind, address, (file, out.size))
-        except OSError:
-            return
-        finally:
-            os.close(file)
-
-
-def _die_with(forker: int) -> None:
-    """End this process, even during work, when the forker ends, which ends with its own parent."""
+    # Ends even during work when the forker ends, which ends with its own parent.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != forker:
-        os._exit(0)
+        return
+    shard = Shard(handlers)
+    while (received := receive(link)) is not None:
+        address, out = shard.reply(*received)
+        try:
+            with out:
+                out.send(link, address)
+        except OSError:
+            return

@@ -23,7 +23,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.engine.nodes import pack_records, unpack_records
 
 # What a strategy refers to, but does not change.
 _CODE = (

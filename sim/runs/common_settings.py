@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.engine.ray_cluster import MOST_WORKERS, check_address
+from hedgerow.sim.engine.workers import MOST_WORKERS
 from hedgerow.sim.runs.kinds import (
     MAX_INT64,
     Delta,
@@ -37,11 +37,6 @@ LENGTHS = ("iterations", "num-rounds", "num-server-rounds")
 # Longer than any useful timeout, and within the range of every clock.
 _MAX_SECONDS = 1e8
 _SECONDS = number(f"a number of seconds > 0, up to {_MAX_SECONDS:g}", 0, _MAX_SECONDS, open_below=True)
-
-
-def _check_cluster(address: str) -> None:
-    if address:
-        check_address(address)
 
 
 class RunSettings(AppSettings):
@@ -97,15 +92,6 @@ class RunSettings(AppSettings):
         0,
         "`inprocess` only: number of processes that run the nodes (0: the number of physical cores "
         "where that is faster; 1: no extra processes)",
-        "deployment",
-        role=Role.IRRELEVANT,
-    )
-    ray: Annotated[
-        str, text("the address of a Ray cluster, `HOST:PORT` or `auto`, or empty", _check_cluster)
-    ] = setting(
-        "",
-        "`inprocess` only: address of a Ray cluster that runs the nodes (`workers` = 0: one worker "
-        "per CPU of the cluster)",
         "deployment",
         role=Role.IRRELEVANT,
     )
@@ -412,11 +398,13 @@ class PeerSettings(AppSettings):
         yield len(missing) in (0, 3), (missing or files)[0], words
 
 
-_ROLES: Mapping[str, Role] = {
+_ROLES: dict[str, Role] = {
     key: one.role
     for part in (TrainingSettings, IterationSettings, MonitorSettings, PeerSettings)
     for key, one in part.table().items()
 } | dict.fromkeys(LENGTHS, Role.RESUME)
+# A key of earlier runs, which can still be resumed and compared.
+_ROLES["ray"] = Role.IRRELEVANT
 
 
 def role_of(key: str) -> Role:

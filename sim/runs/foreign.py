@@ -25,12 +25,10 @@ from hedgerow.sim.engine._compat import app_pyproject
 from hedgerow.sim.engine.generators import LEGACY, WHICH_ARE_LATE, Unrepeated
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
-from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.folder import lost_replies, new_run_folder, read_config, recorded_settings
-from hedgerow.sim.runs.live import LiveProgress
+from hedgerow.sim.runs.live import LiveProgress, round_table, run_end
 from hedgerow.sim.runs.plan import toml_value
-from hedgerow.sim.runs.recorder import RunRecorder
-from hedgerow.sim.runs.round_table import round_table, run_end
+from hedgerow.sim.runs.recorder import RunRecorder, environment
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch

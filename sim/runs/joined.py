@@ -1,8 +1,7 @@
 """Read the folders of several orchestrators (ServerApps) of one run as one run.
 
 Edge servers with one SuperLink each (``edge-servers = "direct"``) record their own model and traffic. The
-global model u is evaluated afterwards (``together.py``); in runs of earlier versions a monitor recorded it
-(``edge-servers = "monitor"``).
+global model u is evaluated afterwards (``trained.py``).
 
 Sites of gossiping nodes (``peers``, ``site``) record their own nodes. Each numbers its own events; the joined
 run orders all events by iteration.
@@ -24,7 +23,7 @@ from hedgerow.sim.runs.folder import lost_replies, read_config, read_rounds
 
 # Evaluations of the global model of several servers, in the folder of the first.
 TOGETHER = "together.jsonl"
-_KEY, _DIRECT, _MONITOR, _SITE = "edge-servers", "direct", "monitor", "site"
+_KEY, _DIRECT, _SITE = "edge-servers", "direct", "site"
 # Settings that may differ between the servers of one run, besides those that may change on resume.
 _OWN = ("edge", _SITE, _KEY, "min-available-nodes", "device")
 # Real seconds of a round, of which the slowest server's count.
@@ -49,15 +48,10 @@ class OrchestratorFolder(NamedTuple):
         run = config.get("run", {})
         if not isinstance(run, dict):
             return None
-        several = run.get(_KEY) in (_DIRECT, _MONITOR) or (_SITE in run and run.get("peers"))
+        several = run.get(_KEY) == _DIRECT or (_SITE in run and run.get("peers"))
         if not several:
             return None
         return cls(folder, config, read_rounds(folder))
-
-    @property
-    def is_monitor(self) -> bool:
-        """Whether it is a monitor's."""
-        return bool(self.config["run"].get(_KEY) == _MONITOR)
 
     @property
     def is_site(self) -> bool:
@@ -72,9 +66,7 @@ class OrchestratorFolder(NamedTuple):
     @property
     def who(self) -> str:
         """Name of the orchestrator, for messages."""
-        if self.is_site:
-            return f"site {self.number}"
-        return "the monitor" if self.is_monitor else f"edge server {self.number}"
+        return f"{'site' if self.is_site else 'edge server'} {self.number}"
 
 
 def parts_beneath(folder: Path) -> list[Path]:
@@ -112,7 +104,7 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder
                 )
             runs.append(one)
     single += [group[0].folder for group in runs if len(group) == 1]
-    return [sorted(group, key=_order) for group in runs if len(group) > 1], single
+    return [sorted(group, key=lambda part: part.number) for group in runs if len(group) > 1], single
 
 
 def _identity(part: OrchestratorFolder, more: Sequence[str]) -> str:
@@ -134,10 +126,6 @@ def _twice(parts: Sequence[OrchestratorFolder]) -> tuple[OrchestratorFolder, Orc
     return None
 
 
-def _order(part: OrchestratorFolder) -> tuple[bool, int]:
-    return part.is_monitor, part.number
-
-
 def joined_config(parts: Sequence[OrchestratorFolder]) -> dict[str, Any]:
     """Return the config that a run's parts share."""
     config = parts[-1].config
@@ -150,47 +138,32 @@ def joined_rounds(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
 
     Of edge servers: traffic is the sum over servers, simulated and real seconds are the largest; ``train``
     has the slowest server's real seconds and all lost links. If u was evaluated, ``central`` and ``train``
-    have its metrics; otherwise ``servers-loss`` is the mean of the servers' losses of their own models. If
-    there was a monitor, the rounds are the monitor's.
+    have its metrics; otherwise ``servers-loss`` is the mean of the servers' losses of their own models.
 
     Of sites: all events by iteration. Counts are sums; ``sites-disagreement`` and the other metrics are means
     over the sites, weighted by the number of their nodes that took part.
     """
-    servers = [part for part in parts if not part.is_monitor]
-    if servers[0].is_site:
-        return _events(servers)
-    measured = _by_round(servers)
+    if parts[0].is_site:
+        return _events(parts)
+    measured: dict[int, list[Mapping[str, Any]]] = {}
     for part in parts:
-        if part.is_monitor:
-            return [
-                {**record, "train": {**record["train"], **_measured(measured.get(record["round"], []))}}
-                for record in part.rounds
-            ]
-    together = {one["round"]: one for one in _lines(servers[0].folder / TOGETHER)}
+        for record in part.rounds:
+            measured.setdefault(record["round"], []).append(record)
+    first = parts[0].folder
+    evaluated = read_rounds(first, TOGETHER) if os.path.lexists(first / TOGETHER) else []
+    together = {one["round"]: one for one in evaluated}
     # Each server's last record up to a round, for cumulative counts.
     known: dict[Path, Mapping[str, Any]] = {}
     out = []
     for number in sorted(measured):
         known |= {
-            part.folder: record for part in servers for record in part.rounds if record["round"] == number
+            part.folder: record for part in parts for record in part.rounds if record["round"] == number
         }
-        record = _summed(number, measured[number], list(known.values()))
+        joined = _summed(number, measured[number], list(known.values()))
         if (u := together.get(number)) is not None:
-            record |= {"central": u["central"], "train": {**u["train"], **record["train"]}}
-        out.append(record)
+            joined |= {"central": u["central"], "train": {**u["train"], **joined["train"]}}
+        out.append(joined)
     return out
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return read_rounds(file.parent, file.name) if os.path.lexists(file) else []
-
-
-def _by_round(servers: Sequence[OrchestratorFolder]) -> dict[int, list[Mapping[str, Any]]]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for part in servers:
-        for record in part.rounds:
-            found.setdefault(record["round"], []).append(record)
-    return found
 
 
 def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

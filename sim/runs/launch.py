@@ -9,7 +9,6 @@ from flwr.app import Context, UserConfig
 
 from hedgerow.sim.engine.generators import draw_seed, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.engine.ray_cluster import Cluster, app_packages
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp
 from hedgerow.sim.runs.foreign import Records, about_app, show_run, watched_run
@@ -57,7 +56,13 @@ def run_app(
         Whatever the ServerApp raises; with ``records``, what ``watched_run`` raises.
     """
     plan = plan or plan_run(app.spec)
-    workers, cluster = _workers(app, plan, real_time=real_time)
+    workers = plan.workers
+    if workers is None and records_itself(app.server_app):
+        workers = int(plan.run_config.get("workers", 0))
+    try:
+        check_workers(workers or 0, real_time=real_time)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     seed = run_seed(plan)
     seed_generators(seed)
     with (
@@ -72,8 +77,7 @@ def run_app(
             seed=seed,
             max_in_flight=max_in_flight,
             real_time=real_time,
-            workers=workers,
-            ray=cluster or "",
+            workers=workers or 0,
         ) as grid,
     ):
         context = server_context(grid, plan.run_config)
@@ -96,17 +100,3 @@ def run_seed(plan: Plan) -> int:
         return plan.seed
     seed = plan.run_config.get("seed")
     return seed if type(seed) is int and seed >= 0 else draw_seed()
-
-
-def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Cluster | None]:
-    """Return the number of workers (0 if not given) and the Ray cluster."""
-    workers, ray = plan.workers, plan.ray
-    if records_itself(app.server_app):
-        workers = int(plan.run_config.get("workers", 0)) if workers is None else workers
-        ray = ray or str(plan.run_config.get("ray", ""))
-    workers = workers or 0
-    try:
-        check_workers(workers, real_time=real_time, ray=ray)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-    return workers, Cluster(ray, tuple(app_packages(app.spec.folder))) if ray else None

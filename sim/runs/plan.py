@@ -16,7 +16,6 @@ from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
 from hedgerow.sim.runs.common_settings import IterationSettings
@@ -48,8 +47,8 @@ class Plan:
         Size of the federation.
     faults : FaultModel or None
         From the keys ``fault-*``, which every app accepts.
-    seed, output_dir, workers, ray
-        The user's options for which the app has no key; None (``ray``: empty) if not given.
+    seed, output_dir, workers
+        The user's options for which the app has no key; None if not given.
     """
 
     run_config: UserConfig
@@ -58,7 +57,6 @@ class Plan:
     seed: int | None = None
     output_dir: str | None = None
     workers: int | None = None
-    ray: str = ""
 
     def check_no_faults(self) -> None:
         """Raise ValueError if the plan has faults, which only the in-process engine injects."""
@@ -75,7 +73,6 @@ def plan_run(
     seed: int | None = None,
     output_dir: str | None = None,
     workers: int | None = None,
-    ray: str | None = None,
 ) -> Plan:
     """Check all options of a run before anything of the app starts.
 
@@ -96,8 +93,6 @@ def plan_run(
         Parent folder of the run folder.
     workers : int or None (default: None)
         As in ``InProcessGrid``.
-    ray : str or None (default: None)
-        The address of a Ray cluster.
 
     Raises
     ------
@@ -114,11 +109,12 @@ def plan_run(
         raise ValueError(f"seed must be an integer in [0, 2^63), got {quoted(seed)}")
     options = {"seed": seed, "output-dir": output_dir}
     changes |= {key: value for key, value in options.items() if value is not None and key in spec.config}
-    engine = _engine_options(workers, ray)
     own = own_settings(spec)
     # In another project's app a key of this name may have another meaning.
     has_workers = own is not None and "workers" in own.SETTINGS
-    changes |= engine if has_workers else {}
+    if workers is not None:
+        check_workers(workers, real_time=False)
+        changes |= {"workers": workers} if has_workers else {}
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes must be an integer in [1, {MAX_NODES}], got {num_nodes}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
@@ -154,20 +150,7 @@ def plan_run(
         seed=None if "seed" in spec.config else seed,
         output_dir=None if "output-dir" in spec.config else output_dir,
         workers=None if has_workers else workers,
-        ray="" if has_workers else ray or "",
     )
-
-
-def _engine_options(workers: int | None, ray: str | None) -> UserConfig:
-    """Return the given options of the engine; ValueError if one is not valid."""
-    options: UserConfig = {}
-    if workers is not None:
-        check_workers(workers, real_time=False)
-        options["workers"] = workers
-    if ray is not None:
-        check_address(ray)
-        options["ray"] = ray
-    return options
 
 
 def _size_errors(

@@ -21,8 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from hedgerow.sim.runs.compare import difference_curve, is_share, t_interval
-from hedgerow.sim.runs.measured import measured
+from hedgerow.sim.runs.compare import difference_curve, is_share, measured, t_interval
 from hedgerow.sim.runs.results import RecordedRun, Results, cost_named
 
 # Below this many seeds the band is the range of values, from here on a 95 % interval of the mean.

@@ -30,6 +30,7 @@ from hedgerow.sim.runs.compare import (
     ComparisonTable,
     budget_comparison,
     common_budget,
+    groups,
     target_comparison,
 )
 from hedgerow.sim.runs.diagram import (
@@ -44,7 +45,6 @@ from hedgerow.sim.runs.diagram import (
 )
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
-from hedgerow.sim.runs.measured import groups
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
 from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.generators import WHICH_ARE_LATE, Generators, Unrepeated, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.engine.node_state import RemoteState
+from hedgerow.sim.engine.nodes import RemoteState
+from hedgerow.sim.runs.checkpoint import keep_model, save_node_models
 from hedgerow.sim.runs.common_settings import LENGTHS, RunSettings
-from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import (
     RunFolderError,
     lost_replies,
@@ -30,10 +30,8 @@ from hedgerow.sim.runs.folder import (
     read_config,
     recorded_settings,
 )
-from hedgerow.sim.runs.live import LiveProgress
-from hedgerow.sim.runs.model_files import keep_model, save_node_models
-from hedgerow.sim.runs.recorder import RunRecorder, Stateful
-from hedgerow.sim.runs.round_table import round_table, run_end
+from hedgerow.sim.runs.live import LiveProgress, round_table, run_end
+from hedgerow.sim.runs.recorder import RunRecorder, Stateful, code_folder, environment
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import plain_name
@@ -103,7 +101,7 @@ class Experiment:
         Size of the federation, if not ``num-clients``.
     together : Callable[[NDArray, Sequence[float]], (NDArray, Mapping)] or None (default: None)
         For runs of several edge servers without a cloud: maps their models (D, M) and cluster sizes to the
-        global model (M,) and its metrics. The run then keeps the models that it evaluates (``together.py``).
+        global model (M,) and its metrics. The run then keeps the models that it evaluates (``trained.py``).
     node_models : Callable[[], Mapping[str, Mapping[str, NDArray]]] or None (default: None)
         Returns the nodes' own models at the end, by name, where the server sees them.
     module : nn.Module or None (default: None)
@@ -226,7 +224,6 @@ def server_app(
                 context,
                 num_nodes=made.num_nodes,
                 workers=values.workers,
-                ray=values.ray,
             )
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values.resume) if values.resume else {})

@@ -16,9 +16,8 @@ from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID, main_function
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.engine.ray_cluster import Cluster
-from hedgerow.sim.runs.environment import code_folder
 from hedgerow.sim.runs.foreign import About, Records, watched_run
+from hedgerow.sim.runs.recorder import code_folder
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.trackers import track_with
 
@@ -62,7 +61,6 @@ def simulate(
     max_in_flight: int | None = None,
     real_time: bool = False,
     workers: int = 1,
-    ray: str | Cluster = "",
     track: Sequence[str] = (),
     **start: Any,
 ) -> Simulation:
@@ -78,7 +76,7 @@ def simulate(
         Number of nodes, >= 1.
     run_config : dict or None (default: None)
         Both apps' ``context.run_config``.
-    node_configs, faults, strict, max_in_flight, real_time, workers, ray
+    node_configs, faults, strict, max_in_flight, real_time, workers
         As in ``InProcessGrid``.
     output_dir : str, Path or None (default: None)
         Parent of the run folder with config, rounds, checkpoints and final model; None to write nothing. The
@@ -142,7 +140,6 @@ def simulate(
             max_in_flight=max_in_flight,
             real_time=real_time,
             workers=workers,
-            ray=ray,
         ) as grid,
     ):
         seed_generators(seed)

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 from uuid import uuid4
 
 from flwr.common import log
 
+from hedgerow.sim.runs.checkpoint import NPZ, SAFETENSORS
 from hedgerow.sim.runs.folder import CONFIG, read_json, write_json
-from hedgerow.sim.runs.model_files import NPZ, SAFETENSORS
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
@@ -64,9 +64,7 @@ class Tracked:
 class Tracker(Protocol):
     """One run in an experiment tracker; ``Tracking`` catches its errors."""
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """JSON values with which a resumed run opens this run again."""
+    identity: Mapping[str, Any]  # JSON values with which a resumed run opens this run again
 
     def on_round_end(self, server_round: int, scalars: Mapping[str, float]) -> None:
         """Log a round's numbers; the round is their step."""
@@ -109,7 +107,7 @@ class TensorBoardLog:
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
-        self._folder = folder
+        self.identity: Mapping[str, Any] = {"log": folder.name}
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_from)
 
     @classmethod
@@ -123,11 +121,6 @@ class TensorBoardLog:
             log._writer.add_text("settings", json.dumps(dict(run.settings), indent=2, default=str))
         return log
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The log's folder."""
-        return {"log": self._folder.name}
-
     def on_round_end(
         self, server_round: int, scalars: Mapping[str, float], walltime: float | None = None
     ) -> None:
@@ -139,7 +132,7 @@ class TensorBoardLog:
     def end(self, status: str) -> None:
         """Log the final status and close the log."""
         self._writer.add_text("status", status)
-        self._writer.close()
+        self.close()
 
     def close(self) -> None:
         """Close the log."""
@@ -153,70 +146,52 @@ class _MLflow:
     names a model, the trained one becomes its next version in MLflow's registry.
     """
 
-    _STATUS: Mapping[str, str] = MappingProxyType(
-        {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-    )
-    # MLflow's limits for one call, and for the length of a value.
-    _PARAMS, _METRICS, _LENGTH = 100, 1000, 6000
-
     def __init__(self, run: Tracked) -> None:
+        uri = (run.known or {}).get("uri") or os.environ.get("MLFLOW_TRACKING_URI")
+        uri = uri or Path("mlruns").resolve().as_uri()
         # The import reads these. By default MLflow sends usage data to its developers, and tries for minutes
-        # to reach a server that does not answer.
+        # to reach a server that does not answer. Its file store needs a permission; its default is a
+        # database, which takes seconds to create and for which the runs of a sweep would compete.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        uri = (run.known or {}).get("uri") or os.environ.get("MLFLOW_TRACKING_URI")
-        if not uri:
-            uri = Path("mlruns").resolve().as_uri()
         if uri.startswith("file:"):
-            # MLflow's default is now a database, which takes seconds to create and for which the runs of a
-            # sweep would compete. Its file store is "in maintenance mode" and needs this permission.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         import mlflow  # noqa: PLC0415
         from mlflow.entities import Metric, Param  # noqa: PLC0415
 
-        self._metric, self._uri, self._folder = Metric, uri, run.folder
+        self._metric, self._folder = Metric, run.folder
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         if run.known is not None:
             self._run_id = str(run.known["run_id"])
             self._client.update_run(self._run_id, status="RUNNING")
-            return
-        made = self._client.create_run(
-            self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name),
-            run_name=run.folder.name if run.folder is not None else run.name,
-        )
-        self._run_id = made.info.run_id
-        params = [Param(_plain_name(key), str(value)[: self._LENGTH]) for key, value in run.settings.items()]
-        for first in range(0, len(params), self._PARAMS):
-            self._client.log_batch(self._run_id, params=params[first : first + self._PARAMS])
-
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return str(self._client.create_experiment(name))
-            except Exception:  # Another run of a sweep may have created it meanwhile.
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
-                    raise
-        return str(found.experiment_id)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {"run_id": self._run_id, "uri": self._uri}
+        else:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
+            with suppress(mlflow.MlflowException):  # It exists.
+                self._client.create_experiment(name)
+            experiment: Any = self._client.get_experiment_by_name(name)
+            made = self._client.create_run(
+                experiment.experiment_id,
+                run_name=run.folder.name if run.folder is not None else run.name,
+            )
+            self._run_id = made.info.run_id
+            # MLflow's limit for the length of a value.
+            params = [Param(_plain_name(key), str(value)[:6000]) for key, value in run.settings.items()]
+            self._client.log_batch(self._run_id, params=params)
+        self.identity: Mapping[str, Any] = {"run_id": self._run_id, "uri": uri}
 
     def on_round_end(self, server_round: int, scalars: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         metrics = [self._metric(_plain_name(tag), value, now, server_round) for tag, value in scalars.items()]
-        for first in range(0, len(metrics), self._METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[first : first + self._METRICS])
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def end(self, status: str) -> None:
         try:
             if status == "completed" and self._folder is not None:
                 self._register(self._folder)
         finally:
-            self._client.set_terminated(self._run_id, self._STATUS[status])
+            ended = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[status]
+            self._client.set_terminated(self._run_id, ended)
 
     def _register(self, folder: Path) -> None:
         """Keep the model's files with the run, as a new version in the registry."""
@@ -236,16 +211,15 @@ class _Wandb:
     """A run in Weights & Biases: offline, in files under ``./wandb``, unless ``WANDB_MODE`` is set."""
 
     def __init__(self, run: Tracked) -> None:
-        mode = os.environ.setdefault("WANDB_MODE", "offline")
-        if mode == "offline":
+        if os.environ.setdefault("WANDB_MODE", "offline") == "offline":
             # Offline means that nothing is sent.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # noqa: PLC0415
 
         known = run.known or {}
-        self._place = str(known.get("dir") or os.environ.get("WANDB_DIR") or Path.cwd())
+        place = str(known.get("dir") or os.environ.get("WANDB_DIR") or Path.cwd())
         self._run = wandb.init(
-            dir=self._place,
+            dir=place,
             project=os.environ.get("WANDB_PROJECT") or _plain_name(run.name),
             name=run.folder.name if run.folder is not None else None,
             id=known.get("id") or uuid4().hex[:8],
@@ -255,10 +229,7 @@ class _Wandb:
             config=dict(run.settings),
             settings=wandb.Settings(console="off", disable_code=True, silent=True),
         )
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {"id": self._run.id, "dir": self._place}
+        self.identity: Mapping[str, Any] = {"id": self._run.id, "dir": place}
 
     def on_round_end(self, server_round: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=server_round)
@@ -268,20 +239,9 @@ class _Wandb:
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-class _Kind(NamedTuple):
-    """A tracker: the modules that it needs, the extra that installs them, and how to open a run."""
-
-    modules: tuple[str, ...]
-    extra: str
-    open: Callable[[Tracked], Tracker]
-
-
-TRACKERS: Mapping[str, _Kind] = MappingProxyType(
-    {
-        "mlflow": _Kind(("mlflow",), "mlflow", _MLflow),
-        "tensorboard": _Kind(("torch", "tensorboard"), "tensorboard", TensorBoardLog.of),
-        "wandb": _Kind(("wandb",), "wandb", _Wandb),
-    }
+# How to open a run in each, by the name of its package and of the extra that installs it.
+TRACKERS: Mapping[str, Callable[[Tracked], Tracker]] = MappingProxyType(
+    {"mlflow": _MLflow, "tensorboard": TensorBoardLog.of, "wandb": _Wandb}
 )
 
 
@@ -294,19 +254,11 @@ def check_trackers(names: Sequence[str], key: str = "--track") -> tuple[str, ...
                 f"{key} must be one of {', '.join(TRACKERS)}, got {quoted(name)}"
                 f"{f' ({meant})' if meant else ''}"
             )
-        kind = TRACKERS[name]
-        if missing := [module for module in kind.modules if not _is_installed(module)]:
-            raise ValueError(
-                f"{key} {name}: {missing[0]} is not installed; pip install 'hedgerow[{kind.extra}]'"
-            )
+        with suppress(ValueError):  # A loaded module without __spec__.
+            if importlib.util.find_spec(name) is not None:
+                continue
+        raise ValueError(f"{key} {name}: {name} is not installed; pip install 'hedgerow[{name}]'")
     return tuple(dict.fromkeys(names))
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # A loaded module without __spec__.
-        return False
 
 
 # Not a setting: the suite's apps record themselves and read this.
@@ -349,17 +301,17 @@ class Tracking:
         self._in_a_row: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        names = _names.get()
-        if not names:
+        if not (names := _names.get()):
             return self
-        known = self._known()
-        self._identities = dict(known)
+        if self._folder is not None:
+            with suppress(ValueError):
+                known = read_json(self._folder / FILE)
+                self._identities = {n: said for n, said in known.items() if isinstance(said, dict)}
         app, settings = str(self._config.get("app", "run")), _settings(self._config)
         for name in names:
-            identity = known.get(name) if self._done >= 0 else None
-            run = Tracked(app, settings, self._folder, identity, self._done)
+            identity = self._identities.get(name) if self._done >= 0 else None
             with self._guarded(name):
-                self._open[name] = TRACKERS[name].open(run)
+                self._open[name] = TRACKERS[name](Tracked(app, settings, self._folder, identity, self._done))
                 self._identities[name] = dict(self._open[name].identity)
         self._write()
         return self
@@ -377,10 +329,9 @@ class Tracking:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         stopped = "failed" if kind is not None and issubclass(kind, Exception) else "interrupted"
-        status = "completed" if kind is None else stopped
         for name, tracker in self._open.items():
             with self._guarded(name):
-                tracker.end(status)
+                tracker.end("completed" if kind is None else stopped)
         if self.failures:
             lost = ", ".join(f"{name}: {count}" for name, count in self.failures.items())
             log(INFO, "Failed calls to trackers: %s", lost)
@@ -396,15 +347,6 @@ class Tracking:
             if self.failures[name] == 1:
                 reason = shown(f"{type(error).__name__}: {error}", 300)
                 log(WARNING, "%s failed to log part of the run (%s). The run continues.", name, reason)
-
-    def _known(self) -> dict[str, dict[str, Any]]:
-        if self._folder is None:
-            return {}
-        try:
-            known = read_json(self._folder / FILE)
-        except ValueError:
-            return {}
-        return {str(name): identity for name, identity in known.items() if isinstance(identity, dict)}
 
     def _write(self) -> None:
         if self._folder is None:

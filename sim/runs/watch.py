@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.sim.engine.generators import Generators
-from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.engine.nodes import pack_records, unpack_records
 from hedgerow.sim.runs.carried import Carried
 from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.sim.runs.metered_grid import Meter, MeteredGrid

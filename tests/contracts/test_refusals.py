@@ -620,8 +620,6 @@ case("clients:Party",
 case("sim.deploy.certificates:check_sizes", {"nodes": 1, "days": 1}, nodes=integer(0, 10_000),
     days=integer(1, 3650), edges=integer(1, 1000))
 case("sim.runs.live:LiveProgress", {"num_rounds": 1, "quiet": True}, num_rounds=COUNT)
-reads("sim.engine.ray_cluster:check_address", "ray", ["127.0.0.1:1"],
-    ["", "ray://head:10001", "head", "head:0", "head:65536", "local", "a b:1"], parameter="address")
 case("sim.engine.workers:check_workers", {"workers": 1, "real_time": False}, workers=integer(0, 1024))
 case("sim:InProcessGrid", {"client_app": made("clients:BatchClientApp", {}), "num_nodes": 1},
     num_nodes=COUNT | Range((np.int64(2),), ()), max_in_flight=COUNT | NONE)
@@ -694,7 +692,6 @@ BAD_TEXTS: Mapping[str, tuple[Any, ...]] = {
     "aggregation": ("krum(-1)", "mode"),
     "device-aggregation": ("clipped(0)",),
     "stop-after": ("sim-seconds=-1", "rounds=3", "bits=nan", "bits="),
-    "ray": ("ray://head:10001", "head"),
     "registry": ("nowhere.toml",),
     "classes": ("1", "a,a", "a,,b", "0", str(2**20 + 1)),
     "standardise": ("", "both", "1", "0,0", "nan,1", "0,inf", "1,2,3", "0,-1"),
@@ -1006,7 +1003,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "sim.engine.workers:check_workers": [
         ({"workers": 2, "real_time": True}, "workers must be 1 with real time.*, got 2"),
-        ({"workers": 0, "real_time": True, "ray": "auto"}, "ray must be '' with real time.*, got 'auto'"),
     ],
     "sim:InProcessGrid": [
         ({"num_nodes": 2, "node_configs": [{}]}, "node_configs must have one config for each of 2 nodes")

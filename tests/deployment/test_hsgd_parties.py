@@ -8,7 +8,7 @@ from tests.deployment.leftovers import left_running
 from tests.deployment.trials import APPS, Trial
 
 from hedgerow.sim import Deployment, read_rounds
-from hedgerow.sim.runs.split import read_split
+from hedgerow.sim.deploy.supernode import read_split
 from hedgerow.tasks import write_group_split
 
 pytestmark = pytest.mark.slow

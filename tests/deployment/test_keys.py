@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from hedgerow.sim import Deployment, StartError, SuperNode, make_credentials
-from hedgerow.sim.deploy.certificates import KeptCA
+from hedgerow.sim.deploy.certificates import KeptCA, add_nodes, renew_certificates, revoke_node
 from hedgerow.sim.deploy.flower_cli import environment, healthy
 from hedgerow.sim.deploy.health import answers
 from hedgerow.sim.deploy.launcher import CONNECTION
 from hedgerow.sim.deploy.processes import free_ports
-from hedgerow.sim.deploy.renewal import add_nodes, renew_certificates, revoke_node
 
 pytestmark = pytest.mark.slow
 

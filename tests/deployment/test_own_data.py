@@ -18,7 +18,7 @@ from tests.deployment.opened import opened, watching
 from tests.deployment.trials import APPS, Ended, different, ended
 
 from hedgerow.sim import Deployment, find_app, load_app, plan_run, run_app
-from hedgerow.sim.runs.split import Split, read_split
+from hedgerow.sim.deploy.supernode import Split, read_split
 from hedgerow.tasks import write_group_split, write_split
 
 pytestmark = pytest.mark.slow

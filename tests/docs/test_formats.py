@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from hedgerow.sim import InProcessGrid
 from hedgerow.sim.cli import app
 from hedgerow.sim.runs.checkpoint import FORMAT
-from hedgerow.sim.runs.collected import FORMAT as COLLECTED
 from hedgerow.sim.runs.folder import FORMAT as FOLDER
+from hedgerow.sim.runs.results import FORMAT as COLLECTED
 
 from .pages import DOCS, ROOT
 

@@ -29,11 +29,10 @@ def script(page: Path, folder: Path) -> str:
     return "\n".join(parts)
 
 
-# They start deployments, Ray, or a dozen runs.
+# They start deployments or a dozen runs.
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
-    pytest.importorskip("ray" if page.endswith("/ray.md") else "flwr")
     with subprocess.Popen(
         ["bash", "-c", script(DOCS / page, tmp_path)],
         cwd=tmp_path,

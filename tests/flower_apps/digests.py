@@ -67,15 +67,15 @@ def digests(run: str, *, brief: bool = False) -> dict[str, str]:
         torch.set_num_threads(before)
 
 
-def digest(run: str, threads: int, together: bool, workers: int = 1, ray: str | None = None) -> str:
-    """Return the digest of one run; on a Ray cluster where its address is given."""
+def digest(run: str, threads: int, together: bool, workers: int = 1) -> str:
+    """Return the digest of one run."""
     torch.set_num_threads(threads)
     folder = ROOT / "flower_apps" / run.split(maxsplit=1)[0]
     found = hashlib.sha256()
     batched = contextlib.nullcontext() if together else patch.object(BatchClientApp, "batch_handler", _none)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()), batched:
         asked = [RUNS[run], f"output-dir='{out}' quiet=true evaluate-every=4"]
-        plan = plan_run(find_app(folder), asked, workers=workers, ray=ray)
+        plan = plan_run(find_app(folder), asked, workers=workers)
         run_app(load_app(folder), plan)
         (made,) = Path(out).iterdir()
         if run.split(maxsplit=1)[0] != "ceps":  # Its models stay on the nodes.

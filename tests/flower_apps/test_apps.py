@@ -10,7 +10,7 @@ from tests.flower_apps.cases import CASES, SIMILARITY_FREE, AppCase, Run, losses
 from tests.flower_apps.test_settings import problems
 
 from hedgerow.sim import Setting, load, plan_run, plan_sweep, read_config, read_sweep
-from hedgerow.sim.runs.measured import where
+from hedgerow.sim.runs.compare import where
 from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 

@@ -40,7 +40,7 @@ for folder, module in apps:
 print("A ClientApp imports:", sorted({"networkx", "scipy"} & set(sys.modules)))
 
 from hedgerow.sim import load_app, plan_run, read_rounds, run_app
-from hedgerow.sim.runs.split import read_split
+from hedgerow.sim.deploy.supernode import read_split
 
 for folder, split, settings in runs:
     app, own = load_app(folder), read_split(split)

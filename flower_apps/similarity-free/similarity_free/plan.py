@@ -131,7 +131,7 @@ def plan(
 
 def _parameters(run: Path) -> int | None:
     """Return the number of parameters of a run's final model; None if there is none."""
-    from hedgerow.sim.runs.model_files import NPZ, read_model
+    from hedgerow.sim.runs.checkpoint import NPZ, read_model
 
     if not (run / NPZ).is_file():
         return None

@@ -10,7 +10,7 @@ from tests.sim.cli.command_line import APPS, OWN_SET, SD_FEEL, hedgerow
 
 from hedgerow.sim import AppSpec, StartError, read_rounds
 from hedgerow.sim.deploy import edges, local
-from hedgerow.sim.runs.split import read_split, readable_by_others
+from hedgerow.sim.deploy.supernode import read_split, readable_by_others
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from tests.sim.cli.command_line import APPS, cells, hedgerow
 
 from hedgerow.sim import find_app, plan_run
-from hedgerow.sim.runs.model_files import save_arrays
+from hedgerow.sim.runs.checkpoint import save_arrays
 
 # HSGD: intervals.
 

@@ -36,7 +36,6 @@ REFUSED = [
     ("run app --engine flower --real-time", "--real-time must be used with --engine inprocess"),
     ("run app --engine flower -c fault-dropout=0.1", "fault-* must be used with `hedgerow run"),
     ("run app --nodes 2 --node-config '2: a=1'", "partitions must be from 0 to 1"),
-    ("run app --ray ray://head:10001", "ray must be the address of a Ray cluster"),
     ("run app --track mlfow", "got 'mlfow' (did you mean 'mlflow'?)"),
     ("RUN --resume begun", "config.json is damaged: it has no 'run'"),
     ("run app --resume begun", "does not record the number of nodes"),

@@ -27,14 +27,6 @@ def test_an_app_that_fails_exits_with_1(make_app: MakeApp) -> None:
     assert "the app tiny-app raised this, not Hedgerow" in shown.stderr
 
 
-def test_a_cluster_that_is_not_there_is_one_error(tmp_path: Path) -> None:
-    shown = hedgerow("run", APPS / "sd-feel", "--ray", "127.0.0.1:1", "--output-dir", tmp_path / "runs")
-    assert shown.exit_code == 1
-    assert shown.output.strip().startswith("Run failed: ray: nothing answers at 127.0.0.1:1 (")
-    assert len(shown.output.strip().splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_run_that_diverges_exits_with_1_and_one_error(tmp_path: Path) -> None:
     small = "num-clients=2 num-servers=1 iterations=2 tau1=1 tau2=1 topology=complete model=logistic"
     wild = "learning-rate=1e20 max-update-norm-ratio=0 max-loss-ratio=1000"

@@ -8,8 +8,7 @@ import pytest
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
 
 from hedgerow.sim.runs import sweep as sweep_module
-from hedgerow.sim.runs.sweep import Outcome
-from hedgerow.sim.runs.sweep_plan import Job
+from hedgerow.sim.runs.sweep import Job, Outcome
 
 
 @pytest.fixture

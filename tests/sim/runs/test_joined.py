@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hedgerow.sim import load
+from hedgerow.sim.runs.checkpoint import keep_model
 from hedgerow.sim.runs.joined import OrchestratorFolder
-from hedgerow.sim.runs.model_files import keep_model
-from hedgerow.sim.runs.together import evaluate_together
+from hedgerow.sim.runs.trained import evaluate_together
 from hedgerow.tasks import build_model
 
 APPS = Path(__file__).parents[3] / "flower_apps"
@@ -26,10 +26,10 @@ def record(number: int, loss: float, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def folder(place: Path, who: int | str, rounds: list[dict[str, Any]], **settings: Any) -> Path:
-    """Write what edge server ``who`` wrote, or the monitor."""
+def folder(place: Path, who: int, rounds: list[dict[str, Any]], **settings: Any) -> Path:
+    """Write what edge server ``who`` wrote."""
     place.mkdir(parents=True)
-    mine = {"edge-servers": "monitor"} if who == "monitor" else {"edge-servers": "direct", "edge": who}
+    mine = {"edge-servers": "direct", "edge": who}
     said = {"seed": 1, "tau1": 5, "peers": "a:1,b:2", "output-dir": str(place), **mine, **settings}
     (place / "config.json").write_text(json.dumps({"app": "sd_feel", "run": said}))
     (place / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rounds))
@@ -37,22 +37,17 @@ def folder(place: Path, who: int | str, rounds: list[dict[str, Any]], **settings
     return place
 
 
-def test_servers_and_their_monitor_are_one_run_with_u_and_what_the_servers_measured(tmp_path: Path) -> None:
+def test_servers_are_one_run_with_what_they_measured(tmp_path: Path) -> None:
     slow = {"train": {"gossip-seconds": 3.0, "lost-links-no-answer": 1, "servers": [0, 1]}}
     quick = {"train": {"gossip-seconds": 1.0, "lost-links-no-answer": 2}}
     folder(tmp_path / "edge0" / "run", 0, [record(0, 0.9), record(2, 0.5, **slow)])
     folder(tmp_path / "edge1" / "run", 1, [record(0, 0.9), record(2, 0.3, **quick)])
-    seen = record(2, 0.35, bits=32, train={"consensus-error": 0.1})
-    folder(tmp_path / "monitor" / "run", "monitor", [record(0, 0.9), seen])
-    found = load([tmp_path])
-    (run,) = found.runs
-    assert [(point.x, point.y) for point in run.series("rounds", "loss")] == [(0.0, 0.9), (2.0, 0.35)]
-    assert [point.y for point in run.series("bits", "consensus-error")] == [0.1]
+    (run,) = load([tmp_path]).runs
     assert [point.y for point in run.series("rounds", "gossip-seconds")] == [3.0]
     assert [point.y for point in run.series("rounds", "lost-links-no-answer")] == [3.0]
-    assert (found.ys, found.warnings, run.seed, run.finished) == (("loss",), [], 1, True)
+    assert (run.seed, run.finished) == (1, True)
     # The same, named one by one.
-    named = load([tmp_path / "edge1" / "run", tmp_path / "monitor" / "run", tmp_path / "edge0" / "run"])
+    named = load([tmp_path / "edge1" / "run", tmp_path / "edge0" / "run"])
     assert [one.rounds for one in named.runs] == [run.rounds]
 
 
@@ -67,7 +62,7 @@ def test_what_was_measured_of_all_together_stands_in_the_place_of_their_own(tmp_
     assert run.costs("bits") == [0.0, 16.0, 32.0]
 
 
-def test_without_a_monitor_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Path) -> None:
+def test_without_an_evaluation_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Path) -> None:
     folder(tmp_path / "edge0", 0, [record(0, 0.9), record(1, 0.8), record(2, 0.5)])
     # One that was away in round 1.
     folder(tmp_path / "edge1", 1, [record(0, 0.9), record(2, 0.3, sim_seconds=4.0)])

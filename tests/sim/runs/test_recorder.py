@@ -1,7 +1,9 @@
 """A run's folder tells what determined the run and what came of it, even if it was killed."""
 
 import json
+import os
 import signal
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hedgerow.sim import CheckpointError, RunRecorder, load, load_checkpoint, read_rounds
+from hedgerow.sim.runs import recorder as module
 from hedgerow.sim.runs.durable import Lines, write_file
 from hedgerow.sim.runs.folder import new_run_folder
-from hedgerow.sim.runs.recorder import RunFolderError
+from hedgerow.sim.runs.recorder import RunFolderError, environment
 
 
 @dataclass
@@ -237,3 +241,55 @@ def test_a_link_in_a_runs_folder_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").symlink_to(victim)
     with pytest.raises(OSError, match=r"rounds\.jsonl"):
         Lines(tmp_path / "rounds.jsonl")
+
+
+def test_what_decides_on_bits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    found = environment()
+    assert found["torch"]["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert found["torch"]["version"] == torch.__version__
+    assert {type(found["torch"][name]) for name in ("mkl", "onednn")} == {bool}
+    assert found["threads"] == {
+        "torch": torch.get_num_threads(),
+        "OMP_NUM_THREADS": "3",
+        "MKL_NUM_THREADS": None,
+    }
+
+
+def test_the_processors_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Made-up CPU @ 3 GHz\nmodel name\t: Made-up CPU @ 3 GHz\n")
+    monkeypatch.setattr(module, "_CPUINFO", info)
+    assert environment()["cpu"] == "Made-up CPU @ 3 GHz"
+    info.unlink()
+    assert environment()["cpu"] != "Made-up CPU @ 3 GHz"
+
+
+def test_without_git_the_environment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    found = environment(app=tmp_path)
+    assert (found["git"], found["app-git"]) == (None, None)
+
+
+def test_the_repository_of_the_app_is_told_from_the_suites(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.strip()
+
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    app = tmp_path / "apps" / "mine"
+    app.mkdir(parents=True)
+    git("init")
+    (app / "app.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    commit = git("rev-parse", "HEAD")
+    assert environment(app=app)["app-git"] == {"commit": commit, "modified": False}
+    (app / "app.py").write_text("2")
+    found = environment(app=app)
+    assert found["app-git"] == {"commit": commit, "modified": True}
+    assert found["git"] != found["app-git"]

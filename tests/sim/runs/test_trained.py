@@ -14,7 +14,7 @@ from tests.flower_apps.cases import CASES, CEPS, FEDMUD, SD_FEEL, SIMILARITY_FRE
 from tests.sim.cli.command_line import hedgerow
 
 from hedgerow.sim import load, load_model, plan_run, read_model, read_rounds, run_app
-from hedgerow.sim.runs.measured import where
+from hedgerow.sim.runs.compare import where
 
 
 def trained(

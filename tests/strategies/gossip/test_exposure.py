@@ -20,7 +20,7 @@ import hedgerow.clients.gossip.node
 from hedgerow.clients import ceps_client, noised, privacy_of
 from hedgerow.clients.releases import Releases
 from hedgerow.sim import flower_identity
-from hedgerow.sim.engine.node_state import RemoteState
+from hedgerow.sim.engine.nodes import RemoteState
 from hedgerow.strategies import CEPS, DPSGD, Gossip, Monitor, Privacy, RoundEnd
 from hedgerow.strategies.gossip.exposure import Requested
 from hedgerow.strategies.gossip.state import Appointment

@@ -22,7 +22,7 @@ import hedgerow.clients.links
 import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client
 from hedgerow.sim import FaultModel, flower_identity
-from hedgerow.sim.engine.node_state import RemoteState
+from hedgerow.sim.engine.nodes import RemoteState
 from hedgerow.strategies import CEPS, DCDPSGD, DPSGD, NODE_TO_NODE, SGP, Gossip, Monitor, OneBitCode, RoundEnd
 from hedgerow.strategies.gossip import SET_UP
 from hedgerow.wire import (
