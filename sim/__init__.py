@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hedgerow.sim.cli.checked import CheckedNodes, CheckedRounds, Verdict
+    from hedgerow.sim.cli.checked import CheckedNodes, CheckedRounds
     from hedgerow.sim.deploy.certificates import EdgeCredentials, make_credentials, make_edge_credentials
     from hedgerow.sim.deploy.edges import EdgeDeployment
     from hedgerow.sim.deploy.launcher import Deployment
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.folder import read_config, read_rounds
-    from hedgerow.sim.runs.hooks import Hooks
+    from hedgerow.sim.runs.hooks import Hooks, Verdict
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.recorder import RunRecorder
@@ -92,7 +92,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cli.checked": ("CheckedNodes", "CheckedRounds", "Verdict"),
+    "cli.checked": ("CheckedNodes", "CheckedRounds"),
     "deploy.certificates": ("EdgeCredentials", "make_credentials", "make_edge_credentials"),
     "deploy.edges": ("EdgeDeployment",),
     "deploy.launcher": ("Deployment",),
@@ -112,7 +112,7 @@ _MODULES = {
     ),
     "runs.diagram": ("DrawnNetwork",),
     "runs.folder": ("read_config", "read_rounds"),
-    "runs.hooks": ("Hooks",),
+    "runs.hooks": ("Hooks", "Verdict"),
     "runs.launch": ("run_app",),
     "runs.plan": ("plan_run",),
     "runs.recorder": ("RunRecorder",),

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -187,6 +188,30 @@ def test_no_file_of_sim_names_a_method() -> None:
     told = [f"{file}: {found[0]}" for file in files for found in name.finditer(file.read_text())]
     told += [str(file) for file in files if name.search(file.name)]
     assert not told, "\n".join(told)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions, and those for type checkers alone, count too."""
+    files = {
+        f"hedgerow.{file.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}": file
+        for room in ("strategies", "clients", "wire", "tasks", "sim")
+        for file in (ROOT / room).rglob("*.py")
+        if file.name != "__init__.py"
+    }
+    graph = {
+        module: {
+            one
+            for package, name in imports(file.read_text())
+            for one in (package, f"{package}.{name}")
+            if one in files and one != module
+        }
+        for module, file in files.items()
+    }
+    assert sum(map(len, graph.values())) > 1000
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_a_class_name_has_one_meaning() -> None:

@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
-from hedgerow.sim.cli.checked import NODES, CheckedNodes, Verdict, errors_in, one_line
+from hedgerow.sim.cli.checked import NODES, CheckedNodes, errors_in, one_line
 from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options
+from hedgerow.sim.runs.hooks import Verdict
 
 
 def check(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hedgerow.sim.runs.hooks import Verdict
+
 if TYPE_CHECKING:
     import numpy as np
     from flwr.app import ArrayRecord, Message
@@ -23,28 +25,6 @@ NODES = 2
 _WIDTH = 160
 
 Models = dict[int, list["NDArray[np.generic]"]]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a ClientApp works with a strategy.
-
-    Parameters
-    ----------
-    strategy : str
-        The strategy's name.
-    serves : {"yes", "partly", "no", "unknown"}
-        The result.
-    lacks : str (default: "")
-        What is missing.
-    mend : str (default: "")
-        The line of code that adds it.
-    """
-
-    strategy: str
-    serves: str
-    lacks: str = ""
-    mend: str = ""
 
 
 @dataclass

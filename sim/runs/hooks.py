@@ -25,11 +25,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hedgerow.sim.cli.checked import CheckedNodes, Verdict
     from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.results import RecordedRun
 
 _LIBRARY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a ClientApp works with a strategy.
+
+    Parameters
+    ----------
+    strategy : str
+        The strategy's name.
+    serves : {"yes", "partly", "no", "unknown"}
+        The result.
+    lacks : str (default: "")
+        What is missing.
+    mend : str (default: "")
+        The line of code that adds it.
+    """
+
+    strategy: str
+    serves: str
+    lacks: str = ""
+    mend: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,8 @@ class Hooks:
         yields rich tables and lines, and raises ValueError on bad input. Numbers are checked before to be
         finite and of ordinary size.
     check : callable or None
-        For ``hedgerow check``: sends an app's nodes the messages of the method's server and returns verdicts.
+        For ``hedgerow check``: sends the nodes of an app, a ``CheckedNodes``, the messages of the method's
+        server, and returns verdicts.
     network : callable or None
         For ``hedgerow report``: returns the graph of a recorded run, or None if unknown.
     node_keys : callable (default: none)
@@ -51,7 +73,8 @@ class Hooks:
     """
 
     plan: Callable[..., Iterable[Any]] | None = None
-    check: Callable[[CheckedNodes], Iterable[Verdict]] | None = None
+    # Of a ``CheckedNodes``, which knows apps and so their hooks.
+    check: Callable[[Any], Iterable[Verdict]] | None = None
     network: Callable[[RecordedRun], DrawnNetwork | None] | None = None
     node_keys: Callable[[], Collection[str]] = tuple
 
