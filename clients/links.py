@@ -24,6 +24,8 @@ _KEY, _PINS = "sealing-key", "neighbour-keys"  # in the node config
 _SESSION, _RUN = "link-session", "link-run"  # in SECRET_RECORD
 # In LINKS_RECORD: all links as one value, because engines copy a state value by value with every message.
 _WRITTEN = "links"
+# Known peers, other secrets, and neighbours, if they are fixed.
+_Kept = tuple[dict[str, bytes], dict[str, bytes], frozenset[str] | None]
 
 
 def check_sealed(call: Call, sealed: bool) -> None:
@@ -32,17 +34,18 @@ def check_sealed(call: Call, sealed: bool) -> None:
         raise Refusal(WEAK, "sealed")
 
 
-def own_key(context: Context, seed: int = 0) -> SealingKey:
+def own_key(context: Context, seed: int | None = None) -> SealingKey:
     """Return the node's long-lived key: the node config's ``sealing-key``, else a generated one.
 
-    A device generates its key at its first start, in FLWR_HOME; a simulated node derives it from a seed.
+    A device generates its key at its first start, in FLWR_HOME; a simulated node derives it from the run's
+    ``seed``, which is None for a device.
     ValueError if the named key cannot be read, see ``SealingKey.at``.
     """
     config = context.node_config
     if named := config.get(_KEY):
         return SealingKey.at(_path(_KEY, named))
     name = str(config.get("name") or f"partition-{config.get('partition-id')}")
-    if is_simulated():
+    if seed is not None:
         return SealingKey.simulated("key", seed, name)
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
     # Hashed, because a name may hold characters that a file name cannot.
@@ -70,18 +73,20 @@ class NodeLinks(Links):
     def __init__(self, call: Call, seed: int, *, begin: bool = False, run: str = "") -> None:
         context, name = call.context, str(call.partition_id)
         self._simulated = is_simulated()
+        key = own_key(context, seed if self._simulated else None)
         if self._simulated:
             session = SealingKey.simulated("session", seed, name)
         else:
             session = _session(context, begin=begin)
         named, self._run_id = context.node_config.get(_PINS), str(context.run_id)
         pins = read_pins(_path(_PINS, named)) if named else None
-        kept = config_in(context.state, LINKS_RECORD)
-        written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._run_id else None
-        found = _read(written) if isinstance(written, bytes) else ({}, {}, None)
+        kept = context.state.get(LINKS_RECORD)
+        found: _Kept = {}, {}, None
+        if isinstance(kept, ConfigRecord) and kept.get(RUN_KEY) == self._run_id:
+            written = kept.get(_WRITTEN)
+            found = _read(written) if isinstance(written, bytes) else found
         known, secrets, neighbours = found
-        identity = _identity(own_key(context, seed), session)
-        super().__init__(identity, run or self._run_id, name, pins, known, neighbours)
+        super().__init__(_identity(key, session), run or self._run_id, name, pins, known, neighbours)
         # Other secrets exchanged on the links, by name.
         self.secrets: dict[str, bytes] = dict(secrets)
         self._before = found
@@ -115,7 +120,7 @@ def _identity(key: SealingKey, session: SealingKey) -> NodeIdentity:
 
 
 @lru_cache(maxsize=2**12)
-def _read(written: bytes) -> tuple[dict[str, bytes], dict[str, bytes], frozenset[str] | None]:
+def _read(written: bytes) -> _Kept:
     known, secrets, *graph = json.loads(written)
     known, secrets = ({name: bytes.fromhex(one) for name, one in part.items()} for part in (known, secrets))
     return known, secrets, frozenset(graph[0]) if graph else None

@@ -357,9 +357,10 @@ class Together:
         """Whether one of them is of the category ``train`` and not ``beside``."""
         return any(exchange.trains for exchange in self.exchanges)
 
-    def of(self, node: int) -> Exchange:
-        """Return the exchange that a node takes part in."""
-        return next(exchange for exchange in self.exchanges if node in exchange.asked)
+    @cached_property
+    def of(self) -> Mapping[int, Exchange]:
+        """The exchange that each node takes part in, by partition id."""
+        return {node: exchange for exchange in self.exchanges for node in exchange.asked}
 
 
 def together(*steps: Steps[Any]) -> Steps[tuple[Any, ...]]:

@@ -129,7 +129,7 @@ class Messenger:
         self.context.whole.errors |= report.errors
         of = {id(exchange): list[Reply]() for exchange in step.exchanges}
         for reply in replies:
-            of[id(step.of(reply.node.partition_id))].append(reply)
+            of[id(step.of[reply.node.partition_id])].append(reply)
         return tuple(self.columns(exchange, of[id(exchange)]) for exchange in step.exchanges)
 
     def to_send(self, step: Exchange | Together) -> Sending:
@@ -158,10 +158,9 @@ class Messenger:
         """Book the instructions of an exchange."""
         ledger, members = self._federation.ledger, [node.partition_id for node in sending.nodes]
         if isinstance(step, Together):
-            of = {i: one for one in step.exchanges for i in one.asked}
             for at, (_, size) in zip(members, sending.sizes, strict=True):
-                if of[at].booked:
-                    ledger.book(self.context.round, HUB_TO_NODE, 0, at, of[at].asked[at].bits or 0, size)
+                if (exchange := step.of[at]).booked:
+                    ledger.book(self.context.round, HUB_TO_NODE, 0, at, exchange.asked[at].bits or 0, size)
         elif members and (step.links[0] or step.booked):
             asks, sizes = [step.asked[at] for at in members], sending.sizes
             model = Models().bits(step.layout(self._federation))
@@ -200,7 +199,7 @@ class Messenger:
         if isinstance(step, Exchange):
             return Reader(self.context, step)
         readers = {id(exchange): Reader(self.context, exchange) for exchange in step.exchanges}
-        return lambda node, content: readers[id(step.of(node.partition_id))](node, content)
+        return lambda node, content: readers[id(step.of[node.partition_id])](node, content)
 
     def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
         """Yield the valid replies of an exchange, booked."""

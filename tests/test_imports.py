@@ -24,7 +24,7 @@ ELSEWHERE = {
     "hedgerow.wire.failures": {"contracts/test_charges", "contracts/test_disclosed"},
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
-    "hedgerow.strategies.hsgd.parties": {"flower_apps/test_hsgd"},
+    "hedgerow.strategies.hsgd.exchange": {"flower_apps/test_hsgd"},
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
     "hedgerow.wire.edge_servers": {"strategies/sd_feel/test_lying_edges"},
     "hedgerow.wire.links.peers": {"strategies/sd_feel/test_direct"},

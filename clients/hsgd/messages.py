@@ -11,7 +11,6 @@ with a key inside each share. Opened data are checked here, because the server c
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -30,7 +29,7 @@ from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.clients.mods.guard import check_privacy, check_release
 from hedgerow.wire.calls import Call
 from hedgerow.wire.parties import INTRODUCTIONS, MALFORMED, REFUSED
-from hedgerow.wire.records import PayloadError, config_in, finite_views, records_of, to_record, view
+from hedgerow.wire.records import PayloadError, config_in, finite_views, to_record, view
 from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
 
@@ -41,12 +40,13 @@ _STATE, _STATE_AT = "hsgd", "hsgd-at"  # Records in context.state.
 # The memory before the last steps, which are undone if the server did not receive the reply.
 _BEFORE, _BEFORE_AT = "hsgd-before", "hsgd-before-at"
 _START = "start-"  # Prefix of a block's name there.
+_SEALED = "sealed"  # In a config, and the record of a sealed reply.
 
 
 def config_of(call: Call) -> ConfigRecord:
     """Return the message's ConfigRecord ``config``."""
-    config = records_of(call.content, ConfigRecord).get(_CONFIG)
-    if config is None:
+    config = call.content.get(_CONFIG)
+    if not isinstance(config, ConfigRecord):
         raise ValueError(
             f"the message must have a ConfigRecord 'config', got the records {sorted(call.content)}"
         )
@@ -61,8 +61,10 @@ class Release:
     noise_multiplier: float = 0.0  # Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
 
     @classmethod
-    def of(cls, config: ConfigRecord) -> "Release":
-        """Read ``clip`` and ``noise-multiplier``."""
+    def of(cls, config: ConfigRecord) -> "Release | None":
+        """Read ``clip`` and ``noise-multiplier``; None without them."""
+        if "clip" not in config and "noise-multiplier" not in config:
+            return None
         clip = positive(config, "clip") if "clip" in config else None
         multiplier = nonnegative(config, "noise-multiplier") if "noise-multiplier" in config else 0.0
         if multiplier and clip is None:
@@ -147,6 +149,26 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
 
 
 @dataclass(frozen=True)
+class Sealing:
+    """The config of a message on sealed links."""
+
+    seed: int  # The run's, from which a simulated node derives its keys.
+    peers: tuple[str, ...]  # Names: one for each person of the batch, or one for all.
+    compress: bool  # Whether rows are coded as top-k.
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "Sealing | None":
+        """Read the config; None if links are not sealed."""
+        if not flag(config, _SEALED, default=False):
+            return None
+        peers = config.get("peers")
+        seed, compress = whole(config, "seed", 0), flag(config, "compress", default=False)
+        if not isinstance(peers, list) or not peers or not all(isinstance(name, str) for name in peers):
+            raise ValueError(f"peers must be a list of nodes' names, got {peers!r} in the message's config")
+        return cls(seed, tuple(map(str, peers)), compress)
+
+
+@dataclass(frozen=True)
 class ExchangeRequest:
     """The config of ``train.exchange``; ``ids`` is None for a device, which has one person."""
 
@@ -154,11 +176,11 @@ class ExchangeRequest:
     ids: tuple[str, ...] | None
     pairs: bool
     compress: bool
-    release: Release
+    sealing: Sealing | None
+    release: Release | None
     keeps_start: bool = False  # Whether the node keeps the sent model, to clip the change from it.
-    since: int | None = (
-        None  # Iteration of the model to start from if the group missed intervals; None for t.
-    )
+    # Iteration of the model to start from if the group missed intervals; None for t.
+    since: int | None = None
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ExchangeRequest":
@@ -167,11 +189,12 @@ class ExchangeRequest:
         compress = flag(config, "compress", default=False)
         if compress and grouping == "pairs":
             raise ValueError("compress must be false with grouping 'pairs' in the message's config")
-        keeps_start = ProtectedUpload.of(config) is not None
         t, since = whole(config, "t", 0), whole(config, "since", 0) if "since" in config else None
         if since is not None and since >= t:
             raise ValueError(f"since must be below t = {t}, got {since} in the message's config")
-        return cls(t, _ids(config), grouping == "pairs", compress, Release.of(config), keeps_start, since)
+        keeps_start, sealing = ProtectedUpload.of(config) is not None, Sealing.of(config)
+        ids, release = _ids(config), Release.of(config)
+        return cls(t, ids, grouping == "pairs", compress, sealing, release, keeps_start, since)
 
 
 @dataclass(frozen=True)
@@ -183,6 +206,8 @@ class UpdateRequest:
     rates: tuple[float, ...]
     mu: float
     upload: bool
+    own_heads: bool  # Whether each row of encodings comes with its pair's head.
+    sealing: Sealing | None
     protected: ProtectedUpload | None = None
 
     @classmethod
@@ -191,10 +216,11 @@ class UpdateRequest:
         t, steps = whole(config, "t", 0), local_steps(config, "steps")
         eta0 = nonnegative(config, "eta0")
         period = whole(config, "eta-period", 0) if "eta-period" in config else 0
-        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
         mu = nonnegative(config, "mu") if "mu" in config else 0.0
-        upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
-        return cls(t, _ids(config), rates, mu, upload, protected)
+        upload, own_heads = flag(config, "upload", default=False), flag(config, "pairs", default=False)
+        sealing, protected = Sealing.of(config), ProtectedUpload.of(config)
+        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
+        return cls(t, _ids(config), rates, mu, upload, own_heads, sealing, protected)
 
 
 def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
@@ -210,13 +236,17 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
     return tuple(map(str, ids))
 
 
+def _payload(call: Call) -> ConfigRecord:
+    payload = call.content.get(_PAYLOAD)
+    return payload if isinstance(payload, ConfigRecord) else ConfigRecord()
+
+
 def received(call: Call, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> dict[str, Vector]:
     """Return arrays of the message in the model's dtype; PayloadError if one is missing or invalid.
 
     They are in the record ``arrays``, or in ``payload`` with top-k rows along the last axis of their shape.
     """
-    payload = config_in(call.content, _PAYLOAD)
-    arrays = records_of(call.content, ArrayRecord).get(_ARRAYS, ArrayRecord())
+    payload, arrays = _payload(call), call.content.get(_ARRAYS)
     found: dict[str, Vector] = {}
     for key, shape in shapes.items():
         if key in payload:
@@ -224,7 +254,7 @@ def received(call: Call, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> d
             rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
             found[key] = rows.reshape(shape).astype(dtype, copy=False)
             continue
-        if key not in arrays:
+        if not isinstance(arrays, ArrayRecord) or key not in arrays:
             raise PayloadError("missing key", f"{key!r}, as an array or as top-k rows")
         values = view(arrays[key])
         if values.shape != shape:
@@ -266,9 +296,10 @@ class PartyMemory:
     @classmethod
     def at(cls, context: Context, t: int) -> "PartyMemory":
         """Return the memory of iteration t; ValueError if there is none, or it is not finite."""
-        about, kept = config_in(context.state, _STATE_AT), records_of(context.state, ArrayRecord).get(_STATE)
-        if kept is None or about.get("t") != t:
-            there = f"that of iteration {about['t']!r}" if "t" in about else "none"
+        about, kept = context.state.get(_STATE_AT), context.state.get(_STATE)
+        made = about.get("t") if isinstance(about, ConfigRecord) else None
+        if not isinstance(about, ConfigRecord) or not isinstance(kept, ArrayRecord) or made != t:
+            there = "none" if made is None else f"that of iteration {made!r}"
             raise ValueError(
                 f"t is {t} in the message's config, so the message must have a model: the node holds {there}"
             )
@@ -281,8 +312,8 @@ class PartyMemory:
         ValueError if there is none, or it is not finite.
         """
         for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT)):
-            about, kept = config_in(context.state, at), records_of(context.state, ArrayRecord).get(where)
-            if kept is not None and about.get("made-at", about.get("t")) == since:
+            about, kept = config_in(context.state, at), context.state.get(where)
+            if isinstance(kept, ArrayRecord) and about.get("made-at", about.get("t")) == since:
                 return cls._read(about, kept)
         raise ValueError(
             f"since is {since} in the message's config, so the message must have a model: the node holds "
@@ -339,9 +370,6 @@ class PartyMemory:
         return {key: np.repeat(array[None], len(ids), axis=0) for key, array in self.arrays.items()}
 
 
-_SEALED = "sealed"
-
-
 class NotOpenedError(Exception):
     """No share could be opened; ``reply`` is the node's reply."""
 
@@ -355,18 +383,12 @@ def introduction_of(call: Call, config: ConfigRecord) -> dict[str, Any]:
 
     Raises Refusal if the run is not sealed and the node's owner requires it.
     """
-    if not is_sealed(call, config):
+    check_sealed(call, flag(config, _SEALED, default=False))
+    if not config.get(_SEALED):
         return {}
     links = NodeLinks(call, whole(config, "seed", 0), begin=True)
     links.keep(call.context)
     return {"name": links.own, "introduction": links.identity.introduction, "pinned": links.pinned}
-
-
-def is_sealed(call: Call, config: ConfigRecord) -> bool:
-    """Return whether a run's links are sealed; Refusal as in ``introduction_of``."""
-    sealed = flag(config, _SEALED, default=False)
-    check_sealed(call, sealed)
-    return sealed
 
 
 @dataclass
@@ -375,53 +397,53 @@ class Channel:
 
     call: Call
     links: NodeLinks
-    peers: tuple[str, ...]  # One for each person of the batch, or one for all.
+    sealing: Sealing
     t: int  # The iteration.
-    compress: bool  # Whether rows are coded as top-k.
     # Refused peers, by reason.
-    refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    refused: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: Call, config: ConfigRecord, t: int) -> "Channel | None":
+    def of(cls, call: Call, sealing: Sealing | None, t: int) -> "Channel | None":
         """Take the introductions of a message of iteration t and return its channel; None if not sealed.
 
-        Raises ValueError if the node has no key of the run or the config names no peers, and Refusal as in
-        ``introduction_of``.
+        Raises ValueError if the node has no key of the run, and Refusal as in ``introduction_of``.
         """
-        if not is_sealed(call, config):
+        if sealing is None:
+            check_sealed(call, False)
             return None
-        peers = config.get("peers")
-        if not isinstance(peers, list) or not peers or not all(isinstance(one, str) for one in peers):
-            raise ValueError(f"peers must be a list of nodes' names, got {peers!r} in the message's config")
-        links = NodeLinks(call, whole(config, "seed", 0))
-        names = tuple(map(str, peers))
-        channel = cls(call, links, names, t, flag(config, "compress", default=False))
-        new: Mapping[str, Any] = config_in(call.content, INTRODUCTIONS)
+        channel = cls(call, NodeLinks(call, sealing.seed), sealing, t)
+        if INTRODUCTIONS in call.content:
+            channel._meet(config_in(call.content, INTRODUCTIONS))
+        return channel
+
+    def _meet(self, new: Mapping[str, Any]) -> None:
+        """Take peers' introductions, by name."""
         if new:
-            links.name_neighbours(new)
-        for name in dict.fromkeys(names):
+            self.links.name_neighbours(new)
+        for name in dict.fromkeys(self.sealing.peers):
             if new.get(name):
                 try:
-                    links.meet(name, new[name] if isinstance(new[name], bytes) else b"")
+                    self.links.meet(name, new[name] if isinstance(new[name], bytes) else b"")
                 except PayloadError as error:
-                    channel._refuse(name, error)
-        return channel
+                    self._refuse(name, error)
 
     def _refuse(self, peer: str, error: PayloadError) -> None:
         log(WARNING, "Node %s is refused, nothing is accepted from it or sent to it: %s", peer, error)
-        if peer not in self.refused[error.reason]:
-            self.refused[error.reason].append(peer)
+        names = self.refused.setdefault(error.reason, [])
+        if peer not in names:
+            names.append(peer)
 
     def _shares(self, count: int) -> list[tuple[str, list[int]]]:
         """Return each peer with its rows."""
-        if len(self.peers) == 1:
-            return [(self.peers[0], list(range(count)))]
-        if len(self.peers) != count:
+        peers = self.sealing.peers
+        if len(peers) == 1:
+            return [(peers[0], list(range(count)))]
+        if len(peers) != count:
             raise ValueError(
-                f"peers must have one name, or one for each of {count} people, got {len(self.peers)} in the "
+                f"peers must have one name, or one for each of {count} people, got {len(peers)} in the "
                 "message's config"
             )
-        return [(peer, [row]) for row, peer in enumerate(self.peers)]
+        return [(peer, [row]) for row, peer in enumerate(peers)]
 
     # Sending.
 
@@ -465,7 +487,7 @@ class Channel:
         return content
 
     def _coded(self, rows: Vector) -> bytes:
-        if self.compress:
+        if self.sealing.compress:
             return b"".join(encode_rows(rows))
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).tobytes()
 
@@ -478,8 +500,7 @@ class Channel:
         """
         there: list[int] = []
         parts: list[Vector] = []
-        payload: Any = self._payload(kind)
-        for (peer, own), share in zip(self._shares(len(ids)), payload, strict=False):
+        for (peer, own), share in zip(self._shares(len(ids)), self._shares_of(kind), strict=False):
             try:
                 contents = self._opened(peer, share, _purpose(kind, [ids[row] for row in own]))
                 parts.append(self._rows(contents, len(own), length, dtype))
@@ -497,16 +518,15 @@ class Channel:
 
         Raises NotOpenedError if they do not open.
         """
-        peer, count = self.peers[0], len(ids)
+        peer, count = self.sealing.peers[0], len(ids)
         try:
-            payload: Any = self._payload(kind)
-            contents = self._opened(peer, payload[0] if payload else b"", _purpose(kind, ids))
+            contents = self._opened(peer, next(iter(self._shares_of(kind)), b""), _purpose(kind, ids))
             if own_heads:
                 size = count * self._row_bytes(lengths[0], dtype)
                 head = self._rows(contents[:size], count, lengths[0], dtype)
                 return head, self._rows(contents[size:], count, lengths[1], dtype)
             rows = self._rows(contents[HEAD_KEY_BYTES:], count, lengths[1], dtype)
-            sealed = config_in(self.call.content, "payload").get("head")
+            sealed = _payload(self.call).get("head")
             sealed = sealed if isinstance(sealed, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
                 raise PayloadError(ALTERED, "the head is not the peer's")
@@ -516,22 +536,22 @@ class Channel:
             self._refuse(peer, error)
             raise NotOpenedError(self.kept(RecordDict())) from error
 
-    def _payload(self, kind: str) -> list[Any]:
-        payload = config_in(self.call.content, "payload").get(kind)
-        return payload if isinstance(payload, list) else []
+    def _shares_of(self, kind: str) -> list[Any]:
+        shares: Any = _payload(self.call).get(kind)
+        return shares if isinstance(shares, list) else []
 
     def _opened(self, peer: str, share: Any, purpose: str) -> bytes:
         return self.links.link(peer).open(share if isinstance(share, bytes) else b"", self.t, purpose)
 
     def _row_bytes(self, length: int, dtype: Any) -> int:
-        return row_bytes(length) if self.compress else length * np.dtype(dtype).itemsize
+        return row_bytes(length) if self.sealing.compress else length * np.dtype(dtype).itemsize
 
     def _rows(self, contents: bytes, count: int, length: int, dtype: Any) -> Vector:
         """Decode rows (count, length); PayloadError if a peer sealed anything else."""
         size = self._row_bytes(length, dtype)
         if len(contents) != count * size:
             raise PayloadError(MALFORMED, f"{len(contents)} bytes, expected {count * size}")
-        if self.compress:
+        if self.sealing.compress:
             try:
                 coded = [contents[start : start + size] for start in range(0, len(contents), size)]
                 return decode_rows(coded, count, length).astype(dtype, copy=False)

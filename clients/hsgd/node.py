@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict, UserConfig
 from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
@@ -45,7 +45,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
-from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.instructions import whole
 from hedgerow.clients.mods.guard import Reveals, check_privacy, reveals, reveals_nothing
 from hedgerow.clients.mods.update import Mod
 from hedgerow.clients.training.draws import NodeDraws
@@ -69,7 +69,7 @@ LoadParty = Callable[[Context], Party]
 
 def hsgd_client(
     load: LoadParty,
-    own: Callable[[Context], bool] = lambda context: False,
+    own: Callable[[UserConfig], bool] = lambda run_config: False,
     sizes: Sizes = lambda _: None,
     mods: Sequence[Mod] = (),
 ) -> BatchClientApp:
@@ -120,9 +120,9 @@ def hsgd_client(
     ----------
     load : Callable[[Context], Party]
         Returns a node's party. Called for each message, so cache expensive work.
-    own : Callable[[Context], bool] (default: never)
-        Whether a node learns from the files in its node config, without ``load``; ``own_data.py`` documents
-        the messages before training.
+    own : Callable[[UserConfig], bool] (default: never)
+        Whether the nodes of a run config learn from the files in their node configs, without ``load``;
+        ``own_data.py`` documents the messages before training.
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
         Returns the number of people of each party, by partition id, see ``whoami``.
     mods : Sequence[Mod] (default: none)
@@ -131,20 +131,24 @@ def hsgd_client(
     """
 
     def party(context: Context) -> Party:
-        return party_of(context) if own(context) else load(context)
+        return party_of(context) if own(context.run_config) else load(context)
 
     def pair(call: Call) -> RecordDict:
-        about = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
+        files = own(call.context.run_config)
+        about = own_pair(own_party(call.context)) if files else _pair(load(call.context))
         link = introduction_of(call, config_in(call.content, "config"))
         return RecordDict({"pair": ConfigRecord({**about, **link})})
 
     def people(context: Context) -> int:
-        if not own(context):
+        if not own(context.run_config):
             return len(load(context).ids)
         try:
             return len(own_party(context).half.ids)
         except ValueError:  # The reply to ``query.pair`` reports it, and the server excludes this node.
             return 0
+
+    def update(call: Call, party: Party, request: UpdateRequest) -> Update:
+        return (HospitalUpdate if party.role == "hospital" else DeviceUpdate).of(call, party, request)
 
     steps = Reveals.NOISED
     return BatchClientApp(
@@ -152,7 +156,7 @@ def hsgd_client(
             WHOAMI: whoami(people, sizes=sizes),
             PAIR: reveals(Reveals.NOTHING, each(pair)),
             EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, ExchangeJob.of, encode_all)),
-            UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update_of, step_all)),
+            UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update, step_all)),
             **own_handlers(),
         },
         mods,
@@ -191,7 +195,14 @@ def _handler(
                 # A job failed, for example because its state fits no model: work on each job alone.
                 alone = {at: outcome(work, [job]) for at, job in jobs.items()}
                 failed = {at: error for at, error in alone.items() if error is not None}
-            return {at: failed[at] if at in failed else outcome(job.answer) for at, job in jobs.items()}
+            answers = dict[int, Answer](failed)
+            for at, job in jobs.items():
+                if at not in failed:
+                    try:
+                        answers[at] = job.answer()
+                    except Exception as error:  # It must not fail the other nodes.
+                        answers[at] = error
+            return answers
 
         return together(job_of, worked)(calls)
 
@@ -220,14 +231,13 @@ class ExchangeJob:
     @classmethod
     def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "ExchangeJob":
         """Prepare one call."""
-        ids = _ids_of(party, request.ids)
-        channel = Channel.of(call, config_of(call), request.t)
+        ids, channel = _ids_of(party, request.ids), Channel.of(call, request.sealing, request.t)
         has_model = isinstance(call.content.get("arrays"), ArrayRecord)
         if party.role == "hospital" and not has_model:
             check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
         if party.role == "device" or has_model:
-            model = _sent_model(call, party)
+            model = received(call, party.shapes, party.dtype)
             known = PartyMemory(request.t, model, start=model if request.keeps_start else {})
         else:
             # A group that missed intervals resumes from its last model that counts.
@@ -253,7 +263,8 @@ class ExchangeJob:
     def answer(self) -> RecordDict:
         """Keep the model of iteration t, and return the encodings, with the head from a hospital."""
         zeta = self.zeta.flatten(0, 1).cpu().numpy()  # (batch, e)
-        released = self.request.release(zeta, self.request.t, self.call)
+        release = self.request.release
+        released = zeta if release is None else release(zeta, self.request.t, self.call)
         hospital = self.party.role == "hospital"
         kind = "zeta1" if hospital else "zeta2"
         head = {"head": self.memory.arrays["head"]} if hospital else {}
@@ -295,15 +306,6 @@ def _warn_of_revealing(encoding: int, features: int) -> None:
         )
 
 
-def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
-    """Return the blocks of the model that the server sent."""
-    model = party.model
-    blocks = {"head": model.head, "hospital": model.hospital}
-    if party.role != "hospital":
-        blocks = {"device": model.device}
-    return received(call, {key: (block_size(block),) for key, block in blocks.items()}, party.dtype)
-
-
 # Lines 22 to 26: Q steps with the exchanged encodings.
 
 
@@ -329,7 +331,7 @@ class HospitalUpdate(_Update[HospitalStack]):
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
         """Prepare one call."""
         ids, memory = _batch_of(call, party, request)
-        channel, e2 = Channel.of(call, config_of(call), request.t), party.model.device_encoding
+        channel, e2 = Channel.of(call, request.sealing, request.t), party.model.device_encoding
         if channel is None:
             zeta2 = received(call, {"zeta2": (len(ids), e2)}, party.dtype)["zeta2"]
         else:
@@ -365,14 +367,14 @@ class DeviceUpdate(_Update[DeviceStack]):
         x2, y = party.rows(ids)
         a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
         own_heads = memory.pairs and party.role == "edge"
-        channel = Channel.of(call, config_of(call), request.t)
+        channel = Channel.of(call, request.sealing, request.t)
         if channel is None:
             shapes = {"head": (a, n0) if own_heads else (n0,), "zeta1": (a, e1)}
             heads, zeta1 = received(call, shapes, party.dtype).values()
         else:
             # A device does not know whether its head is its own, so the config says it.
-            paired = flag(config_of(call), "pairs", default=False)
-            heads, zeta1 = channel.opened_with_head(ids, "zeta1", (n0, e1), party.dtype, paired)
+            lengths, own_heads = (n0, e1), request.own_heads
+            heads, zeta1 = channel.opened_with_head(ids, "zeta1", lengths, party.dtype, own_heads)
         head, z1 = _tensor(heads, party), _tensor(zeta1, party)
         theta = _tensor(memory.of_pairs(ids)["device"], party)
         stack = DeviceStack(theta, head.expand(a, n0), z1[:, None], x2[:, None], y[:, None])
@@ -389,12 +391,6 @@ class DeviceUpdate(_Update[DeviceStack]):
 
 
 Update = HospitalUpdate | DeviceUpdate
-
-
-def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
-    """Prepare one call of ``train.update``."""
-    kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
-    return kind.of(call, party, request)
 
 
 def step_all(jobs: Sequence[Update]) -> None:

@@ -46,9 +46,10 @@ from torch.func import functional_call
 
 from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.clients.hsgd.messages import Channel, NotOpenedError, Release, config_of, is_sealed, received
+from hedgerow.clients.hsgd.messages import Channel, NotOpenedError, Release, Sealing, config_of, received
 from hedgerow.clients.hsgd.step import Party, block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.links import check_sealed
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.clients.own_share import data_not_valid
 from hedgerow.clients.stored_settings import store_settings, stored_settings
@@ -336,7 +337,7 @@ def own_handlers() -> dict[str, BatchHandler]:
 
 def _checked(work: Callable[[Call], RecordDict]) -> Callable[[Call], RecordDict]:
     def handle(call: Call) -> RecordDict:
-        is_sealed(call, config_of(call))
+        check_sealed(call, flag(config_of(call), "sealed", default=False))
         return work(call)
 
     return handle
@@ -461,8 +462,8 @@ def _encode(call: Call) -> RecordDict:
     with evaluating(party.model):
         zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
     t = whole(config, "t", 0)
-    released = Release.of(config)(zeta, t, call)
-    channel = Channel.of(call, config, t)
+    release, channel = Release.of(config), Channel.of(call, Sealing.of(config), t)
+    released = zeta if release is None else release(zeta, t, call)
     if channel is not None:
         return channel.sealed(_batch(party, config), EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
@@ -480,7 +481,7 @@ def _score(call: Call) -> RecordDict:
         raise ValueError(f"role must be hospital for scores, got {party.role}")
     ids = _batch(party, config)
     t = whole(config, "t", 0) if "t" in config else 0  # Only seals are bound to it.
-    model, channel, zeta2 = party.model, Channel.of(call, config, t), None
+    model, channel, zeta2 = party.model, Channel.of(call, Sealing.of(config), t), None
     if channel is not None:
         try:
             there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)

@@ -92,6 +92,14 @@ class Party:
         return self.model.hospital_encoding if self.role == "hospital" else self.model.device_encoding
 
     @property
+    def shapes(self) -> dict[str, tuple[int]]:
+        """The shapes of the blocks of the model that this party starts an interval from."""
+        model = self.model
+        if self.role == "hospital":
+            return {"head": (block_size(model.head),), "hospital": (block_size(model.hospital),)}
+        return {"device": (block_size(model.device),)}
+
+    @property
     def dtype(self) -> Any:
         """The model's NumPy dtype."""
         return torch.empty(0, dtype=self.x.dtype).numpy().dtype

@@ -16,7 +16,7 @@ import sys
 import time
 import tomllib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -84,7 +84,7 @@ __all__ = [
     "pace_supernode",
     "parse_config_args",
     "read_toml",
-    "set_message_id",
+    "set_message_ids",
     "set_sender",
     "through_the_wire",
 ]
@@ -154,14 +154,16 @@ def empty_run(run_id: int) -> Run:
     return Run.create_empty(run_id)
 
 
-def set_message_id(message: Message, message_id: str) -> None:
-    """Set a message's id, which Flower leaves to the SuperLink."""
-    message.metadata.__dict__["_message_id"] = message_id
+def set_message_ids(messages: Sequence[Message], message_ids: Sequence[str]) -> None:
+    """Set messages' ids, which Flower leaves to the SuperLink."""
+    for message, message_id in zip(messages, message_ids, strict=True):
+        message.metadata.__dict__["_message_id"] = message_id
 
 
-def set_sender(message: Message, run_id: int) -> None:
-    """Set a message's sender to the SuperLink and its run, whatever identity it was built with."""
-    message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
+def set_sender(messages: Sequence[Message], run_id: int) -> None:
+    """Set messages' sender to the SuperLink and its run, whatever identity they were built with."""
+    for message in messages:
+        message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
 
 
 def delivered(message: Message, content: RecordDict) -> Message:
@@ -351,8 +353,8 @@ def _tries() -> dict[str, Callable[[], bool]]:
     records = RecordDict({"config": ConfigRecord({"list": [1]}), "arrays": ArrayRecord([])})
     with flower_identity(7):
         message = Message(records, 2, "query")
-    set_sender(message, 8)
-    set_message_id(message, "9")
+    set_sender([message], 8)
+    set_message_ids([message], ["9"])
     twin = copy_records(records)
     values: Any = twin.config_records["config"]["list"]
     values.append(2)

@@ -12,7 +12,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import WARNING
 from math import inf, prod
 from shutil import rmtree
@@ -35,7 +35,7 @@ from hedgerow.sim.engine._compat import (
     give_identity_back,
     has_wrappers,
     lend_identity,
-    set_message_id,
+    set_message_ids,
     set_sender,
     through_the_wire,
 )
@@ -55,18 +55,18 @@ MEMORY_BUDGET = 1 << 30
 # A deployment notices a dead node after two missed heartbeats of 30 s.
 HEARTBEAT_LAPSE = 60.0
 _ROUND = re.compile(r"\d{1,18}")
+_EXPIRED = "TTL ended before a reply"
 
 
-@dataclass(slots=True)
-class _Copies:
-    """The copies made by one push, by the id of the original, so that shared objects stay shared.
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Which of a node's messages one is."""
 
-    Copies are needed because the server may change a record after the push.
-    """
-
-    # With the bytes of their arrays and the round that they name.
-    contents: dict[int, tuple[RecordDict, int, int | None]] = field(default_factory=dict)
-    records: dict[int, Record] = field(default_factory=dict)
+    kind: str  # Its type.
+    number: int  # The round.
+    count: int  # From 1, among the node's messages of this type in this round.
+    received: int  # From 1, among all of the node's messages.
+    repeats: bool  # Whether it repeats the set-up of a restored run.
 
 
 class InProcessGrid(Grid):
@@ -265,9 +265,6 @@ class InProcessGrid(Grid):
     def _nodes(self) -> dict[int, SimulatedNode]:
         return self._all.by_id()
 
-    def _node(self, node_id: int) -> SimulatedNode | None:
-        return self._all.find(node_id)
-
     @property
     def _is_plain(self) -> bool:
         """Whether nodes differ only in their partitions, and no message is lost, serialised or timed."""
@@ -348,9 +345,8 @@ class InProcessGrid(Grid):
         messages = list(messages)
         for message in messages:
             _check_instruction(message)
-        copies = _Copies()
         with self._called():
-            return [self._push(message, copies) for message in messages]
+            return self._push(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the available replies, each once; if there is none, process one chunk of nodes first.
@@ -406,7 +402,7 @@ class InProcessGrid(Grid):
         for _, members in groups:
             for node in members:
                 node.received += 1
-                self._all.note_change(node)
+            self._all.note_changes(members)
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -477,74 +473,93 @@ class InProcessGrid(Grid):
 
     # Delivery of a message
 
-    def _push(self, message: Message, copies: _Copies) -> str:
-        self._pushed += 1
-        message_id = f"{self._run.run_id:x}-{self._pushed:x}"
-        set_message_id(message, message_id)
-        set_sender(message, self._run.run_id)
-        key = id(message.content)
-        if key not in copies.contents:
-            if self._strict:  # deserialised content is not shared
-                metadata = message.metadata
-                content = through_the_wire(
-                    message.content, f"message {metadata.message_type} to node {metadata.dst_node_id}"
-                )
-            else:
-                content = copy_records(message.content, copies.records)
-            copies.contents[key] = content, _array_bytes(content), _round_of(content)
-        content, size, number = copies.contents[key]
-        job = self._schedule(delivered(message, content), number)
-        job.size = size
-        self._waiting[message_id] = job
-        heapq.heappush(self._queue, (job.due, self._pushed, job))
-        return message_id
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        """Accept valid messages and return their ids."""
+        # Copies, because the server may change a record after the push; shared contents stay shared, and
+        # so do shared records unless they are deserialised.
+        originals, records = {id(message.content): message for message in messages}, dict[int, Record]()
+        contents = {
+            key: self._through_the_wire(m) if self._strict else copy_records(m.content, records)
+            for key, m in originals.items()
+        }
+        copies = {key: (copy, _array_bytes(copy), _round_of(copy)) for key, copy in contents.items()}
+        run_id, first = self._run.run_id, self._pushed + 1
+        self._pushed += len(messages)
+        message_ids = [f"{run_id:x}-{first + i:x}" for i in range(len(messages))]
+        set_message_ids(messages, message_ids)
+        set_sender(messages, run_id)
+        nodes = self._all.addressed([message.metadata.dst_node_id for message in messages])
+        found = [copies[id(message.content)] for message in messages]
+        turns = [
+            None if node is None else self._turn(node, message, number)
+            for node, message, (_, _, number) in zip(nodes, messages, found, strict=True)
+        ]
+        keys = [
+            message_key(self._seed, turn.number, node.partition_id, turn.kind, turn.count)
+            if turn is not None and node is not None
+            else 0
+            for turn, node in zip(turns, nodes, strict=True)
+        ]
+        sent = [delivered(m, content) for m, (content, _, _) in zip(messages, found, strict=True)]
+        for at, message in enumerate(sent):
+            job = self._schedule(message, nodes[at], turns[at], keys[at])
+            job.size = found[at][1]
+            self._waiting[message_ids[at]] = job
+            heapq.heappush(self._queue, (job.due, first + at, job))
+        return message_ids
 
-    def _schedule(self, message: Message, number: int | None) -> NodeJob:
-        """Decide when a message of a round is answered, and whether its node processes it."""
-        node = self._node(message.metadata.dst_node_id)
+    def _through_the_wire(self, message: Message) -> RecordDict:
+        what = f"message {message.metadata.message_type} to node {message.metadata.dst_node_id}"
+        return through_the_wire(message.content, what)
+
+    def _schedule(
+        self, message: Message, node: SimulatedNode | None, turn: _Turn | None, key: int
+    ) -> NodeJob:
+        """Decide when a message is answered, and whether its node processes it."""
         deadline = self._clock + message.metadata.ttl
-        if node is None:
+        if node is None or turn is None:
             return NodeJob(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
-        self._all.note_change(node)
-        expired = NodeJob(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
-        fate, key = self._fate(node, message, number)
-        start = self._clock if self._repeats else max(self._clock, node.busy_until)
+        fate = self._fate(node, turn, key)
+        start = self._clock if turn.repeats else max(self._clock, node.busy_until)
         if fate.crashed:
             node.offline_at = min(node.offline_at, start + HEARTBEAT_LAPSE)
             noticed = max(self._clock, node.offline_at)
-            dead = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node.node_id} is dead")
-            return NodeJob(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
-        if fate.dropped or start >= deadline:
-            return expired
-        if self.real_time or self._repeats:
+            if noticed <= deadline:
+                dead = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node.node_id} is dead")
+                return NodeJob(message, node, noticed, deadline, verdict=dead)
+        if fate.crashed or fate.dropped or start >= deadline:
+            return NodeJob(message, node, deadline, deadline, verdict=_unavailable(_EXPIRED))
+        if self.real_time or turn.repeats:
             return NodeJob(message, node, start, deadline, runs=True, fate=fate, key=key)
         node.busy_until = start + fate.delay
         if node.busy_until > deadline:
             # The node still processes it and updates its state; only the reply is late.
-            expired.runs, expired.key = True, key
-            return expired
+            late = _unavailable(_EXPIRED)
+            return NodeJob(message, node, deadline, deadline, runs=True, verdict=late, key=key)
         return NodeJob(message, node, node.busy_until, deadline, runs=True, fate=fate, key=key)
 
-    def _fate(self, node: SimulatedNode, message: Message, number: int | None) -> tuple[Fate, int]:
-        """Return the fate of a message at a node, and the key of its draws."""
+    def _turn(self, node: SimulatedNode, message: Message, named: int | None) -> _Turn:
+        """Count a message of a round, ``named`` by its content or not."""
         kind = message.metadata.message_type
-        number = self._round_of(message, number)
+        number = self._round_of(message, named)
         if self._repeats and number != 0 and not _introduces(message):
             self._repeats = False
         if not self._repeats:
             node.received += 1
         if number is None:
-            number, count = 0, node.received
-        else:
-            last, count = self._counts.get((node.partition_id, kind), (number, 0))
-            count = count + 1 if last == number else 1
-            self._counts[node.partition_id, kind] = number, count
-        key = message_key(self._seed, number, node.partition_id, kind, count)
+            return _Turn(kind, 0, node.received, node.received, self._repeats)
+        last, count = self._counts.get((node.partition_id, kind), (number, 0))
+        count = count + 1 if last == number else 1
+        self._counts[node.partition_id, kind] = number, count
+        return _Turn(kind, number, count, node.received, self._repeats)
+
+    def _fate(self, node: SimulatedNode, turn: _Turn, key: int) -> Fate:
+        """Return the fate of a message at a node."""
         model = self._faults.get(node.partition_id) if isinstance(self._faults, Mapping) else self._faults
         if model is None:
-            return Fate(), key
-        fate = model.draw(key, node.partition_id, node.received)
-        return (Fate(crashed=fate.crashed) if self._repeats else fate), key
+            return Fate()
+        fate = model.draw(key, node.partition_id, turn.received)
+        return Fate(crashed=fate.crashed) if turn.repeats else fate
 
     def _round_of(self, message: Message, named: int | None) -> int | None:
         """Return a message's round, ``named`` by its content or not; None if nobody knows it."""
@@ -561,18 +576,17 @@ class InProcessGrid(Grid):
         by_type: dict[str, list[NodeJob]] = {}
         for job in self._chunk():
             if job.answer is not None:
-                self._answer(job, job.answer)
+                self._reply([(job, job.answer)])
             elif job.runs and self.real_time:
                 self._work_in_real_time(job)
             elif job.runs:
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
-                self._answer(job, job.verdict)
+                self._reply([(job, job.verdict)])
         if self._workers is not None:
             by_type = self._not_dealt(by_type, self._workers)
         for message_type, jobs in by_type.items():
-            for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
-                self._answer(job, answer)
+            self._reply(list(self._handlers.answers(message_type, jobs, self._run.run_id)))
 
     def _not_dealt(self, by_type: dict[str, list[NodeJob]], workers: Workers) -> dict[str, list[NodeJob]]:
         """Let workers answer the calls that are large enough, and return the rest."""
@@ -586,8 +600,7 @@ class InProcessGrid(Grid):
             workers.close()
             self._workers = None
             return by_type
-        for job, answer in answers:
-            self._answer(job, answer, own=True)
+        self._reply(answers, unshared=True)
         return {kind: jobs for kind, jobs in by_type.items() if kind not in dealt}
 
     def _work_in_real_time(self, job: NodeJob) -> None:
@@ -597,13 +610,13 @@ class InProcessGrid(Grid):
         if node.busy_until > job.due:  # pushed while the node was busy with another message
             job.due = min(node.busy_until, job.deadline)
             if job.due == job.deadline:
-                job.runs, job.verdict = False, _unavailable("TTL ended before a reply")
+                job.runs, job.verdict = False, _unavailable(_EXPIRED)
         else:
             job.answer, seconds = self._handlers.timed(job, self._run.run_id)
             node.busy_until = job.due + job.fate.delay + job.fate.slowdown * seconds
             job.due = min(node.busy_until, job.deadline)
             if node.busy_until > job.deadline:
-                job.verdict = _unavailable("TTL ended before a reply")
+                job.verdict = _unavailable(_EXPIRED)
         self._pushed += 1
         heapq.heappush(self._queue, (job.due, self._pushed, job))
 
@@ -628,33 +641,43 @@ class InProcessGrid(Grid):
             return count >= self._max_in_flight
         return size > MEMORY_BUDGET
 
-    def _answer(self, job: NodeJob, answer: RecordDict | Error, *, own: bool = False) -> None:
-        """Turn an answer into a reply; an ``own`` one comes from another process and is not shared."""
-        answer = job.verdict or answer
-        if job.node is not None:
-            self._all.note_change(job.node)
-        if isinstance(answer, RecordDict):
-            if not own:
-                # Separate the reply from what the node also keeps in its state.
-                answer = copy_records(answer)
-            if job.fate.corrupt is not None:
-                answer = corrupted(answer, job.fate.corrupt)
-            if self._strict:
-                node = job.node.partition_id if job.node else "?"
-                answer = through_the_wire(
-                    answer, f"reply {job.message.metadata.message_type} of partition {node}"
-                )
-        reply = Message(answer, reply_to=job.message)
-        set_message_id(reply, f"{job.id}-reply")
-        self._replies[job.id] = (reply, job)
-        del self._waiting[job.id]
+    def _reply(
+        self, answered: Sequence[tuple[NodeJob, RecordDict | Error]], *, unshared: bool = False
+    ) -> None:
+        """Turn answers into replies; ``unshared`` ones come from another process."""
+        self._all.note_changes([job.node for job, _ in answered if job.node is not None])
+        jobs, answers = [job for job, _ in answered], [job.verdict or answer for job, answer in answered]
+        if not unshared:
+            # Separate a reply from what the node also keeps in its state.
+            answers = [copy_records(a) if isinstance(a, RecordDict) else a for a in answers]
+        if self._strict or any(job.fate.corrupt for job in jobs):
+            answers = [self._received(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        replies = [Message(a, reply_to=job.message) for job, a in zip(jobs, answers, strict=True)]
+        message_ids = [job.message.metadata.message_id for job in jobs]
+        set_message_ids(replies, [f"{message_id}-reply" for message_id in message_ids])
+        for job, reply, message_id in zip(jobs, replies, message_ids, strict=True):
+            self._replies[message_id] = (reply, job)
+            del self._waiting[message_id]
+
+    def _received(self, job: NodeJob, answer: RecordDict | Error) -> RecordDict | Error:
+        """Return an answer as the server receives it."""
+        if not isinstance(answer, RecordDict):
+            return answer
+        if job.fate.corrupt is not None:
+            answer = corrupted(answer, job.fate.corrupt)
+        if self._strict:
+            node = job.node.partition_id if job.node else "?"
+            answer = through_the_wire(
+                answer, f"reply {job.message.metadata.message_type} of partition {node}"
+            )
+        return answer
 
     def _collect(self, message_id: str) -> Message:
         reply, job = self._replies.pop(message_id)
         if self._clock <= job.deadline or reply.has_error():
             return reply
         late = Message(_unavailable("the reply was pulled after the message's TTL"), reply_to=job.message)
-        set_message_id(late, f"{message_id}-reply")
+        set_message_ids([late], [f"{message_id}-reply"])
         return late
 
 

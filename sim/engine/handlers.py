@@ -99,7 +99,8 @@ class Handlers:
         handler = self._batch_handler(message_type)
         batch, contexts = None, list[Context]()
         if handler is not None:
-            contexts = [self._context(job, run_id) for job in jobs]
+            states = [copy_records(job.node.state) for job in jobs if job.node is not None]
+            contexts = [self._context(job, state, run_id) for job, state in zip(jobs, states, strict=True)]
             # Of a batched handler that draws the answers are dropped: any seed shows that it does.
             seed_generators(jobs[0].key)
             moved = drawn()
@@ -110,7 +111,7 @@ class Handlers:
                 batch = None
         if batch is None:
             for job in jobs:
-                yield job, self._one(job, self._context(job, run_id))
+                yield job, self._one(job, run_id)
             return
         for job, context, answer in zip(jobs, contexts, batch, strict=True):
             if isinstance(answer, RecordDict):
@@ -146,9 +147,8 @@ class Handlers:
 
     def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
         """Return a node's answer and its handler's real seconds."""
-        context = self._context(job, run_id)
         with kept_generators():
-            return self._one(job, context), self._seconds
+            return self._one(job, run_id), self._seconds
 
     def _batch_handler(self, message_type: str) -> BatchHandler | None:
         if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
@@ -157,7 +157,9 @@ class Handlers:
             return None
         return self._app.batch_handler(message_type)
 
-    def _one(self, job: NodeJob, context: Context) -> RecordDict | Error:
+    def _one(self, job: NodeJob, run_id: int) -> RecordDict | Error:
+        assert job.node is not None
+        context = self._context(job, copy_records(job.node.state), run_id)
         # Copied, because a handler may pop records (keep_input=False) and other nodes share the content.
         message = delivered(job.message, copy_records(job.message.content))
         seed_generators(job.key)
@@ -178,14 +180,14 @@ class Handlers:
         self._keep(job, context)
         return reply.error if reply.has_error() else reply.content
 
-    def _context(self, job: NodeJob, run_id: int) -> Context:
+    def _context(self, job: NodeJob, state: RecordDict, run_id: int) -> Context:
         node = job.node
         assert node is not None
         return Context(
             run_id=run_id,
             node_id=node.node_id,
             node_config=node.config.copy(),
-            state=copy_records(node.state),
+            state=state,
             run_config=self._run_config.copy(),
         )
 

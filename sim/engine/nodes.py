@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from math import inf
@@ -78,6 +78,12 @@ class SimulatedNodes:
         self._made[node_id] = self._new(int(self._by_id[at]), node_id)
         return self._made[node_id]
 
+    def addressed(self, node_ids: Sequence[int]) -> list[SimulatedNode | None]:
+        """Return the nodes with these ids, which a message will change; None for an unknown one."""
+        nodes = [self.find(node_id) for node_id in node_ids]
+        self.note_changes([node for node in nodes if node is not None])
+        return nodes
+
     def at(self, partition_id: int) -> SimulatedNode:
         """Return the node of a partition."""
         node = self.find(int(self.ids[partition_id]))
@@ -99,9 +105,9 @@ class SimulatedNodes:
 
     # Checkpoints
 
-    def note_change(self, node: SimulatedNode) -> None:
-        """Pack a node anew for the next checkpoint."""
-        self._changed[node.partition_id] = node
+    def note_changes(self, nodes: Iterable[SimulatedNode]) -> None:
+        """Pack nodes anew for the next checkpoint."""
+        self._changed |= {node.partition_id: node for node in nodes}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the nodes' states and numbers of received messages, without nodes that received none."""
@@ -130,7 +136,7 @@ class SimulatedNodes:
             node.busy_until = float(stored["busy_until"])
             node.offline_at = inf if stored["offline_at"] is None else float(stored["offline_at"])
             node.state = unpack_records(stored["state"])
-            self.note_change(node)
+            self.note_changes([node])
 
 
 def draw_node_ids(num_nodes: int, seed: int) -> NDArray[np.uint64]:

@@ -1,20 +1,20 @@
 """HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines.
 
-Reading order: ``algorithm`` (Algorithm 1), ``means`` ((1) and (2)), ``exchange`` (the requests and replies
-of a local interval), ``messages`` (their records, checks and bookings), ``strategy`` (the settings).
+Reading order: ``algorithm`` (Algorithm 1, with its means (1) and (2)), ``exchange`` (the requests, replies
+and bookings of a local interval), ``strategy`` (the settings).
 
-- Membership: ``parties`` (who is there, introductions, keys of sealed links) and ``membership`` (how parties
-  form groups), with ``own_data`` for the parties' local data and ``evaluation`` of people held out there.
-- Cost and privacy: ``costs`` and ``privacy``.
-- Theory, and the choice of P, Q and eta: ``theory`` and ``adaptive``.
+- ``membership``: who is there, and how parties form groups; ``own_data`` on the parties' own data, with the
+  evaluation of people held out there.
+- ``privacy``: noise, and its account.
+- ``theory``: costs, the bound, and plans; ``adaptive``: the choice of P, Q and eta during a run.
 """
 
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Probing
-from hedgerow.strategies.hsgd.costs import ModelledSystem
+from hedgerow.strategies.hsgd.membership import PairingError
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup
-from hedgerow.strategies.hsgd.parties import PairingError
 from hedgerow.strategies.hsgd.privacy import EmbeddingNoise, UploadNoise
 from hedgerow.strategies.hsgd.strategy import HSGD
+from hedgerow.strategies.hsgd.theory import ModelledSystem
 
 __all__ = [
     "HSGD",

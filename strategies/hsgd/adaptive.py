@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.hsgd.exchange import IntervalTerms, Local
-from hedgerow.strategies.hsgd.messages import Theta
-from hedgerow.strategies.hsgd.parties import Group, draw
+from hedgerow.strategies.hsgd.exchange import Group, IntervalTerms, Local, Theta, draw
 from hedgerow.strategies.hsgd.theory import (
     Estimates,
     choose_eta,

@@ -1,69 +1,165 @@
-"""One local interval of HSGD over messages: the requests, the checks of replies, and failed parties.
+"""One local interval of HSGD over messages: requests, checks of replies, failed parties, and bookings.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26. ``algorithm.py`` states
-the effect of failures. If a group skips an interval after one side has made its steps, that side undoes them
-(``since``).
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 5 to 26, and cost (19), whose
+terms are the nominal bits. ``algorithm.py`` states the effect of failures. If a group skips an interval after
+one side has made its steps, that side undoes them (``since``).
+Differs: nodes reach each other through Flower's server only, which relays encodings and heads. Every transfer
+is booked with its payload's bytes, see ``theory.py``. Devices keep nothing between local intervals, so in JFL
+too they send their models in each interval; the paper counts only the last. Without failures and sealing, the
+sums equal ``theory.traffic`` and ``theory.paper_bytes``.
+
+``hedgerow.clients.hsgd_client`` documents the messages. Encodings are shares: a row (e,) that the server can
+read, or bytes that it only relays, of a compressed row, or sealed. On sealed links, hospital and devices
+exchange bytes in the ConfigRecord ``sealed`` of a reply and ``payload`` of an update: ``zeta2`` and ``zeta1``
+are lists with a share per peer (a device, or the group's edge). A share of ``zeta1`` begins with the pairs'
+heads, or with the key and digest of the common ``head``, which is sealed once. ``peers`` in the config names
+the peers, and the record ``introductions`` has the keys of new ones. The record ``refused`` of a reply has
+the refused peers, by reason; a withheld share is empty.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from logging import INFO, WARNING
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common import log
+from numpy.typing import NDArray
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps, Together
-from hedgerow.strategies.hsgd.messages import (
-    Books,
-    Head,
-    Schema,
-    Share,
-    Theta,
-    Vector,
-    records,
-    refused_peers,
-)
-from hedgerow.strategies.hsgd.parties import Group, PartyLinks
 from hedgerow.strategies.hsgd.privacy import RecordExposure
+from hedgerow.strategies.inbox import checked_metrics
+from hedgerow.strategies.introductions import Introductions
 from hedgerow.strategies.node import Node
+from hedgerow.strategies.parts import Part
+from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
-from hedgerow.wire.parties import INTRODUCTIONS
-from hedgerow.wire.records import PayloadError, records_of
+from hedgerow.wire.parties import INTRODUCTIONS, MALFORMED, REFUSED
+from hedgerow.wire.records import Layout, PayloadError, to_record, view
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, REASONS, SEAL_BYTES
+from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.sparse_rows import row_bytes
 
+Vector = NDArray[Any]
+# Encodings of one person, (e,), or bytes that the server relays: of one person, or sealed for all of a batch.
+Share = NDArray[Any] | bytes
+# One head (n0,), a head per pair (a, n0), or bytes; empty if there is none.
+Head = NDArray[Any] | bytes
 Scalar = bool | int | float | str
+# The peers that a node refused, by reason.
 Refused = Mapping[str, Sequence[str]]
 # Takes an updated block of the model, the block that was sent, and its name; PayloadError if too far apart.
 Hold = Callable[[Vector, Vector, str], None]
 
+_NOMINAL_BITS = 32
+_COMPRESSED_BITS = 7  # kappa 32 with kappa = 7 / 32
+
+
+class Theta(NamedTuple):
+    """Head (n0,), hospital's encoder (n1,) and devices' encoder (n2,), as vectors."""
+
+    head: Vector
+    hospital: Vector
+    device: Vector
+
+    @property
+    def whole(self) -> Vector:
+        """The concatenated blocks, (n0 + n1 + n2,)."""
+        joined: Vector = np.concatenate(self)
+        return joined
+
+    def split(self, whole: Vector) -> "Theta":
+        """Split a vector (n0 + n1 + n2,) into blocks of this model's lengths."""
+        return Theta(*np.split(whole, np.cumsum([len(block) for block in self])[:-1]))
+
+    def like(self, whole: Vector) -> "Theta":
+        """Split a vector into blocks of this model's lengths and types."""
+        parts = zip(self.split(whole), self, strict=True)
+        return Theta(*(part.astype(block.dtype) for part, block in parts))
+
+
+class ThetaBlocks:
+    """The positions of the blocks in a model's flat vector: keys ``head.*``, ``hospital.*``, ``device.*``."""
+
+    def __init__(self, layout: Layout) -> None:
+        where: dict[str, list[NDArray[np.intp]]] = {name: [] for name in Theta._fields}
+        for (key, part), dtype in zip(layout.slices.items(), layout.dtypes, strict=True):
+            block = key.partition(".")[0]
+            if block not in where:
+                raise ValueError(
+                    f"initial_arrays must have the keys head.*, hospital.* and device.*, got {key!r}"
+                )
+            if np.dtype(dtype).kind != "f":
+                raise ValueError(f"initial_arrays[{key!r}] must be of a floating-point type, got {dtype}")
+            where[block].append(np.arange(part.start, part.stop))
+        for block, parts in where.items():
+            if not parts or not sum(map(len, parts)):
+                raise ValueError(f"initial_arrays must have at least one key {block}.* with entries")
+        self._where = Theta(*(np.concatenate(parts) for parts in where.values()))
+        self.sizes = tuple(map(len, self._where))
+
+    def split(self, vector: Vector) -> Theta:
+        """Return a flat vector's blocks, each in key order."""
+        return Theta(*(vector[where] for where in self._where))
+
+    def join(self, theta: Theta) -> Vector:
+        """Return the flat vector of the blocks."""
+        vector = np.empty(sum(self.sizes), np.result_type(*theta))
+        for where, block in zip(self._where, theta, strict=True):
+            vector[where] = block
+        return vector
+
+
+# Groups.
+
 
 @dataclass(frozen=True)
-class IntervalTerms:
-    """The settings of an interval, the same for every party."""
+class Group:
+    """One hospital, its people, and their devices."""
 
-    t: int  # Its first iteration, counted from the start of the run.
-    steps: int  # Q.
-    starts: bool  # Whether it is the first of its round.
-    uploads: bool  # Whether it is the last of its round.
-    eta0: float  # Learning rate of iteration 0.
-    eta_period: int = 0  # Iterations between halvings; 0 for never.
-    mu: float = 0.0  # L2 regularisation of both encoders.
-    noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on encodings.
-    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on uploads.
+    number: int  # m, from 0.
+    hospital: int  # The hospital's partition id.
+    ids: tuple[str, ...]  # The people, in the order of the hospital's rows.
+    node_of: Mapping[str, int]  # Partition id of the node with each person's device.
+    hosted: bool  # Whether one edge node has all devices.
+
+    @property
+    def size(self) -> int:
+        """K_m, the group's people."""
+        return len(self.ids)
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partition ids of all its nodes."""
+        return {self.hospital, *self.node_of.values()}
+
+    def people_at(self, node: int) -> list[str]:
+        """Return whose devices a node has."""
+        return [person for person in self.ids if self.node_of[person] == node]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A local interval: its settings, and what its exchanges need."""
+def batch_size(participation: float, size: int) -> int:
+    """Return |A_m| = max(1, floor(alpha K_m)); an alpha of a / K_m is taken for a, whatever its rounding."""
+    return max(1, int(participation * size * (1 + 1e-12)))
 
-    terms: IntervalTerms
-    schema: Schema
-    links: PartyLinks
-    books: Books
-    exposure: RecordExposure
-    hold: Hold | None = None  # None for no bounds.
-    beside: bool = False  # Whether it is no part of the round's training.
+
+def draw(
+    group: Group, count: int, *, seed: int, t: int, purpose: Purpose = Purpose.PARTICIPATION, number: int = 0
+) -> list[str]:
+    """Return A_m of the interval that starts at t: ``count`` people, in the hospital's order.
+
+    It depends only on seed, t and m, not on P, the order of nodes or other draws. ``number`` distinguishes
+    several draws of one purpose at one t.
+    """
+    stream = generator(seed, round=t, partition_id=group.number, purpose=purpose)
+    for _ in range(number + 1):
+        chosen = stream.choice(group.size, count, replace=False)
+    return [group.ids[i] for i in sorted(chosen.tolist())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +205,423 @@ class Local:
         return replace(self, ids=now.ids or self.ids, lost=reason, missed=now.missed + 1)
 
 
+# Sealed links.
+
+
+@dataclass(frozen=True)
+class LinkIntroduction:
+    """A party's introduction to its peers on sealed links: its name, keys, and whether it pins theirs."""
+
+    name: str
+    introduction: bytes
+    pinned: bool
+
+
+class PartyLinks(Part):
+    """The links of hospital and devices: open, or sealed, of which the server knows public keys.
+
+    On sealed links an exchange also carries the introductions of peers that are new to each other. They are
+    not booked, because a resumed run repeats them.
+
+    - ``sealed``: Whether they are sealed; open links need nothing of this class.
+    - ``names``: Each party's name by partition id; a party without one takes no part.
+    - ``withheld``, ``unopened``: The round's shares that senders withheld, and that receivers refused.
+    """
+
+    name = "links"
+
+    def __init__(self, sealed: bool, seed: int) -> None:
+        self.sealed = sealed
+        # The config of every message on sealed links; simulated nodes derive their keys from the seed.
+        self.config: dict[str, bool | int] = {"sealed": True, "seed": seed} if sealed else {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all parties."""
+        self._introductions = Introductions()
+        self.names: dict[int, str] = {}
+        # All possible peers of a party, by partition id.
+        self._neighbours: dict[int, set[int]] = {}
+        self._of_name: dict[str, int] = {}
+        self.withheld = 0
+        self.unopened: Counter[str] = Counter()
+
+    def begin(self, run: int) -> None:
+        """Begin or resume a run; under another run id all nodes have other keys."""
+        self._introductions.begin(run)
+
+    def place(self, groups: Iterable[Group]) -> None:
+        """Make each hospital and the nodes of its people's devices neighbours."""
+        for group in groups:
+            self._neighbours.setdefault(group.hospital, set()).update(group.node_of.values())
+            for node in group.node_of.values():
+                self._neighbours.setdefault(node, set()).add(group.hospital)
+
+    def introduced(self, i: int, link: LinkIntroduction | None) -> None:
+        """Take a party's introduction; without one, or under another party's name, it takes no part."""
+        claimed = link is None or self._of_name.get(link.name, i) != i or _is_anothers(link.name, i)
+        if link is None or claimed or self.names.get(i, link.name) != link.name:
+            log(WARNING, "Partition %d sent no introduction, or one under another name.", i)
+            return
+        if i in self.names:  # A new introduction means that it may have lost its peers' introductions.
+            self._introductions.confirm(i, (), list(self._introductions.of))
+        self.names[i], self._of_name[link.name] = link.name, i
+        self._introductions.take(i, link.introduction, link.pinned)
+
+    def log(self) -> None:
+        """Log how many parties pin their peers' keys."""
+        pinning, all_of = len(self._introductions.pinning), len(self._introductions.of)
+        log(INFO, "Links are sealed: %d of %d parties pin their peers' keys, the others", pinning, all_of)
+        log(INFO, "trust the first that they receive.")
+
+    def opened(self, run: RoundContext) -> Steps[None]:
+        """Reset the round's counts."""
+        self.withheld, self.unopened = 0, Counter()
+        yield from ()
+
+    def ended(self, run: RoundContext) -> None:
+        """Report the round's counts."""
+        run.metrics |= {
+            "pinning": len(self._introductions.pinning),
+            "withheld": self.withheld,
+            "unopened": sum(self.unopened.values()),
+            **{f"unopened-{why.replace(' ', '-')}": n for why, n in sorted(self.unopened.items())},
+        }
+
+    def lacking(self, peers_of: Mapping[int, Iterable[int]]) -> dict[int, ConfigRecord]:
+        """Return the introductions that parties lack, by partition id and name; parties with all are missing.
+
+        The first record names all neighbours, with empty bytes for those whose introduction comes later: a
+        party trusts no name that is added afterwards.
+        """
+        records = {}
+        for i, peers in peers_of.items():
+            if new := self._introductions.for_receiver(i, peers):
+                named = {j: b"" for j in sorted(self._neighbours.get(i, ())) if j in self.names}
+                records[i] = ConfigRecord({self.names[j]: keys for j, keys in {**named, **new}.items()})
+        return records
+
+    def met(self, refused_of: Mapping[int, tuple[Sequence[int], Refused]]) -> dict[int, set[int]]:
+        """Note which introductions parties have: their peers' except the refused ones; return the refused.
+
+        ``refused_of`` has each party's peers, and the names of those that it refused, by reason.
+        """
+        strangers = dict[int, set[int]]()
+        for i, (peers, refused) in refused_of.items():
+            names = [name for reason in refused for name in refused[reason] if name in self._of_name]
+            strangers[i] = {self._of_name[name] for name in names}.intersection(peers)
+        for i, (peers, _) in refused_of.items():
+            self._introductions.confirm(i, peers, strangers[i])
+        return strangers
+
+    def count_unopened(self, refused: Refused) -> None:
+        """Count shares that did not open."""
+        self.unopened.update({reason: len(names) for reason, names in refused.items()})
+
+
+def _is_anothers(name: str, i: int) -> bool:
+    """Return whether a name is another party's partition id; numbers from MAX_PLACES on are no ids."""
+    return name.isascii() and name.isdigit() and int(name) < MAX_PLACES and int(name) != i
+
+
+# Records.
+
+
+def records(**parts: Vector | bytes | Sequence[Share]) -> dict[str, ArrayRecord | ConfigRecord]:
+    """Return the records ``arrays`` and ``payload`` with these arrays and bytes; empty ones are left out.
+
+    A sequence of rows is one array.
+    """
+    arrays: dict[str, Vector] = {}
+    coded: dict[str, Any] = {}
+    for key, part in parts.items():
+        if isinstance(part, np.ndarray):
+            arrays[key] = part
+        elif isinstance(part, bytes) or isinstance(part[0], bytes):
+            coded |= {key: part} if part else {}
+        else:
+            arrays[key] = np.stack(part)
+    found: dict[str, ArrayRecord | ConfigRecord] = {"arrays": to_record(arrays)} if arrays else {}
+    return {**found, "payload": ConfigRecord(coded)} if coded else found
+
+
+def refused_peers(content: RecordDict) -> tuple[RecordDict, dict[str, tuple[str, ...]]]:
+    """Split a reply on sealed links into its other records and the refused peers' names, by reason."""
+    record = content.get(REFUSED)
+    if not isinstance(record, ConfigRecord):
+        return content, {}
+    refused = {}
+    for reason in (*REASONS, MALFORMED):
+        names = record.get(reason)
+        if isinstance(names, list) and names:
+            refused[reason] = tuple(dict.fromkeys(map(str, names)))
+    return RecordDict({key: record for key, record in content.items() if key != REFUSED}), refused
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The sizes and types of valid replies; a reply must have exactly these arrays, with finite values.
+
+    The methods that read a reply raise PayloadError if it is invalid.
+    """
+
+    # n0, n1 and n2 of the model.
+    head: int
+    hospital: int
+    device: int
+    # e1 and e2, the lengths of an encoding.
+    zeta1: int
+    zeta2: int
+    dtype: np.dtype[Any]  # The model's, a floating-point type.
+    compressed: bool = False  # Whether head and encodings are sent as top-k payloads.
+    pairs: bool = False  # Whether every pair has its own model.
+    protected: bool = False  # Whether uploads are noisy; hospitals then report no loss.
+    sealed: bool = False  # Whether heads and encodings are sealed.
+
+    def coded(self, length: int) -> int:
+        """Return the bytes of a head or a row of encodings."""
+        return row_bytes(length) if self.compressed else self.dense(length)
+
+    def dense(self, length: int) -> int:
+        """Return the bytes of a block of the model."""
+        return length * self.dtype.itemsize
+
+    def hospital_exchange(self, content: RecordDict, a: int, hosted: bool) -> tuple[Head, Sequence[Share]]:
+        """Return head and zeta1 of ``a`` people; ``hosted`` if one edge has all their devices.
+
+        On sealed links there is one share per peer, empty if withheld. With pairs their heads are in it.
+        """
+        if not (self.sealed or self.compressed):
+            head = (a, self.head) if self.pairs else (self.head,)
+            arrays = self._arrays(content, {"head": head, "zeta1": (a, self.zeta1)})
+            return arrays["head"], list(arrays["zeta1"])
+        common, row = self.coded(self.head), self.coded(self.zeta1)
+        if not self.sealed:
+            return self._relayed(content, "zeta1", a, row, common)
+        shares = 1 if hosted else a
+        if self.pairs:
+            return self._relayed(content, "zeta1", shares, a // shares * (common + row) + SEAL_BYTES)
+        size = HEAD_KEY_BYTES + a // shares * row + SEAL_BYTES
+        return self._relayed(content, "zeta1", shares, size, common + SEAL_BYTES)
+
+    def device_exchange(self, content: RecordDict, a: int, sealed_as: str = "zeta2") -> Sequence[Share]:
+        """Return zeta2 of a device (a = 1) or edge, on sealed links as one share, empty if withheld."""
+        row = self.coded(self.zeta2)
+        if self.sealed:
+            return self._relayed(content, sealed_as, 1, a * row + SEAL_BYTES)[1]
+        if self.compressed:
+            return self._relayed(content, "zeta2", a, row)[1]
+        return list(self._arrays(content, {"zeta2": (a, self.zeta2)})["zeta2"])
+
+    def _relayed(
+        self, content: RecordDict, key: str, count: int, size: int, head: int | None = None
+    ) -> tuple[bytes, list[Share]]:
+        """Return a head and shares of bytes, checked for number and size only."""
+        where = "sealed" if self.sealed else "payload"
+        record = _record(content, where, ConfigRecord, [key] if head is None else [key, "head"])
+        shares, common = record[key], record.get("head", b"")
+        if not isinstance(shares, list) or len(shares) != count:
+            raise PayloadError("wrong shape", f"{key!r} must have {count} shares")
+        sizes = (0, size) if self.sealed else (size,)
+        if not all(isinstance(share, bytes) and len(share) in sizes for share in shares):
+            raise PayloadError("wrong size", f"{key!r} is not of {size} bytes a share")
+        if not isinstance(common, bytes) or len(common) != (head or 0):
+            raise PayloadError("wrong size", f"'head' is not of {head} bytes")
+        return common, cast(list[Share], shares)
+
+    def hospital_update(
+        self, content: RecordDict, a: int, upload: bool
+    ) -> tuple[float | None, Vector, Vector]:
+        """Return the loss (None if ``protected``), and head and hospital, both empty unless ``upload``."""
+        metrics = checked_metrics(content, "num-examples")
+        loss = None if self.protected else metrics.get("loss")
+        if not self.protected and not isinstance(loss, float | int):
+            raise PayloadError("bad metrics", f"loss={loss!r}, expected a number")
+        rows = (a,) if self.pairs else ()
+        shapes = {"head": (*rows, self.head), "hospital": (*rows, self.hospital)}
+        arrays = self._arrays(content, shapes if upload else {}, metrics=True)
+        nothing = np.zeros(0, self.dtype)
+        loss = None if loss is None else float(loss)  # type: ignore[arg-type]
+        return loss, arrays.get("head", nothing), arrays.get("hospital", nothing)
+
+    def device_update(self, content: RecordDict, upload: bool) -> Vector:
+        """Return a device's model or an edge's mean (n2,); empty unless ``upload``."""
+        checked_metrics(content, "num-examples")
+        arrays = self._arrays(content, {"device": (self.device,)} if upload else {}, metrics=True)
+        return arrays.get("device", np.zeros(0, self.dtype))
+
+    def _arrays(
+        self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]], metrics: bool = False
+    ) -> dict[str, Vector]:
+        others = {"metrics"} if metrics else set()
+        if not shapes:
+            _only_records(content, others)
+            return {}
+        record = _record(content, "arrays", ArrayRecord, shapes, others)
+        values = {key: view(record[key]) for key in shapes}
+        for key, shape in shapes.items():
+            if values[key].shape != shape:
+                raise PayloadError("wrong shape", f"{key!r} has {values[key].shape}, expected {shape}")
+            if values[key].dtype != self.dtype:
+                raise PayloadError("wrong dtype", f"{key!r} is {values[key].dtype}, expected {self.dtype}")
+            if not np.isfinite(values[key]).all():
+                raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+        return values
+
+
+def _record(
+    content: RecordDict,
+    name: str,
+    kind: type[ArrayRecord | ConfigRecord],
+    keys: Iterable[str],
+    others: Iterable[str] = (),
+) -> Any:
+    """Return a reply's record of a kind with exactly these keys; beside it are exactly the ``others``."""
+    _only_records(content, {name, *others})
+    record = content[name] if isinstance(content[name], kind) else kind()
+    if missing := [key for key in keys if key not in record]:
+        raise PayloadError("missing key", f"{missing[0]!r}")
+    if unknown := [key for key in record if key not in keys]:
+        raise PayloadError("unknown key", f"{unknown[0]!r}")
+    return record
+
+
+def _only_records(content: RecordDict, expected: set[str]) -> None:
+    if set(content) != expected:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected {sorted(expected)}")
+
+
+# Bookings.
+
+
+class GroupTransfer(NamedTuple):
+    """A transfer of a group on a link of the modelled system."""
+
+    link: str
+    group: int
+    payload: int  # In bytes.
+    bits: int = 0  # Nominal, as the paper counts them.
+
+
+@dataclass(frozen=True)
+class Books:
+    """The transfers of groups in a round: m is a group's number, ``a`` the people of its batch."""
+
+    ledger: Ledger
+    round: int
+    schema: Schema
+    cloud: bool  # Whether groups send their models to a cloud; TDCD has none.
+    original_groups: int = 1  # Groups that TDCD merged, each with a head: its cost is stated per group.
+
+    def book(self, transfers: Iterable[GroupTransfer]) -> None:
+        """Book transfers."""
+        for link, m, payload, bits in transfers:
+            self.ledger.book(self.round, link, m, m, bits, payload)
+
+    def models_down(self, m: int, a: int, *, to_group: bool, to_devices: bool) -> list[GroupTransfer]:
+        """Return the transfers of the global model to the group, and of theta_2 to ``a`` devices."""
+        sizes, transfers = self.schema, list[GroupTransfer]()
+        if to_group and self.cloud:
+            transfers.append(GroupTransfer("cloud->hospital", m, sizes.dense(sizes.head + sizes.hospital)))
+            transfers.append(GroupTransfer("cloud->edge", m, sizes.dense(sizes.device)))
+        if to_devices:
+            transfers.append(GroupTransfer("edge->device", m, sizes.dense(a * sizes.device)))
+        return transfers
+
+    def encodings_to_edge(self, m: int, a: int, hosted: bool, *, hospital: bool) -> GroupTransfer:
+        """Return that of ``a`` devices' zeta2, or of the hospital's head (in JFL one per pair) and zeta1."""
+        sizes = self.schema
+        seals = self._seals(a, hosted, hospital=hospital, edge=hospital) if sizes.sealed else 0
+        if not hospital:
+            return GroupTransfer("device->edge", m, a * sizes.coded(sizes.zeta2) + seals)
+        heads = a if sizes.pairs else 1
+        payload = heads * sizes.coded(sizes.head) + a * sizes.coded(sizes.zeta1) + seals
+        scalars = heads * sizes.head * self.original_groups + a * sizes.zeta1
+        return GroupTransfer("hospital->edge", m, payload, scalars * self._bits_of_encoding)
+
+    def encodings_relayed(self, m: int, a: int, hosted: bool) -> list[GroupTransfer]:
+        """Return those of zeta2 to the hospital, and of the head and a row of zeta1 to each device."""
+        sizes = self.schema
+        up = a * sizes.coded(sizes.zeta2)
+        down = a * (sizes.coded(sizes.head) + sizes.coded(sizes.zeta1))
+        if sizes.sealed:
+            up += self._seals(a, hosted, hospital=False, edge=True)
+            down += self._seals(a, hosted, hospital=True, edge=False)
+        bits = a * sizes.zeta2 * self._bits_of_encoding
+        return [GroupTransfer("edge->hospital", m, up, bits), GroupTransfer("edge->device", m, down)]
+
+    def models_to_edge(self, m: int, a: int, counted: bool) -> GroupTransfer:
+        """Return that of the models of ``a`` devices; of pairs the paper counts only the round's last."""
+        scalars = a * self.schema.device
+        return GroupTransfer("device->edge", m, self.schema.dense(scalars), scalars * _NOMINAL_BITS * counted)
+
+    def to_cloud(self, m: int, a: int) -> list[GroupTransfer]:
+        """Return those of head and hospital's encoder (in JFL per pair), and of the edge's theta_2."""
+        if not self.cloud:
+            return []
+        sizes, pairs = self.schema, a if self.schema.pairs else 1
+        head, hospital = pairs * sizes.head, pairs * sizes.hospital
+        # (19) omits the head. The paper gives no cost of JFL, so all is counted.
+        counted = hospital + head if sizes.pairs else hospital
+        return [
+            GroupTransfer("hospital->cloud", m, sizes.dense(head + hospital), counted * _NOMINAL_BITS),
+            GroupTransfer("edge->cloud", m, sizes.dense(sizes.device)),
+        ]
+
+    def raw_data(self, raw_bytes: float) -> GroupTransfer:
+        """Return TDCD's one-off transfer of raw features, ``raw_bytes`` per original group."""
+        moved = round(raw_bytes * self.original_groups)
+        return GroupTransfer("hospital->hospital", 0, moved, 8 * moved)
+
+    @property
+    def _bits_of_encoding(self) -> int:
+        return _COMPRESSED_BITS if self.schema.compressed else _NOMINAL_BITS
+
+    def _seals(self, a: int, hosted: bool, *, hospital: bool, edge: bool) -> int:
+        """Return the bytes that sealing adds to a transfer of the hospital's or the devices' ``a`` rows.
+
+        ``edge`` if it is between edge and hospital: devices on an edge node seal nothing between them and it.
+        """
+        if hosted and not edge:
+            return 0
+        shares = 1 if hosted else a
+        if not hospital or self.schema.pairs:
+            return shares * SEAL_BYTES
+        heads = 1 if edge else shares
+        return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
+
+
+# One local interval.
+
+
+@dataclass(frozen=True)
+class IntervalTerms:
+    """The settings of an interval, the same for every party."""
+
+    t: int  # Its first iteration, counted from the start of the run.
+    steps: int  # Q.
+    starts: bool  # Whether it is the first of its round.
+    uploads: bool  # Whether it is the last of its round.
+    eta0: float  # Learning rate of iteration 0.
+    eta_period: int = 0  # Iterations between halvings; 0 for never.
+    mu: float = 0.0  # L2 regularisation of both encoders.
+    noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on encodings.
+    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on uploads.
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A local interval: its settings, and what its exchanges need."""
+
+    terms: IntervalTerms
+    schema: Schema
+    links: PartyLinks
+    books: Books
+    exposure: RecordExposure | None = None  # None without noise.
+    hold: Hold | None = None  # None for no bounds.
+    beside: bool = False  # Whether it is no part of the round's training.
+
+
 class Swap(NamedTuple):
     """A group after the exchange, with each person's encodings unless it skips the interval."""
 
@@ -136,8 +649,26 @@ class UpdateReply(NamedTuple):
     metrics: RecordDict | None = None
 
 
-# Of each node that is asked, its group and its people in the interval.
-Asked = Mapping[int, tuple[Local, Sequence[str]]]
+class AskedNode(NamedTuple):
+    """A node that is asked in an interval."""
+
+    local: Local
+    hospital: bool
+    people: Sequence[str]
+    peers: Sequence[int]  # The nodes at the other side of its links: one per person, or one for all.
+
+
+def _asked(groups: Iterable[Local]) -> dict[int, AskedNode]:
+    """Return the nodes of the groups that do not skip the interval, the hospital of each group first."""
+    asked = {}
+    for local in groups:
+        if local.lost:
+            continue
+        group, people_of = local.group, local.people_of
+        peers = [*people_of] if group.hosted else [group.node_of[person] for person in local.ids]
+        asked[group.hospital] = AskedNode(local, True, local.ids, peers)
+        asked |= {i: AskedNode(local, False, ids, [group.hospital]) for i, ids in people_of.items()}
+    return asked
 
 
 # The exchange: encodings.
@@ -148,93 +679,79 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
 
     Batches are reduced to the people with both encodings.
     """
-    terms, names = interval.terms, interval.links.names
-    before = [replace(one, lost="") for one in groups]
-    interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=terms.starts)
-    now = [_introduced(one, names) for one in before] if interval.links.sealed else before
-    asked = _asked(now)
+    terms, schema, links, books = interval.terms, interval.schema, interval.links, interval.books
+    before = [replace(local, lost="") for local in groups]
+    if interval.exposure is not None:
+        interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=terms.starts)
+    now = [_introduced(local, links.names) for local in before] if links.sealed else before
+    asked, transfers = _asked(now), list[GroupTransfer]()
     hospitals, devices = list[Ask](), list[Ask]()
-    for one in now:
-        if one.lost:
+    # A party that misses its peers' keys gets them with the first request of an interval.
+    keys = links.lacking({i: node.peers for i, node in asked.items()}) if links.sealed else {}
+    grouping = "pairs" if schema.pairs else "group"
+    for local in now:
+        if local.lost:
             continue
-        starts, pairs_at_edge = one.at is None, interval.schema.pairs and one.group.hosted
-        coding = {"compress": interval.schema.compressed}
-        batch = {"ids": list(one.ids), "grouping": "pairs" if interval.schema.pairs else "group"}
-        since = {} if one.at in (None, terms.t) else {"since": one.at}
-        config: dict[str, Any] = {**batch, **coding, **since}
-        blocks = records(head=one.start.head, hospital=one.start.hospital) if starts else {}
-        hospitals.append(_request(interval, one, config, {one.group.hospital: blocks}, first=True))
-        config = config if one.group.hosted else coding
-        devices.append(_request(interval, one, config, _device_models(one), first=True))
+        group, starts = local.group, local.at is None
+        config: dict[str, Any] = {"ids": list(local.ids), "grouping": grouping, "compress": schema.compressed}
+        if local.at not in (None, terms.t):
+            config["since"] = local.at
+        blocks = records(head=local.start.head, hospital=local.start.hospital) if starts else {}
+        hospitals.append(_request(links, asked, config, {group.hospital: blocks}, keys))
+        if not group.hosted:
+            config = {"compress": schema.compressed}
+        devices.append(_request(links, asked, config, _device_models(local), keys))
         # Devices keep no model between a round's intervals, but pairs on an edge node do.
-        interval.books.models_down(
-            one.group.number, len(one.ids), to_group=starts, to_devices=starts or not pairs_at_edge
-        )
+        to_devices = starts or not (schema.pairs and group.hosted)
+        transfers += books.models_down(group.number, len(local.ids), to_group=starts, to_devices=to_devices)
+    books.book(transfers)
 
     def read(node: Node, content: RecordDict) -> Row:
-        return Row(_exchange_reply(interval, *asked[node.partition_id], node.partition_id, content), 0)
+        return Row(_exchange_reply(interval, asked[node.partition_id], content), 0)
 
     config = {"t": terms.t, **terms.noise, **terms.uploads_noise}
     replies = yield from _made(interval, EXCHANGE, config, (hospitals, devices), read, run)
     return _swapped(interval, before, now, asked, replies)
 
 
-def _introduced(one: Local, names: Mapping[int, str]) -> Local:
+def _introduced(local: Local, names: Mapping[int, str]) -> Local:
     """Return a group without people whose party is not introduced; sealed links need the parties' keys."""
-    there = tuple(person for person in one.ids if one.group.node_of[person] in names)
-    if not there or one.group.hospital not in names:
-        return one.skipping("not introduced", one)
-    return replace(one, ids=there)
+    there = tuple(person for person in local.ids if local.group.node_of[person] in names)
+    if not there or local.group.hospital not in names:
+        return local.skipping("not introduced", local)
+    return replace(local, ids=there)
 
 
-def _asked(groups: Iterable[Local]) -> Asked:
-    return {
-        node: (one, people)
-        for one in groups
-        if not one.lost
-        for node, people in {one.group.hospital: one.ids, **one.people_of}.items()
-    }
-
-
-def _device_models(one: Local) -> dict[int, Mapping[str, Any]]:
+def _device_models(local: Local) -> dict[int, Mapping[str, Any]]:
     """Return the records with which each device node starts its interval."""
-    if one.group.hosted:
-        blocks = records(device=one.device) if one.at is None else {}
-        return dict.fromkeys(one.people_of, blocks)
-    models = {node: one.device_models.get(person, one.device) for node, (person,) in one.people_of.items()}
+    if local.group.hosted:
+        blocks = records(device=local.device) if local.at is None else {}
+        return dict.fromkeys(local.people_of, blocks)
+    average = local.device
+    models = {i: local.device_models.get(person, average) for i, (person,) in local.people_of.items()}
     # One record per distinct model.
     made = {id(model): records(device=model) for model in models.values()}
     return {node: made[id(model)] for node, model in models.items()}
 
 
 def _request(
-    interval: Interval,
-    one: Local,
+    links: PartyLinks,
+    asked: Mapping[int, AskedNode],
     config: Mapping[str, Any],
     parts: Mapping[int, Mapping[str, Any]],
-    *,
-    first: bool,
+    keys: Mapping[int, ConfigRecord] = {},
 ) -> Ask:
-    """Return the request to one side of a group; ``parts`` has each node's records.
-
-    On sealed links, ``first`` requests of an interval carry the introductions of peers that are new.
-    """
-    keyed: dict[str, dict[int, Any]] = {}
-    for node, made in parts.items():
-        for key, record in made.items():
-            keyed.setdefault(key, {})[node] = record
-    if interval.links.sealed:
-        at_hospital = one.group.hospital in parts
-        peers = _hospitals_peers(one) if at_hospital else [one.group.hospital]
-        config = {**config, **interval.links.config(peers)}
-        if first and (lacking := interval.links.lacking(dict.fromkeys(parts, peers))):
-            keyed[INTRODUCTIONS] = lacking
-    return Ask([*parts], None, config, keyed, pool=one.group.number)
-
-
-def _hospitals_peers(one: Local) -> list[int]:
-    """Return one node per person, or one edge for all."""
-    return [one.group.node_of[person] for person in (one.ids[:1] if one.group.hosted else one.ids)]
+    """Return the request to one side of a group: each node's records, and the peers' keys that it lacks."""
+    records_of: dict[str, dict[int, Any]] = {}
+    for i, made in parts.items():
+        for name, record in made.items():
+            records_of.setdefault(name, {})[i] = record
+    node = asked[next(iter(parts))]
+    if links.sealed:
+        config = {**config, "peers": [links.names[j] for j in node.peers]}
+        if lacking := {i: keys[i] for i in parts if i in keys}:
+            records_of[INTRODUCTIONS] = lacking
+    return Ask([*parts], None, config, records_of, pool=node.local.group.number)
 
 
 def _made(
@@ -246,11 +763,12 @@ def _made(
     run: RoundContext,
 ) -> Steps[list[tuple[int, Any]]]:
     """Send the requests of both sides at once; return the replies by partition id, side by side."""
+    common, beside = {**config, **interval.links.config}, interval.beside
     exchanges = [
-        Exchange(kind, asks, config, reads=reads, unbooked=(INTRODUCTIONS,), beside=interval.beside)
+        Exchange(kind, asks, common, reads=reads, unbooked=(INTRODUCTIONS,), beside=beside).prepared(run)
         for asks in sides
     ]
-    replies = yield Together(tuple(exchange.prepared(run) for exchange in exchanges))
+    replies = yield Together(tuple(exchanges))
     return [
         reply
         for chunks in replies
@@ -259,17 +777,17 @@ def _made(
     ]
 
 
-def _exchange_reply(
-    interval: Interval, one: Local, people: Sequence[str], node: int, content: RecordDict
-) -> ExchangeReply:
+def _exchange_reply(interval: Interval, node: AskedNode, content: RecordDict) -> ExchangeReply:
     """Return a party's valid reply to the exchange; PayloadError otherwise."""
-    content, refused = refused_peers(content) if interval.links.sealed else (content, {})
-    if node != one.group.hospital:
-        return ExchangeReply(b"", interval.schema.device_exchange(content, len(people)), refused)
-    head, shares = interval.schema.hospital_exchange(content, len(people), one.group.hosted)
+    schema, start, refused = interval.schema, node.local.start, dict[str, tuple[str, ...]]()
+    if schema.sealed:
+        content, refused = refused_peers(content)
+    if not node.hospital:
+        return ExchangeReply(b"", schema.device_exchange(content, len(node.people)), refused)
+    head, shares = schema.hospital_exchange(content, len(node.people), node.local.group.hosted)
     if isinstance(head, np.ndarray) and interval.hold is not None:
         # In a round's first exchange the hospital returns the head that it was sent.
-        interval.hold(head, one.start.head, "first head" if one.at is None else "head in a round")
+        interval.hold(head, start.head, "first head" if node.local.at is None else "head in a round")
     return ExchangeReply(head, shares, refused)
 
 
@@ -277,34 +795,36 @@ def _swapped(
     interval: Interval,
     before: Sequence[Local],
     now: Sequence[Local],
-    asked: Asked,
-    replies: Iterable[tuple[int, ExchangeReply]],
+    asked: Mapping[int, AskedNode],
+    replies: Sequence[tuple[int, ExchangeReply]],
 ) -> list[Swap]:
     """Return each group with its encodings, and the people that have both."""
     links, of_hospital = interval.links, dict[int, tuple[Head, Mapping[str, Share]]]()
-    zeta2: dict[int, dict[str, Share]] = {one.group.number: {} for one in now}
-    for node, reply in replies:
-        one, people = asked[node]
-        m, hospital, shares = one.group.number, node == one.group.hospital, reply.shares
-        if links.sealed:
-            links.met(node, _hospitals_peers(one) if hospital else [one.group.hospital], reply.refused)
-            links.withheld += sum(not len(share) for share in shares)
+    zeta2: dict[int, dict[str, Share]] = {local.group.number: {} for local in now}
+    transfers = list[GroupTransfer]()
+    if links.sealed:
+        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies})
+        links.withheld += sum(not len(share) for _, reply in replies for share in reply.shares)
+    for i, reply in replies:
+        node, shares = asked[i], reply.shares
+        m, people, hosted = node.local.group.number, node.people, node.local.group.hosted
         each = shares if len(shares) == len(people) else [shares[0]] * len(people)
         found = {person: share for person, share in zip(people, each, strict=True) if len(share)}
-        if hospital:
+        if node.hospital:
             of_hospital[m] = reply.head, found
         else:
             zeta2[m] |= found
-        interval.books.encodings_to_edge(m, len(people), one.group.hosted, hospital=hospital)
+        transfers.append(interval.books.encodings_to_edge(m, len(people), hosted, hospital=node.hospital))
+    interval.books.book(transfers)
     swaps = []
-    for was, one in zip(before, now, strict=True):
-        if one.lost:
-            swaps.append(Swap(was, one))
+    for was, local in zip(before, now, strict=True):
+        if local.lost:
+            swaps.append(Swap(was, local))
             continue
-        m, heard = one.group.number, one.group.number in of_hospital
+        m, heard = local.group.number, local.group.number in of_hospital
         head, zeta1 = of_hospital.get(m, (b"", {}))
-        there = [p for p in one.ids if p in zeta2[m] and (p in zeta1 or not heard)]
-        after = replace(one, ids=tuple(there) or one.ids)
+        there = [p for p in local.ids if p in zeta2[m] and (p in zeta1 or not heard)]
+        after = replace(local, ids=tuple(there) or local.ids)
         if not there or not heard:
             after = was.skipping("no encodings", after)
         swaps.append(Swap(was, after, head, zeta1, zeta2[m]))
@@ -314,126 +834,124 @@ def _swapped(
 # The update: steps.
 
 
-def stepped(interval: Interval, swaps: Iterable[Swap], run: RoundContext) -> Steps[list[Local]]:
+def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Steps[list[Local]]:
     """Let both sides make Q steps with the other's encodings; return the groups with their models."""
-    terms, links = interval.terms, interval.links
-    swaps, hospitals, devices = list(swaps), list[Ask](), list[Ask]()
-    asked = _asked(swap.now for swap in swaps)
-    coding = {"compress": interval.schema.compressed, "pairs": interval.schema.pairs} if links.sealed else {}
+    terms, schema, links, books = interval.terms, interval.schema, interval.links, interval.books
+    asked, transfers = _asked(swap.now for swap in swaps), list[GroupTransfer]()
+    hospitals, devices = list[Ask](), list[Ask]()
+    coding = {"compress": schema.compressed, "pairs": schema.pairs} if links.sealed else {}
     for swap in swaps:
-        one = swap.now
-        if one.lost:
+        local, group = swap.now, swap.now.group
+        if local.lost:
             continue
-        interval.exposure.update(one.group, one.ids, pairs=interval.schema.pairs, ends=terms.uploads)
-        interval.books.encodings_relayed(one.group.number, len(one.ids), one.group.hosted)
-        batch = {"ids": list(one.ids), "upload": terms.uploads}
-        zeta2 = records(zeta2=_shares(interval, one, swap.zeta2, one.ids))
-        hospitals.append(
-            _request(interval, one, {**batch, **coding}, {one.group.hospital: zeta2}, first=False)
-        )
-        parts = {node: _for_devices(interval, swap, ids) for node, ids in one.people_of.items()}
-        config = {**(batch if one.group.hosted else {}), **coding}
-        devices.append(_request(interval, one, config, parts, first=False))
+        if interval.exposure is not None:
+            m, hosted = group.number, group.hosted
+            interval.exposure.update(m, local.ids, hosted=hosted, pairs=schema.pairs, ends=terms.uploads)
+        transfers += books.encodings_relayed(group.number, len(local.ids), group.hosted)
+        batch = {"ids": list(local.ids), "upload": terms.uploads, **coding}
+        # Between a hospital and its edge, all encodings are in one sealed share.
+        shared = links.sealed and group.hosted
+        zeta2 = records(zeta2=[swap.zeta2[p] for p in (local.ids[:1] if shared else local.ids)])
+        hospitals.append(_request(links, asked, batch, {group.hospital: zeta2}))
+        parts = {i: _for_devices(schema, swap, ids, shared) for i, ids in local.people_of.items()}
+        devices.append(_request(links, asked, batch if group.hosted else coding, parts))
+    books.book(transfers)
 
     def read(node: Node, content: RecordDict) -> Row:
-        return Row(_update_reply(interval, *asked[node.partition_id], node.partition_id, content), 0)
+        return Row(_update_reply(interval, asked[node.partition_id], content), 0)
 
     schedule = {"eta0": terms.eta0, "eta-period": terms.eta_period, "mu": terms.mu}
     config = {"t": terms.t, "steps": terms.steps, **schedule, **terms.uploads_noise}
     replies = dict((yield from _made(interval, UPDATE, config, (hospitals, devices), read, run)))
     if links.sealed:
-        for node, reply in replies.items():
-            one = asked[node][0]
-            hospital = node == one.group.hospital
-            links.met(node, _hospitals_peers(one) if hospital else [one.group.hospital], reply.refused)
+        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies.items()})
+        for reply in replies.values():
             if reply.refused:
                 links.count_unopened(reply.refused)
     if not interval.beside:
         run.contents += [
-            reply.metrics
-            for node, reply in replies.items()
-            if reply.metrics is not None and node == asked[node][0].group.hospital
+            reply.metrics for i, reply in replies.items() if asked[i].hospital and reply.metrics is not None
         ]
-    return [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
+    after = [(swap.now, []) if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
+    books.book([transfer for _, transfers in after for transfer in transfers])
+    return [local for local, _ in after]
 
 
-def _shares(
-    interval: Interval, one: Local, encodings: Mapping[str, Share], ids: Sequence[str]
-) -> list[Share]:
-    """Return people's encodings; between a hospital and its edge, all are in one sealed share."""
-    whole = interval.links.sealed and one.group.hosted
-    return [encodings[person] for person in (ids[:1] if whole else ids)]
-
-
-def _for_devices(interval: Interval, swap: Swap, ids: Sequence[str]) -> Mapping[str, Any]:
-    """Return the head and only these people's rows of zeta_1."""
-    zeta1, head = _shares(interval, swap.now, swap.zeta1, ids), swap.head
-    if interval.schema.pairs and isinstance(head, np.ndarray):
+def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -> Mapping[str, Any]:
+    """Return the head and only these people's rows of zeta_1, of which ``shared`` ones are one share."""
+    zeta1, head = [swap.zeta1[person] for person in (ids[:1] if shared else ids)], swap.head
+    if schema.pairs and isinstance(head, np.ndarray):
         # A row per person that the hospital was asked for.
         rows = [list(swap.zeta1).index(person) for person in ids]
         head = head[rows if swap.now.group.hosted else rows[0]]
     return records(head=head, zeta1=zeta1)
 
 
-def _update_reply(
-    interval: Interval, one: Local, people: Sequence[str], node: int, content: RecordDict
-) -> UpdateReply:
+def _update_reply(interval: Interval, node: AskedNode, content: RecordDict) -> UpdateReply:
     """Return a party's valid reply to the update; PayloadError otherwise."""
-    content, refused = refused_peers(content) if interval.links.sealed else (content, {})
-    if refused and not len(content):
-        return UpdateReply(refused)
-    schema, hold, group, count = interval.schema, interval.hold, one.group, len(people)
-    metrics = records_of(content, MetricRecord)
-    if refused and node == group.hospital:
-        count -= len(_unread(interval, one, refused))
+    schema, hold, local = interval.schema, interval.hold, node.local
+    count, refused, uploads = len(node.people), dict[str, tuple[str, ...]](), interval.terms.uploads
+    if schema.sealed:
+        content, refused = refused_peers(content)
+        if refused and not len(content):
+            return UpdateReply(refused)
+        if refused and node.hospital:
+            count -= len(_unread(interval.links, local, refused))
+    metrics = RecordDict({key: one for key, one in content.items() if isinstance(one, MetricRecord)})
     if (claimed := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
-        raise PayloadError("bad weight", f"num-examples={claimed}, expected {count}")
-    if node != group.hospital:
-        device = schema.device_update(content, interval.terms.uploads or not group.hosted)
+        raise PayloadError("bad weight", f"num-examples={claimed!r}, expected {count}")
+    if not node.hospital:
+        device = schema.device_update(content, uploads or not local.group.hosted)
         if device.size and hold is not None:
-            hold(device, one.device_models.get(people[0], one.device), "device")
-        return UpdateReply(refused, device, None, RecordDict({**metrics}))
-    loss, head, hospital = schema.hospital_update(content, count, interval.terms.uploads)
-    if interval.terms.uploads and hold is not None:
-        hold(head, one.start.head, "head")
-        hold(hospital, one.start.hospital, "hospital")
-    blocks = np.concatenate([head, hospital], axis=-1)
-    return UpdateReply(refused, blocks, loss, RecordDict({**metrics}))
+            hold(device, local.device_models.get(node.people[0], local.device), "device")
+        return UpdateReply(refused, device, None, metrics)
+    loss, head, hospital = schema.hospital_update(content, count, uploads)
+    if uploads and hold is not None:
+        hold(head, local.start.head, "head")
+        hold(hospital, local.start.hospital, "hospital")
+    return UpdateReply(refused, np.concatenate([head, hospital], axis=-1), loss, metrics)
 
 
-def _unread(interval: Interval, one: Local, refused: Refused) -> set[str]:
+def _unread(links: PartyLinks, local: Local, refused: Refused) -> set[str]:
     """Return the people whose encodings a hospital of devices could not open."""
-    if one.group.hosted:
+    if local.group.hosted:
         return set()
-    names = {name for those in refused.values() for name in those}
-    return {person for person in one.ids if interval.links.names.get(one.group.node_of[person]) in names}
+    names = {name for reason in refused for name in refused[reason]}
+    return {person for person in local.ids if links.names.get(local.group.node_of[person]) in names}
 
 
-def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]) -> Local:
-    """Return a group with the models of its hospital, and of its devices whose steps count."""
-    one, group, terms, pairs = swap.now, swap.now.group, interval.terms, interval.schema.pairs
-    people_of = one.people_of
-    made = {node: reply.blocks for node, reply in replies.items() if reply.blocks is not None}
-    of_hospital = replies.get(group.hospital)
-    unread = _unread(interval, one, of_hospital.refused) if of_hospital and of_hospital.refused else set()
-    trained = [node for node in sorted(people_of) if node in made and unread.isdisjoint(people_of[node])]
-    device_models, averaged = dict(one.device_models), one.averaged
-    for node in trained:
+def _trained(
+    interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]
+) -> tuple[Local, list[GroupTransfer]]:
+    """Return a group with the models of its hospital and of its devices whose steps count, and transfers."""
+    local, group, terms, pairs = swap.now, swap.now.group, interval.terms, interval.schema.pairs
+    people_of, books, transfers = local.people_of, interval.books, list[GroupTransfer]()
+    made = dict[int, Vector]()
+    for i in (group.hospital, *people_of):
+        if i in replies and (blocks := replies[i].blocks) is not None:
+            made[i] = blocks
+    hospital, unread = replies.get(group.hospital), set[str]()
+    if hospital is not None and hospital.refused:
+        unread = _unread(interval.links, local, hospital.refused)
+    trained = [i for i in sorted(people_of) if i in made and unread.isdisjoint(people_of[i])]
+    device_models, averaged = dict(local.device_models), local.averaged
+    for i in trained:
         if not group.hosted:
-            device_models[people_of[node][0]] = made[node]
+            device_models[people_of[i][0]] = made[i]
         elif terms.uploads:  # An edge node sends its mean at the end of the round.
-            averaged = made[node]
+            averaged = made[i]
         if terms.uploads or not (pairs and group.hosted):
             counted = terms.uploads or not pairs
-            interval.books.models_to_edge(group.number, len(people_of[node]), counted)
+            transfers.append(books.models_to_edge(group.number, len(people_of[i]), counted))
     needed = {group.hospital, *(people_of if group.hosted else ())}
-    if of_hospital is None or not needed <= made.keys():
-        return swap.before.skipping("no update", one)
-    left = tuple(person for person in one.ids if person not in unread)
+    if hospital is None or not needed <= made.keys():
+        return swap.before.skipping("no update", local), transfers
+    left = tuple(person for person in local.ids if person not in unread)
     if terms.uploads:
-        interval.books.to_cloud(group.number, len(left))
-    return replace(
-        one, ids=left, averaged=averaged, trained=tuple(trained), loss=of_hospital.loss,
+        transfers += books.to_cloud(group.number, len(left))
+    after = replace(
+        local, ids=left, averaged=averaged, trained=tuple(trained), loss=hospital.loss,
         device_models={p: model for p, model in device_models.items() if p not in unread},
         uploaded=made[group.hospital] if terms.uploads else None, at=terms.t + terms.steps,
     )  # fmt: skip
+    return after, transfers

@@ -16,7 +16,6 @@ from typing import Any
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.hsgd.parties import Group
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED, Noise, PrivacyReport, open_paths
 from hedgerow.wire.gaussian_dp import gaussian_epsilon
@@ -106,18 +105,19 @@ class RecordExposure(Part):
         if not starts and not self.hidden:
             self.note_open(HEADS)
 
-    def update(self, group: Group, ids: Collection[str], *, pairs: bool, ends: bool) -> None:
-        """Count a group's uploads after one interval's steps.
+    def update(self, m: int, ids: Collection[str], *, hosted: bool, pairs: bool, ends: bool) -> None:
+        """Count the uploads of group m after one interval's steps.
 
-        - ``ids``: A_m. An edge node uploads at the end of the round, its devices never.
+        - ``ids``: A_m.
+        - ``hosted``: Whether its devices are on an edge node, which uploads at the end of the round.
         - ``pairs``: Whether every pair has its own model, which depends on no other person.
         - ``ends``: Whether the round ends; hospitals then upload.
         """
         if self.uploads is None:
             return
-        m, those = group.number, set(ids)
+        those = set(ids)
         there = self._there.setdefault(m, set())
-        if not group.hosted:
+        if not hosted:
             for person in those:
                 self._of(m, person)[1] += 1
             for person in there if not pairs else ():
@@ -125,7 +125,7 @@ class RecordExposure(Part):
         there |= those
         if ends:
             for person in there:
-                self._of(m, person)[1] += 2 if group.hosted else 1
+                self._of(m, person)[1] += 2 if hosted else 1
 
     def note_open(self, *paths: str) -> None:
         """Note paths on which something about the records was sent without noise."""

@@ -23,18 +23,32 @@ from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
-from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
-from hedgerow.strategies.hsgd.costs import MethodName, MethodVariant, ModelledSystem, Sizes, require_intervals
-from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
-from hedgerow.strategies.hsgd.exchange import Interval, IntervalTerms, Local
-from hedgerow.strategies.hsgd.means import Asked, Means, PlainMeans
-from hedgerow.strategies.hsgd.membership import DealtSetup, Matching, Members, Setup
-from hedgerow.strategies.hsgd.messages import Books, Schema, Theta, ThetaBlocks
-from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup
-from hedgerow.strategies.hsgd.parties import Conversation, Group, PartyLinks, batch_size
+from hedgerow.strategies.hsgd.algorithm import Algorithm, Asked, ChosenMeans, Means, State, local_interval
+from hedgerow.strategies.hsgd.exchange import (
+    Books,
+    Group,
+    Interval,
+    IntervalTerms,
+    Local,
+    PartyLinks,
+    Schema,
+    Theta,
+    ThetaBlocks,
+    batch_size,
+)
+from hedgerow.strategies.hsgd.membership import Conversation, DealtSetup, Matching, Members, Setup
+from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup, evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
+from hedgerow.strategies.hsgd.theory import (
+    MethodName,
+    MethodVariant,
+    ModelledSystem,
+    Sizes,
+    require_intervals,
+)
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.options import FederationOptions
+from hedgerow.strategies.parts import Part
 from hedgerow.strategies.round_end import EvaluateFn
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
@@ -165,12 +179,14 @@ class HSGD(Algorithm):
                     raise ValueError(f"upload_noise must have the {key} of noise, {theirs!r}, got {ours!r}")
         if upload_noise is not None and adaptive is not None:
             raise ValueError("adaptive must be None with upload_noise: estimates need exact steps")
-        self.means_asked = Means.of(aggregation, device_aggregation)
-        self.means_asked.check(self.variant, num_groups, adaptive=adaptive is not None)
+        self.chosen_means = ChosenMeans.of(aggregation, device_aggregation)
+        self.chosen_means.check(self.variant, num_groups, adaptive=adaptive is not None)
         self.adaptive, self.own = adaptive, own
         federation = Federation(**options)
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
-        self._hold = partial(federation.limits.check_update, noise=deviation)
+        self._hold = None
+        if federation.settings.max_update_norm_ratio:
+            self._hold = partial(federation.limits.check_update, noise=deviation)
         self.links = PartyLinks(sealed, federation.settings.seed)
 
         def new_setup() -> Setup:
@@ -180,13 +196,18 @@ class HSGD(Algorithm):
 
         self.members = Members(new_setup, self.variant, self.links, self._check_groups)
         sums = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
-        self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
+        self.noise, self.upload_noise, open_paths = noise, upload_noise, (SUMS,) if sums else ()
+        self.exposure: RecordExposure | None = None
+        if noise is not None or upload_noise is not None:
+            self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=open_paths)
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
         self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
-        self.averages = self.means_asked.plain(apart=not aggregate)
-        # Members come before the pacer, whose choice depends on them.
-        parts = [self.links, self.exposure, self.members, self._pacer]
-        super().__init__(federation, parts=[*parts, *self.means_asked.parts])
+        self.averages = self.chosen_means.means(apart=not aggregate)
+        # What is off takes no part. Members come before the pacer, whose choice depends on them.
+        parts: list[Part] = [self.links] if sealed else []
+        parts += [self.exposure] if self.exposure is not None else []
+        parts += [self.members, *([self._pacer] if adaptive is not None else [])]
+        super().__init__(federation, parts=[*parts, *self.chosen_means.parts])
 
     # Properties of the run.
 
@@ -236,7 +257,7 @@ class HSGD(Algorithm):
 
     def privacy_report(self) -> Report | None:
         """Return the account of the most exposed person; None without noise."""
-        return self.exposure.report()
+        return None if self.exposure is None else self.exposure.report()
 
     def disclosed(self) -> Report | None:
         """Return the same: every request counts."""
@@ -262,8 +283,11 @@ class HSGD(Algorithm):
     # Before a run.
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Set the initial model and the groups; once per run."""
-        self.links.begin(grid.run.run_id)
+        """Set the initial model and the groups, once per run."""
+        if self.links.sealed:
+            self.links.begin(grid.run.run_id)
+        if self.members.matching is not None:
+            return arrays
         if self.own is None and self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         built = self.members.begin(grid)
@@ -281,7 +305,7 @@ class HSGD(Algorithm):
 
     def _check_groups(self, matching: Matching) -> None:
         batches = [(group, self._count(group)) for group in matching.groups]
-        self.means_asked.check_groups(batches, self.variant)
+        self.chosen_means.check_groups(batches, self.variant)
         alone = [group.number for group, count in batches if count == 1]
         if alone and self.own is None:
             log(WARNING, "One device a batch in groups %s: their edge's mean is its model.", alone[:10])
@@ -315,14 +339,14 @@ class HSGD(Algorithm):
         log(INFO, "\t├──> Method: %s%s", self.variant.method, "" if self.aggregate else ", groups kept apart")
         log(INFO, "\t├──> P = %d | Q = %d | alpha = %g | mu = %g", P, Q, self.participation, self.mu)
         log(INFO, "\t├──> eta = %g%s", eta0, f", halved every {period} iterations" if period else "")
-        for what, noise in (("", self.exposure.noise), (" of uploads", self.exposure.uploads)):
+        for what, noise in (("", self.noise), (" of uploads", self.upload_noise)):
             if noise is not None:
                 log(INFO, "\t├──> Noise%s: clip = %g, multiplier = %g", what, noise.clip, noise.multiplier)
         if (report := self.privacy_report()) is not None and report.unprotected:
             log(INFO, "\t├──> Privacy: %s", report)
         if self.links.sealed:
             log(INFO, "\t├──> Links of hospital and devices are sealed")
-        log(INFO, "\t├──> Means: %s", self.means_asked)
+        log(INFO, "\t├──> Means: %s", self.chosen_means)
         if self.adaptive is not None:
             log(INFO, "\t├──> Adaptive: %s", self.adaptive)
         if self.groups:
@@ -339,7 +363,8 @@ class HSGD(Algorithm):
         system = self.variant.system
         if server_round == 1 and not self.ledger.total().messages:
             if system.raw_bytes:
-                self._books(self._schema(), 1).raw_data(system.raw_bytes)
+                books = self._books(self._schema(), 1)
+                books.book([books.raw_data(system.raw_bytes)])
             self.clock.advance(system.raw_seconds)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -367,8 +392,7 @@ class HSGD(Algorithm):
     def _terms(self, t: int, *, starts: bool, uploads: bool) -> IntervalTerms:
         seed, (_, Q, eta0, period) = self.settings.seed, self.pace
         noise, upload_noise = (
-            {} if one is None else one.instructions(seed)
-            for one in (self.exposure.noise, self.exposure.uploads)
+            {} if one is None else one.instructions(seed) for one in (self.noise, self.upload_noise)
         )
         return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise)
 
@@ -387,7 +411,7 @@ class HSGD(Algorithm):
         def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
             books = self._books(schema, run.round)
             interval = Interval(terms, schema, self.links, books, self.exposure, beside=True)
-            made = yield from local_interval(interval, groups, PlainMeans(), run)
+            made = yield from local_interval(interval, groups, Means(), run)
             self._advance(1, 1)
             return made
 
@@ -409,7 +433,7 @@ class HSGD(Algorithm):
         state = self._known_state()
         whole = ThetaBlocks(self.federation.known_layout()).split(self.federation.vector(arrays))
         models = {m: whole if self.aggregate else state.start(m) for m in matching.held_out}
-        noise = {} if self.exposure.noise is None else self.exposure.noise.instructions(self.settings.seed)
+        noise = {} if self.noise is None else self.noise.instructions(self.settings.seed)
         scores = evaluate_groups(
             Conversation(self.federation, self.completed_rounds), grid, matching.held_out, models,
             self._schema(plain=True), {"t": state.t, **noise}, self.links,
@@ -427,12 +451,14 @@ class HSGD(Algorithm):
         return Schema(
             len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
-            protected=self.exposure.uploads is not None,  # hospitals then report no loss
+            protected=self.upload_noise is not None,  # hospitals then report no loss
             sealed=self.links.sealed,
         )  # fmt: skip
 
     def _books(self, schema: Schema, server_round: int) -> Books:
-        return Books(self.ledger, schema, self.variant, server_round)
+        return Books(
+            self.ledger, server_round, schema, self.variant.has_cloud, self.variant.system.original_groups
+        )
 
     def _advance(self, P: int, Q: int) -> None:
         """Advance the clock by a global interval of the slowest group."""

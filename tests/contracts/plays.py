@@ -202,7 +202,7 @@ def passing(
         for original in pull(self, message_ids):
             reply = original
             instruction = sent[reply.metadata.reply_to_message_id]
-            node = self._node(instruction.metadata.dst_node_id)
+            node = self._all.find(instruction.metadata.dst_node_id)
             partition = -1 if node is None else node.partition_id
             kind = instruction.metadata.message_type
             number = answered.get((partition, kind), 0)

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error
 from tests.contracts.plays import METHODS, VARIANTS, Method, Passed, passing, play
 from tests.flower_apps.cases import CASES, CEPS
 
@@ -59,17 +59,16 @@ def quiet(fate: Fate, introduced: bool) -> Iterator[list[str]]:
     real = InProcessGrid._fate
     met: list[str] = []
 
-    def drawn(self: InProcessGrid, node: Any, message: Message, number: int | None) -> tuple[Fate, int]:
-        own, key = real(self, node, message, number)
-        kind = message.metadata.message_type
+    def drawn(self: InProcessGrid, node: Any, turn: Any, key: int) -> Fate:
+        kind = turn.kind
         if (
             node.partition_id != 1
             or kind == "query.whoami"
             or not (kind.startswith("train") or not introduced)
         ):
-            return own, key
+            return real(self, node, turn, key)
         met.append(kind)
-        return fate, key
+        return fate
 
     with patch.object(InProcessGrid, "_fate", drawn), passing():
         yield met

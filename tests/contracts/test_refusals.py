@@ -366,15 +366,14 @@ def calls(
 
 
 ESTIMATES = made("strategies.hsgd.theory:Estimates", 2.3, 0.5, 0.5)
-SIZES = made("strategies.hsgd.costs:Sizes", 33, 3584, 3584, 16, 16, 29)
-PARTS = made("strategies.hsgd.costs:RoundParts", 1.0, 1.0, 1.0)
+SIZES = made("strategies.hsgd.theory:Sizes", 33, 3584, 3584, 16, 16, 29)
+PARTS = made("strategies.hsgd.theory:RoundParts", 1.0, 1.0, 1.0)
 PQT = {"P": 2, "Q": 2, "T": 4}
 calls("strategies.hsgd.theory", eta_max=({"rho": 1.0, "P": 1}, {"rho": POSITIVE, "P": real(1)}),
     interval_max=({"rho": 1.0, "eta": 0.1}, {"rho": POSITIVE, "eta": POSITIVE}),
     bound=({"known": ESTIMATES, "eta": 0.1, **PQT},
         {"P": POSITIVE, "Q": POSITIVE, "eta": POSITIVE, "T": COUNT}),
-    descent=({"known": ESTIMATES, "P": 2, "Q": 2, "eta": 0.1, "gradient2": 1.0},
-        {"eta": POSITIVE, "gradient2": NOT_NEGATIVE}),
+    eta_2=({"known": ESTIMATES, "P": 2, "Q": 2, "gradient2": 1.0}, {"gradient2": NOT_NEGATIVE}),
     iterations=({"T": 4, "P": 2}, {"T": COUNT, "P": COUNT}),
     lambda_min=({"known": ESTIMATES, "P": 2, "eta": 0.01, "T": 4, "target": 1.0},
         {"target": POSITIVE, "eta": POSITIVE}),
@@ -389,7 +388,7 @@ calls("strategies.hsgd.theory", eta_max=({"rho": 1.0, "P": 1}, {"rho": POSITIVE,
         {"t": COUNT_OR_0, "eta0": POSITIVE, "period": COUNT}),
     plans=({"target": 1e3, "known": ESTIMATES, "groups": [SIZES], "eta": 0.01, "T": 4},
         {"target": POSITIVE, "eta": real(0, opened="low"), "compute_seconds": NOT_NEGATIVE}))
-calls("strategies.hsgd.costs",
+calls("strategies.hsgd.theory",
     Sizes=(
         {"head": 1, "hospital": 1, "device": 1, "hospital_encoding": 1, "device_encoding": 1,
             "batch": 1},
@@ -892,17 +891,17 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"known": made("strategies.hsgd.theory:Estimates", 2.3, 0.5, 0.0)},
             "delta must be a finite number > 0, got 0.0"),
     ],
-    "strategies.hsgd.costs:paper_bytes": [
+    "strategies.hsgd.theory:paper_bytes": [
         ({"P": 3}, "P must be a multiple of Q = 2, got 3"),
         ({"method": "hsgd", "raw_bytes": 1.0}, "raw_bytes must be 0 for hsgd, .*got 1.0"),
     ],
-    "strategies.hsgd.costs:round_parts": [
+    "strategies.hsgd.theory:round_parts": [
         ({"rates": made("wire.clock:Rates", {"device->edge": 1e6})},
             "link must be one of 'device->edge', got 'edge->device'"),
     ],
-    "strategies.hsgd.costs:round_seconds": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
-    "strategies.hsgd.theory:descent": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
-    "strategies.hsgd.costs:traffic": [({"P": 4, "T": 6}, "T must be a multiple of P = 4, got 6")],
+    "strategies.hsgd.theory:round_seconds": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
+    "strategies.hsgd.theory:eta_2": [({"P": 3}, "P must be a multiple of Q = 2, got 3")],
+    "strategies.hsgd.theory:traffic": [({"P": 4, "T": 6}, "T must be a multiple of P = 4, got 6")],
     "strategies.sd_feel.theory:preset": [
         ({"name": "honest"}, "'honest' needs .*num_params and flops_per_iteration.*, got None and None"),
         ({"name": "honest", "num_params": 5}, "flops_per_iteration, both > 0, got 5 and None"),

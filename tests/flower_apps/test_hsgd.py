@@ -24,7 +24,7 @@ from tests.strategies.hsgd.nodes import run as play
 from hedgerow.clients import BatchClientApp, Party, hsgd_client
 from hedgerow.sim import InProcessGrid, SettingsError, flower_identity
 from hedgerow.strategies import HSGD, DivergenceError
-from hedgerow.strategies.hsgd.parties import Group, batch_size, draw
+from hedgerow.strategies.hsgd.exchange import Group, batch_size, draw
 from hedgerow.tasks import (
     DatasetNotFound,
     VerticalDataset,

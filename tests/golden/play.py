@@ -391,7 +391,7 @@ def described(
 ) -> list[Any]:
     """Return (round, direction, partition, message type, records, bytes of arrays) of a message."""
     meta = message.metadata
-    node = grid._node(node_id)
+    node = grid._all.find(node_id)
     head = [meta.group_id, way, node.partition_id if node is not None else None, meta.message_type]
     if not message.has_content():
         return [*head, {"error": [message.error.code, message.error.reason]}, 0]

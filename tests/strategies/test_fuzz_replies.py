@@ -32,8 +32,8 @@ from hedgerow.strategies.compressed import Uplink
 from hedgerow.strategies.gossip.monitor import seen
 from hedgerow.strategies.gossip.state import Appointment, next_communication
 from hedgerow.strategies.gossip.state import introduced as greeted
-from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.parties import Introduction, introduction
+from hedgerow.strategies.hsgd.exchange import Schema
+from hedgerow.strategies.hsgd.membership import Introduction, introduction
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.messenger import Reader
 from hedgerow.strategies.node import introduced

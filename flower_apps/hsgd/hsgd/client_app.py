@@ -3,4 +3,4 @@
 from hedgerow.clients import hsgd_client
 from hsgd.parties import is_own, node_party, node_sizes
 
-app = hsgd_client(node_party, own=lambda context: is_own(context.run_config), sizes=node_sizes)
+app = hsgd_client(node_party, own=is_own, sizes=node_sizes)

@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.hsgd.costs import Sizes
-    from hedgerow.strategies.hsgd.theory import Estimates, IntervalPlan
+    from hedgerow.strategies.hsgd.theory import Estimates, IntervalPlan, Sizes
 
 # The MIMIC-III networks of the paper's experiments: |theta_0|, |theta_1|, |theta_2|, e_1, e_2, |A|.
 _SIZES = (33, 3_584, 3_584, 16, 16, 29)
@@ -75,10 +74,10 @@ def plan(
     the paper's MIMIC-III networks.
     """
     from hedgerow.sim.runs.folder import read_rounds
-    from hedgerow.strategies.hsgd import costs, theory
+    from hedgerow.strategies.hsgd import theory
     from hedgerow.strategies.hsgd.theory import Estimates
 
-    groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
+    groups = [theory.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
     settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
     if app_path is not None:
         groups, settings = _of_app(app_path, run_config or [])
@@ -205,13 +204,13 @@ def _pairs(found: list[IntervalPlan], groups: list[Sizes], T: int, target: float
 
 def _cost(groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float) -> tuple[float, int, float]:
     """Return all groups' bytes by (19) and on all links, and the slowest group's seconds per round."""
-    from hedgerow.strategies.hsgd import costs
+    from hedgerow.strategies.hsgd import theory
     from hedgerow.strategies.hsgd.theory import iterations
 
-    paper = sum(costs.paper_bytes(sizes, P=P, Q=Q, T=T) for sizes in groups)
-    wire = sum(sum(costs.traffic(sizes, P=P, Q=Q, T=iterations(T, P)).values()) for sizes in groups)
+    paper = sum(theory.paper_bytes(sizes, P=P, Q=Q, T=T) for sizes in groups)
+    wire = sum(sum(theory.traffic(sizes, P=P, Q=Q, T=iterations(T, P)).values()) for sizes in groups)
     seconds = max(
-        costs.round_seconds(costs.round_parts(sizes), P=P, Q=Q, compute_seconds=compute_seconds)
+        theory.round_seconds(theory.round_parts(sizes), P=P, Q=Q, compute_seconds=compute_seconds)
         for sizes in groups
     )
     return paper, wire, seconds

@@ -36,8 +36,8 @@ from hedgerow.sim.runs.kinds import (
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
 from hedgerow.strategies.hsgd import OwnDataSetup
-from hedgerow.strategies.hsgd.costs import MethodName, Sizes
-from hedgerow.strategies.hsgd.parties import batch_size
+from hedgerow.strategies.hsgd.exchange import batch_size
+from hedgerow.strategies.hsgd.theory import MethodName, Sizes
 from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.round_end import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, split_model, validate_group_scheme

@@ -19,7 +19,8 @@ def call(config: dict[str, Any], partition_id: int = 4, **node_config: Any) -> C
 
 def released(rows: Array, t: int = 0, one: Call | None = None, **config: Any) -> Array:
     one = one or call({key.replace("_", "-"): value for key, value in config.items()})
-    return Release.of(config_of(one))(rows, t, one)
+    release = Release.of(config_of(one))
+    return rows if release is None else release(rows, t, one)
 
 
 ROWS = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])

@@ -12,9 +12,7 @@ from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
 from hedgerow.strategies.hsgd.adaptive import IntervalChoice, ProbedConstants, device_variance
-from hedgerow.strategies.hsgd.exchange import Local
-from hedgerow.strategies.hsgd.messages import Theta
-from hedgerow.strategies.hsgd.parties import Group
+from hedgerow.strategies.hsgd.exchange import Group, Local, Theta
 from hedgerow.strategies.hsgd.theory import Estimates, choose_eta, choose_same_interval, eta_max
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.hsgd import Group, Theta, run
 
-from hedgerow.strategies.hsgd.costs import (
+from hedgerow.strategies.hsgd.theory import (
     Sizes,
     paper_bytes,
     round_parts,

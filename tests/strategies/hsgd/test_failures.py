@@ -13,8 +13,8 @@ from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, toy
 
 from hedgerow.sim.engine._compat import NodeInfo
 from hedgerow.strategies import PairingError, Registry, TooFewRepliesError
-from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.parties import Introduction, introduction
+from hedgerow.strategies.hsgd.exchange import Schema
+from hedgerow.strategies.hsgd.membership import Introduction, introduction
 from hedgerow.strategies.registry import Registered
 from hedgerow.wire import PayloadError
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from hedgerow.strategies.hsgd.evaluation import BINS, Scores, score_metrics
-from hedgerow.strategies.hsgd.membership import form_of, match
-from hedgerow.strategies.hsgd.parties import Introduction, own_introduction
+from hedgerow.strategies.hsgd.membership import Introduction, form_of, match, own_introduction
+from hedgerow.strategies.hsgd.own_data import BINS, Scores, score_metrics
 from hedgerow.wire import PayloadError
 
 

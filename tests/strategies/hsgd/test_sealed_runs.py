@@ -24,7 +24,7 @@ from tests.strategies.hsgd.real_nodes import (
 
 from hedgerow.sim import FaultModel
 from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
-from hedgerow.strategies.hsgd.parties import LinkIntroduction, PartyLinks
+from hedgerow.strategies.hsgd.exchange import LinkIntroduction, PartyLinks
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, NodeIdentity
 

@@ -24,10 +24,16 @@ from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNoise
-from hedgerow.strategies.hsgd import parties
-from hedgerow.strategies.hsgd.costs import MethodName, Sizes, paper_bytes, round_parts, round_seconds, traffic
-from hedgerow.strategies.hsgd.parties import batch_size
+from hedgerow.strategies.hsgd.exchange import batch_size
 from hedgerow.strategies.hsgd.privacy import RecordExposure
+from hedgerow.strategies.hsgd.theory import (
+    MethodName,
+    Sizes,
+    paper_bytes,
+    round_parts,
+    round_seconds,
+    traffic,
+)
 from hedgerow.wire import gaussian_epsilon
 
 LAYOUTS = pytest.mark.parametrize("edges", [False, True], ids=["devices", "edges"])
@@ -245,15 +251,11 @@ def exposure(**how: Any) -> RecordExposure:
     return RecordExposure(**{"noise": EmbeddingNoise(1.0, 4.0), "uploads": UploadNoise(1.0, 2.0), **how})
 
 
-def those(group: int, *ids: str, hosted: bool = False) -> tuple[parties.Group, tuple[str, ...]]:
-    return parties.Group(group, 0, ids, {}, hosted), ids
-
-
 def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_releases() -> None:
     account = exposure()
     account.exchange({0: ["a", "b"]}, starts=True)
     account.exchange({0: ["a"], 1: ["a"]}, starts=True)
-    account.update(*those(0, "a", "b"), pairs=False, ends=True)
+    account.update(0, ("a", "b"), hosted=False, pairs=False, ends=True)
     told = account.report()
     assert (told.encodings, told.uploads, told.unprotected) == (4, 2, ())
     assert told.epsilon == gaussian_epsilon((4 * (2 / 4) ** 2 + 2 * (2 / 2) ** 2) ** 0.5, 1e-5)
@@ -274,18 +276,18 @@ def test_what_others_upload_after_a_person_trained_counts_for_that_person(
 ) -> None:
     account = exposure()
     for ids, ends in ((("a", "b"), False), (("a", "c", "d"), True)):
-        account.update(*those(0, *ids, hosted=hosted), pairs=pairs, ends=ends)
+        account.update(0, ids, hosted=hosted, pairs=pairs, ends=ends)
     assert account.report().uploads == expected
     # In the next round all begin from what the server told them.
     assert list(account.opened(None)) == []
-    account.update(*those(0, "e", hosted=hosted), pairs=pairs, ends=True)
+    account.update(0, ("e",), hosted=hosted, pairs=pairs, ends=True)
     assert account.report().uploads == expected
 
 
 def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
     def account(**how: Any) -> RecordExposure:
         made = exposure(**how)
-        made.update(*those(0, "a", hosted=True), pairs=False, ends=True)
+        made.update(0, ("a",), hosted=True, pairs=False, ends=True)
         return made
 
     assert account(uploads=None).report().unprotected == ("uploads",)

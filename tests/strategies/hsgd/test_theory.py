@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.hsgd import Group, Theta, draw, run
 
-from hedgerow.strategies.hsgd.costs import Sizes, paper_bytes, round_parts, round_seconds
 from hedgerow.strategies.hsgd.theory import (
     Estimates,
+    Sizes,
     bound,
     choose_eta,
     choose_local_interval,
     choose_same_interval,
-    descent,
     eta_2,
     eta_max,
     gradient_variance,
@@ -23,8 +22,11 @@ from hedgerow.strategies.hsgd.theory import (
     interval_max,
     iterations,
     lambda_min,
+    paper_bytes,
     plans,
     q_star,
+    round_parts,
+    round_seconds,
 )
 
 # The two settings of the golden values, Delta F = 2.3 at eta = 0.01 and T = 4000.
@@ -38,6 +40,13 @@ CONSTANTS = st.builds(
 )
 ETA = st.floats(1e-4, 0.1)
 INTERVALS = st.integers(1, 20)
+
+
+def descent(known: Estimates, *, P: int, Q: int, eta: float, gradient2: float) -> float:
+    """Return the bound on the change of F in one global interval, (24), as a function of eta, (26)."""
+    variance = known.delta**2
+    a, b = 24 * Q**2 * P * known.rho**2 * variance, 3 * P**2 * known.rho * variance
+    return a * eta**3 + b * eta**2 - P / 4 * gradient2 * eta
 
 
 def gamma(known: Estimates, P: float, Q: float) -> float:
