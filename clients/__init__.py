@@ -22,9 +22,9 @@ from hedgerow.clients.local_task import (
 )
 from hedgerow.clients.mods.compress import compress_reply
 from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
-from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.mask import masked_sum_handlers
-from hedgerow.clients.mods.update import Learnt, TrainingMod, UpdateMod
+from hedgerow.clients.mods.update import TrainingMod, TrainResult, UpdateMod
 from hedgerow.clients.node_state import NodeState, restore_state, send_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
@@ -34,6 +34,9 @@ from hedgerow.clients.training.own import TrainingConfig, TrainingData, Training
 from hedgerow.clients.training.sgd import TrainingMode, local_sgd
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
 
+# Names of earlier states.
+Learning, Learnt = TrainHandler, TrainResult
+
 __all__ = [
     "TASK_TEXTS",
     "BatchClientApp",
@@ -42,8 +45,6 @@ __all__ = [
     "GossipNodeMethod",
     "GossipPlace",
     "GradientPrivacy",
-    "Learning",
-    "Learnt",
     "LinearRegression",
     "LocalTask",
     "LocalTaskFn",
@@ -57,6 +58,8 @@ __all__ = [
     "Refusal",
     "Reveals",
     "TorchProblem",
+    "TrainHandler",
+    "TrainResult",
     "Trained",
     "TrainingConfig",
     "TrainingData",

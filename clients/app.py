@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from hedgerow.clients.frozen import stored
 from hedgerow.clients.handlers import Answer, each
 from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
-from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, received_by
 from hedgerow.clients.node_state import restore_state, send_state
 from hedgerow.clients.policy import POLICY_VARIABLE
@@ -53,13 +53,13 @@ class BatchClientApp(ClientApp):
     """
 
     def __init__(
-        self, handlers: Mapping[str, BatchHandler | Learning], mods: Sequence[TrainingMod | Mod] = ()
+        self, handlers: Mapping[str, BatchHandler | TrainHandler], mods: Sequence[TrainingMod | Mod] = ()
     ) -> None:
         ours = [mod for mod in mods if isinstance(mod, TrainingMod)]
         flowers = [mod for mod in mods if not isinstance(mod, TrainingMod)]
         super().__init__(mods=flowers)
         self._by_messages = bool(flowers)
-        learning = {key: one for key, one in handlers.items() if isinstance(one, Learning)}
+        learning = {key: one for key, one in handlers.items() if isinstance(one, TrainHandler)}
         if ours and not learning:
             raise ValueError(
                 f"mods has {type(ours[0]).__name__}, which changes updates; this ClientApp sends none "
@@ -74,7 +74,7 @@ class BatchClientApp(ClientApp):
             RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
         }
         for key, one in handlers.items():
-            own |= one.handlers(key, ours) if isinstance(one, Learning) else {key: one}
+            own |= one.handlers(key, ours) if isinstance(one, TrainHandler) else {key: one}
         if ours and (evaluate := own.get(MessageType.EVALUATE)) is not None:
             own[MessageType.EVALUATE] = reveals(reveals_of(evaluate), received_by(ours, evaluate))
         self._introduction = own.get(WHOAMI)

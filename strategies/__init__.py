@@ -1,6 +1,6 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
-from hedgerow.strategies.aggregate import Aggregator, Mean, Moved, Robust, WeightedMean, means_of
+from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, ServerUpdate, WeightedMean, means_of
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import SumNoise
 from hedgerow.strategies.ceps import (
@@ -86,8 +86,8 @@ from hedgerow.strategies.topology import (
 from hedgerow.strategies.whoami import RosterError
 from hedgerow.wire.links.peers import PeerCredentials
 
-# The name of ``RoundContext`` in earlier states.
-Run = RoundContext
+# Names of earlier states.
+Run, Moved = RoundContext, ServerUpdate
 
 __all__ = [
     "BEER",
@@ -140,7 +140,6 @@ __all__ = [
     "ModelledSystem",
     "Models",
     "Monitor",
-    "Moved",
     "Node",
     "NoisyReleases",
     "OneBitCode",
@@ -167,6 +166,7 @@ __all__ = [
     "Schedule",
     "SecureSum",
     "ServerStep",
+    "ServerUpdate",
     "Shapes",
     "SimilarityFree",
     "Site",

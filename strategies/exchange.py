@@ -160,7 +160,7 @@ class Exchange:
         Called after each reply over the grid; returns whether no other reply is needed.
     booked : bool (default: True)
         Whether it counts as traffic.
-    beside : bool (default: False)
+    over_grid : bool (default: False)
         Whether it goes over the grid whatever its kind.
     unbooked : tuple of str (default: ())
         Records of its instructions that do not count as traffic.
@@ -181,7 +181,7 @@ class Exchange:
     timeout: float = math.inf
     done: Callable[[], bool] | None = None
     booked: bool = True
-    beside: bool = False
+    over_grid: bool = False
     unbooked: tuple[str, ...] = ()
     weigh: Weigh | None = None
 
@@ -192,8 +192,8 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Whether it is of the category ``train`` and not ``beside``."""
-        return self.kind.partition(".")[0] == MessageType.TRAIN and not self.beside
+        """Whether it is of the category ``train`` and not ``over_grid``."""
+        return self.kind.partition(".")[0] == MessageType.TRAIN and not self.over_grid
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -354,7 +354,7 @@ class Together:
 
     @property
     def trains(self) -> bool:
-        """Whether one of them is of the category ``train`` and not ``beside``."""
+        """Whether one of them is of the category ``train`` and not ``over_grid``."""
         return any(exchange.trains for exchange in self.exchanges)
 
     @cached_property

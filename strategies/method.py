@@ -322,8 +322,10 @@ class Method(FederatedStrategy, Generic[S]):
             run.round, sending.nodes, messenger.reader(step), offline=sending.offline, group=group
         )
         messages = sending.messages(step.kind, group, self.federation.timeout)
-        besides = [(part, exchange) for part in self.parts.hooks["beside"] for exchange in step.exchanges]
-        return messages + [m for part, exchange in besides for m in part.beside(exchange, sending.nodes, run)]
+        for part in self.parts.hooks["extra_messages"]:
+            for exchange in step.exchanges:
+                messages += part.extra_messages(exchange, sending.nodes, run)
+        return messages
 
     def _steps(self, state: S, run: RoundContext) -> Steps[S]:
         for part in self.parts.hooks["opened"]:

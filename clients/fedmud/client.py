@@ -25,8 +25,8 @@ from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.guard import Reveals, reveals
-from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
+from hedgerow.clients.mods.learning import TrainHandler
+from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import TrainingMode
@@ -85,7 +85,7 @@ def fedmud_client(
         ``fedbat``.
     """
 
-    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+    def learn(calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         bases = Bases()
         how = training_of(calls[0].context, training_mode, loss, train)
         return together(
@@ -97,10 +97,10 @@ def fedmud_client(
         bases = Bases()
         return each(lambda call: _listen(call, task(call.context), bases))(calls)
 
-    training = Learning(
+    training = TrainHandler(
         learn,
         start_of=lambda call: _summed(call, task(call.context)),
-        beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
+        plain_metrics=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
         home_of=lambda call: _home(call, task(call.context)),
         at_once=train is None,
     )
@@ -140,7 +140,7 @@ class _Round:
         work = method.work(instruction.rest(method.compressed), base)
         return cls(instruction, method, base, work)
 
-    def learnt(self, outcome: Trained | Exception) -> Learnt:
+    def learnt(self, outcome: Trained | Exception) -> TrainResult:
         """Return the update to send; raises the outcome's error, or ValueError if it is not finite."""
         if isinstance(outcome, Exception):
             raise outcome
@@ -155,7 +155,7 @@ class _Round:
         start = None
         if self.method.sends_state and isinstance(self.work, LocalWork):
             start = self.method.sent(self.work.start, self.base)
-        return Learnt(arrays, metrics, start)
+        return TrainResult(arrays, metrics, start)
 
 
 def _base(instruction: Instruction, method: NodeMethod, bases: Bases) -> State | None:
@@ -167,7 +167,7 @@ def _base(instruction: Instruction, method: NodeMethod, bases: Bases) -> State |
     return bases.current(instruction.call, instruction.config, method.evolution, draw)
 
 
-def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
+def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, TrainResult | Exception]:
     """Train every node; nodes with the same model train together."""
     groups: dict[nn.Module, list[int]] = {}
     for position, one in rounds.items():

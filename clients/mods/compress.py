@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import flag, only_config, whole
-from hedgerow.clients.mods.update import Learn, Learnt
+from hedgerow.clients.mods.update import Trainer, TrainResult
 from hedgerow.clients.node_state import NodeState
 from hedgerow.wire.calls import Call
 from hedgerow.wire.codec import Seed
@@ -54,7 +54,7 @@ class Update:
     dense: Mapping[str, Tensor]  # the new values of the keys that are not compressed
 
     @classmethod
-    def of(cls, learnt: Learnt) -> "Update":
+    def of(cls, learnt: TrainResult) -> "Update":
         """Return a node's update; ValueError if its result is not a change of the model."""
         if learnt.start is None:
             raise ValueError("this message asks for signs or chosen entries, which are not compressed again")
@@ -155,7 +155,7 @@ def asks_for_compression(content: RecordDict) -> bool:
     return True
 
 
-def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
+def encoded(learn: Trainer, calls: Sequence[Call]) -> list[Answer]:
     """Train nodes and return their replies, compressed as ``update`` if a message asks for it."""
     asked: dict[int, bool] = {}  # by content, which many nodes share
 
@@ -166,9 +166,9 @@ def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
 
     def work(calls: Sequence[Call], jobs: Mapping[int, bool]) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}
-        changes: dict[int, tuple[Learnt, Update]] = {}
+        changes: dict[int, tuple[TrainResult, Update]] = {}
         for at, one in zip(jobs, learn([calls[at] for at in jobs]), strict=True):
-            if not isinstance(one, Learnt):
+            if not isinstance(one, TrainResult):
                 answers[at] = one
             elif not jobs[at]:
                 answers[at] = one.reply()

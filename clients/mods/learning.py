@@ -11,14 +11,14 @@ from hedgerow.clients.frozen import check_unchanged
 from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.clients.instructions import only_arrays, state_rows
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
-from hedgerow.clients.mods.mask import Beside, StartOf, masked_sum_handlers, whole_model
-from hedgerow.clients.mods.update import Learn, Learnt, TrainingMod, changed
+from hedgerow.clients.mods.mask import PlainMetrics, StartOf, masked_sum_handlers, whole_model
+from hedgerow.clients.mods.update import Trainer, TrainingMod, TrainResult, changed
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
 
 @dataclass(frozen=True)
-class Learning:
+class TrainHandler:
     """Training whose replies are updates; ``BatchClientApp`` takes it in place of a handler.
 
     A message whose config has ``compressor`` gets a compressed update with error feedback, see
@@ -31,7 +31,7 @@ class Learning:
         Trains nodes.
     start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
         Returns the arrays that a secure sum adds up the changes of.
-    beside : Callable[[Call], Mapping[str, int]] (default: nothing)
+    plain_metrics : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside a secure sum.
     home_of : Callable[[Call], Mapping[str, Tensor]] (default: nothing)
         Returns the frozen arrays of ``learn``'s states, see ``clients/frozen.py``.
@@ -40,28 +40,28 @@ class Learning:
         different metrics.
     """
 
-    learn: Learn
+    learn: Trainer
     start_of: StartOf = whole_model
-    beside: Beside = lambda _: {}
+    plain_metrics: PlainMetrics = lambda _: {}
     home_of: Callable[[Call], Mapping[str, Tensor]] = lambda _: {}
     at_once: bool = True
 
     def handlers(self, message_type: str, mods: Sequence[TrainingMod]) -> dict[str, BatchHandler]:
         """Return the handlers of messages."""
         answer = partial(encoded, changed(mods, self._learn))
-        return masked_sum_handlers(answer, message_type, self.start_of, self.beside)
+        return masked_sum_handlers(answer, message_type, self.start_of, self.plain_metrics)
 
-    def _learn(self, calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+    def _learn(self, calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         """Train nodes; what they learnt has no frozen array."""
         learnt = self.learn(calls)
         if not any(FROZEN_CHECKSUM in record for call in calls for record in call.content.values()):
             return learnt
         return [
-            outcome(self._travelling, call, one) if isinstance(one, Learnt) else one
+            outcome(self._travelling, call, one) if isinstance(one, TrainResult) else one
             for call, one in zip(calls, learnt, strict=True)
         ]
 
-    def _travelling(self, call: Call, learnt: Learnt) -> Learnt:
+    def _travelling(self, call: Call, learnt: TrainResult) -> TrainResult:
         home = self.home_of(call)
         check_unchanged(home, learnt.state)
         return learnt.without(home)
@@ -78,9 +78,9 @@ class Learning:
         calls = [
             Call(group.content, context, message_type) for group in deliveries for context in group.contexts
         ]
-        learnt: list[Learnt] = []
+        learnt: list[TrainResult] = []
         for one in self.learn(calls):
-            if not isinstance(one, Learnt):
+            if not isinstance(one, TrainResult):
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
         if any(FROZEN_CHECKSUM in record for group in deliveries for record in group.content.values()):

@@ -63,7 +63,7 @@ _OWN_STATE = "masked-sum"
 # from the instruction without its plan. They depend on the instruction and the node's state alone.
 StartOf = Callable[[Call], Mapping[str, NDArray[Any]]]
 # Returns the metrics sent in plain beside a sum; they depend on the instruction alone.
-Beside = Callable[[Call], Mapping[str, int]]
+PlainMetrics = Callable[[Call], Mapping[str, int]]
 
 
 def whole_model(call: Call) -> Mapping[str, NDArray[Any]]:
@@ -75,7 +75,7 @@ def masked_sum_handlers(
     train: BatchHandler,
     message_type: str = "train",
     start_of: StartOf = whole_model,
-    beside: Beside = lambda _: {},
+    plain_metrics: PlainMetrics = lambda _: {},
 ) -> dict[str, BatchHandler]:
     """Return the handlers of a node that can take part in secure sums.
 
@@ -91,7 +91,7 @@ def masked_sum_handlers(
         The message type that ``train`` answers.
     start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
         Returns the arrays that training starts from, by key.
-    beside : Callable[[Call], Mapping[str, int]] (default: nothing)
+    plain_metrics : Callable[[Call], Mapping[str, int]] (default: nothing)
         Returns the metrics sent in plain beside the sum.
 
     Notes
@@ -114,7 +114,7 @@ def masked_sum_handlers(
                 continue
             answer = next(trained)
             answers.append(
-                answer if one.sum is None else outcome(_masked_answer, one, answer, start_of, beside)
+                answer if one.sum is None else outcome(_masked_answer, one, answer, start_of, plain_metrics)
             )
         return answers
 
@@ -212,12 +212,12 @@ def _joined(call: Call, sent: _Sent) -> _Own:
     return _Own(sent, member, links.run, seed, ends, state_digest(call))
 
 
-def _masked_answer(job: _Job, answer: Answer, start_of: StartOf, beside: Beside) -> RecordDict:
+def _masked_answer(job: _Job, answer: Answer, start_of: StartOf, plain_metrics: PlainMetrics) -> RecordDict:
     assert job.sum is not None
     plan, own, ends = job.sum.sent.plan, job.sum.member, job.sum.ends
     if isinstance(answer, RecordDict) and not only_record(answer, ArrayRecord, "bad arrays"):
         metrics = only_record(answer, MetricRecord, "bad metrics")
-        return RecordDict({"metrics": MetricRecord({key: metrics[key] for key in beside(job.call)})})
+        return RecordDict({"metrics": MetricRecord({key: metrics[key] for key in plain_metrics(job.call)})})
     about, start = job.sum.sent.about, start_of(job.call)
     try:
         numbers = _numbers(job, *_learnt(answer, start), start)
@@ -240,7 +240,7 @@ def _masked_answer(job: _Job, answer: Answer, start_of: StartOf, beside: Beside)
         {
             MASKED: ArrayRecord({MASKED: lazy_array(made.words)}),
             SHARES: ConfigRecord({"sealed": sealed, "commitments": made.commitments}),
-            "metrics": MetricRecord({**beside(job.call)}),
+            "metrics": MetricRecord({**plain_metrics(job.call)}),
         }
     )
 

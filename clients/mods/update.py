@@ -19,7 +19,7 @@ Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Messag
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TrainResult:
     """The result of a node's training in a round, before mods and encoding.
 
     Parameters
@@ -37,7 +37,7 @@ class Learnt:
     metrics: Mapping[str, int | float]
     start: Mapping[str, Tensor] | None = None
 
-    def without(self, keys: Collection[str]) -> "Learnt":
+    def without(self, keys: Collection[str]) -> "TrainResult":
         """Return it without some keys."""
         state = {key: value for key, value in self.state.items() if key not in keys}
         start = self.start and {key: value for key, value in self.start.items() if key not in keys}
@@ -49,7 +49,7 @@ class Learnt:
 
 
 # Trains the nodes of one exchange. A RecordDict is a finished answer of a node that had nothing to train.
-Learn = Callable[[Sequence[Call]], Sequence[Learnt | Answer]]
+Trainer = Callable[[Sequence[Call]], Sequence[TrainResult | Answer]]
 
 
 class TrainingMod:
@@ -64,7 +64,7 @@ class TrainingMod:
         """Return the call that the node trains on, or evaluates, in place of the given one."""
         return call
 
-    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+    def learnt(self, learnt: TrainResult, call: Call) -> TrainResult:
         """Return the result to reply with in place of the given one; ``call`` is as ``received`` got it."""
         return learnt
 
@@ -92,14 +92,14 @@ class UpdateMod(TrainingMod, ABC):
         """
 
 
-def changed(mods: Sequence[TrainingMod], learn: Learn) -> Learn:
-    """Return a ``Learn`` that applies the mods, in order, to what ``learn`` gets and returns."""
+def changed(mods: Sequence[TrainingMod], learn: Trainer) -> Trainer:
+    """Return a ``Trainer`` that applies the mods, in order, to what ``learn`` gets and returns."""
     if not mods:
         return learn
 
-    def handle(calls: Sequence[Call]) -> list[Learnt | Answer]:
+    def handle(calls: Sequence[Call]) -> list[TrainResult | Answer]:
         return [
-            outcome(_learnt, mods, one, call) if isinstance(one, Learnt) else one
+            outcome(_learnt, mods, one, call) if isinstance(one, TrainResult) else one
             for call, one in zip(calls, received_by(mods, learn)(calls), strict=True)
         ]
 
@@ -126,7 +126,7 @@ def _received(mods: Sequence[TrainingMod], call: Call) -> Call:
     return call
 
 
-def _learnt(mods: Sequence[TrainingMod], learnt: Learnt, call: Call) -> Learnt:
+def _learnt(mods: Sequence[TrainingMod], learnt: TrainResult, call: Call) -> TrainResult:
     # Neighbouring update mods change one update, which is added to the start once.
     for changes, group in groupby(mods, lambda mod: isinstance(mod, UpdateMod)):
         if changes:
@@ -137,7 +137,7 @@ def _learnt(mods: Sequence[TrainingMod], learnt: Learnt, call: Call) -> Learnt:
     return learnt
 
 
-def _changed(mods: Sequence[UpdateMod], learnt: Learnt, call: Call) -> Learnt:
+def _changed(mods: Sequence[UpdateMod], learnt: TrainResult, call: Call) -> TrainResult:
     if learnt.start is None:
         raise ValueError(
             f"{type(mods[0]).__name__} changes updates, so the method must be one whose nodes send models "

@@ -19,8 +19,8 @@ from hedgerow.clients.handlers import Answer, each, together
 from hedgerow.clients.instructions import at_home_of, local_steps, only_config, sent_state, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
-from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
+from hedgerow.clients.mods.learning import TrainHandler
+from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
@@ -60,7 +60,7 @@ def sd_feel_client(
         As in ``BatchClientApp``.
     """
 
-    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+    def learn(calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         # Nodes with the same message share what is read from it.
         told: dict[tuple[int, nn.Module], _Instruction] = {}
 
@@ -78,9 +78,9 @@ def sd_feel_client(
     more = introduction_of(task)
     return BatchClientApp(
         {
-            "train": Learning(
+            "train": TrainHandler(
                 learn,
-                beside=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
+                plain_metrics=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
                 home_of=lambda call: at_home_of(call, task(call.context)),
                 at_once=train is None,
             ),
@@ -147,7 +147,7 @@ class _Job:
     steps: int
 
 
-def _learnt(jobs: Mapping[int, _Job], how: Training) -> dict[int, Learnt | Exception]:
+def _learnt(jobs: Mapping[int, _Job], how: Training) -> dict[int, TrainResult | Exception]:
     """Train all nodes, eq. (2); mini-batches are drawn together for nodes with the same instruction."""
     batches: dict[int, list[NDArray[np.int64]]] = {}
     alike: dict[tuple[int, int, int], list[int]] = {}
@@ -169,11 +169,11 @@ def _learnt(jobs: Mapping[int, _Job], how: Training) -> dict[int, Learnt | Excep
         asked = Asked(task.part, told.batch_size, told.seed, told.round, job.partition_id)
         works.append(LocalWork(told.start, task.x, task.y, batches[at], told.lr, asked))
     trained = how.sgd(next(iter(jobs.values())).task.model, works)
-    answers: dict[int, Learnt | Exception] = {}
+    answers: dict[int, TrainResult | Exception] = {}
     for (at, job), one in zip(jobs.items(), trained, strict=True):
         if isinstance(one, ValueError):
             answers[at] = one
             continue
         metrics = {"num-examples": len(job.task.part), "num-steps": job.steps, **one.metrics}
-        answers[at] = Learnt(one.state, metrics, job.told.start)
+        answers[at] = TrainResult(one.state, metrics, job.told.start)
     return answers

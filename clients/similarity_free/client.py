@@ -35,8 +35,8 @@ from hedgerow.clients.instructions import (
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
-from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
+from hedgerow.clients.mods.learning import TrainHandler
+from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import augmented_work, step_batches
@@ -91,7 +91,7 @@ def similarity_free_client(
         As in ``BatchClientApp``.
     """
 
-    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+    def learn(calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         how = training_of(calls[0].context, training_mode, loss, train)
         return together(
             lambda call: _Round.of(call, task(call.context), loss), lambda _, rounds: _learnt(rounds, how)
@@ -105,7 +105,7 @@ def similarity_free_client(
 
     return BatchClientApp(
         {
-            "train": Learning(
+            "train": TrainHandler(
                 learn,
                 start_of=_summed,
                 home_of=lambda call: at_home_of(call, task(call.context)),
@@ -148,7 +148,7 @@ class _Round:
         estimates = probe_as_told(call, task, "round-index", loss).estimates() if asked else {}
         return cls(task, work, estimates)
 
-    def learnt(self, outcome: Outcome) -> Learnt:
+    def learnt(self, outcome: Outcome) -> TrainResult:
         """Return x_i^k and the reply's metrics; ValueError if the model is not finite."""
         if isinstance(outcome, ValueError):
             raise outcome
@@ -165,10 +165,10 @@ class _Round:
         if isinstance(outcome, Proximal):
             metrics["prox-residual"] = outcome.relative_residual
             metrics["inner-steps-taken"] = outcome.steps_taken
-        return Learnt(outcome.state, metrics, self.work.start)
+        return TrainResult(outcome.state, metrics, self.work.start)
 
 
-def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
+def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, TrainResult | Exception]:
     """Return x_i^k of every node; nodes with the same operator are computed together."""
     model = next(iter(rounds.values())).task.model
     works = {position: one.work for position, one in rounds.items()}

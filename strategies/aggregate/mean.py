@@ -45,7 +45,7 @@ class Aggregator(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class ServerUpdate:
     """A model plus an update that does not depend on missing nodes.
 
     Parameters
@@ -72,7 +72,7 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class FixedResult:
     """A model (M,) in place of a mean; it does not depend on missing nodes."""
 
     nodes: Collection[int]

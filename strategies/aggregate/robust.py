@@ -10,7 +10,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.aggregate.mean import Mean, Moved
+from hedgerow.strategies.aggregate.mean import Mean, ServerUpdate
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.wire.robust_means import Aggregation
@@ -42,7 +42,7 @@ class Robust:
             weights = np.ones(len(nodes))
             stacked = np.stack(updates).astype(np.float64)
             move = self._for_count(len(nodes), run).combined(stacked, weights)
-            means[pool] = Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
+            means[pool] = ServerUpdate(nodes, float(len(nodes)), exchange.sent(pool), move)
         return means
 
     def _for_count(self, updates: int, run: RoundContext) -> Aggregation:

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
-from hedgerow.strategies.aggregate.mean import Mean, Taken
+from hedgerow.strategies.aggregate.mean import FixedResult, Mean
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
@@ -189,7 +189,8 @@ class EdgeNodes:
             raise RoundFailedError
         federation.held |= dict.fromkeys(answers, federation.token)
         return {
-            d: Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model) for d, model in answers.items()
+            d: FixedResult(nodes[d], sum(weight for weight, _ in bundles[d]), model)
+            for d, model in answers.items()
         }
 
     # As a mixer.

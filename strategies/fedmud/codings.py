@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.strategies.aggregate.mean import Aggregator, Mean, Taken
+from hedgerow.strategies.aggregate.mean import Aggregator, FixedResult, Mean
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Row, Steps, Vector
 from hedgerow.strategies.fedmud.projection import nearest_factors
@@ -164,5 +164,5 @@ class Reconstructing:
             if self.measures:
                 bias = np.abs(wanted - factors.update(row))
                 run.metrics["aggregation-bias"] = float(bias.max(initial=0.0))
-            found[pool] = Taken(mean.nodes, mean.weight, row)
+            found[pool] = FixedResult(mean.nodes, mean.weight, row)
         return found

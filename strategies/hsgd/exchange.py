@@ -619,7 +619,7 @@ class Interval:
     books: Books
     exposure: RecordExposure | None = None  # None without noise.
     hold: Hold | None = None  # None for no bounds.
-    beside: bool = False  # Whether it is no part of the round's training.
+    over_grid: bool = False  # Whether it is no part of the round's training.
 
 
 class Swap(NamedTuple):
@@ -763,12 +763,12 @@ def _made(
     run: RoundContext,
 ) -> Steps[list[tuple[int, Any]]]:
     """Send the requests of both sides at once; return the replies by partition id, side by side."""
-    common, beside = {**config, **interval.links.config}, interval.beside
+    common, over_grid = {**config, **interval.links.config}, interval.over_grid
     exchanges = [
-        Exchange(kind, asks, common, reads=reads, unbooked=(INTRODUCTIONS,), beside=beside).prepared(run)
+        Exchange(kind, asks, common, reads=reads, unbooked=(INTRODUCTIONS,), over_grid=over_grid)
         for asks in sides
     ]
-    replies = yield Together(tuple(exchanges))
+    replies = yield Together(tuple(exchange.prepared(run) for exchange in exchanges))
     return [
         reply
         for chunks in replies
@@ -868,7 +868,7 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
         for reply in replies.values():
             if reply.refused:
                 links.count_unopened(reply.refused)
-    if not interval.beside:
+    if not interval.over_grid:
         run.contents += [
             reply.metrics for i, reply in replies.items() if asked[i].hospital and reply.metrics is not None
         ]

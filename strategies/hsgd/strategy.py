@@ -23,7 +23,7 @@ from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
-from hedgerow.strategies.hsgd.algorithm import Algorithm, Asked, ChosenMeans, Means, State, local_interval
+from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
 from hedgerow.strategies.hsgd.exchange import (
     Books,
     Group,
@@ -36,6 +36,7 @@ from hedgerow.strategies.hsgd.exchange import (
     ThetaBlocks,
     batch_size,
 )
+from hedgerow.strategies.hsgd.means import Asked, ChosenMeans, Means
 from hedgerow.strategies.hsgd.membership import Conversation, DealtSetup, Matching, Members, Setup
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup, evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
@@ -410,7 +411,7 @@ class HSGD(Algorithm):
 
         def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
             books = self._books(schema, run.round)
-            interval = Interval(terms, schema, self.links, books, self.exposure, beside=True)
+            interval = Interval(terms, schema, self.links, books, self.exposure, over_grid=True)
             made = yield from local_interval(interval, groups, Means(), run)
             self._advance(1, 1)
             return made

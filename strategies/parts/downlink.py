@@ -229,7 +229,7 @@ class Downlink(Part):
         asks = [self._supplied(ask, ask.nodes) for ask in exchange.asks]
         return replace(exchange, asks=asks, config={**exchange.config, **config})
 
-    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
+    def extra_messages(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
         """Return the messages of a broadcast to nodes that do not train and lack updates."""
         assert run.grid is not None
         # A node takes part in a secure sum once, so one without a base is excluded from it.

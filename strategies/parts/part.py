@@ -28,12 +28,13 @@ class Part:
     def sees_columns(self) -> bool:
         """Whether the part works without single replies, which an engine then need not create.
 
-        By default True if it overrides none of ``beside``, ``arrived``, ``check`` and ``take``; a part that
-        replaces them by ``check_columns`` overrides this with True.
+        By default True if it overrides none of ``extra_messages``, ``arrived``, ``check`` and ``take``; a
+        part that replaces them by ``check_columns`` overrides this with True.
         """
         own = type(self)
         return all(
-            getattr(own, hook) is getattr(Part, hook) for hook in ("beside", "arrived", "check", "take")
+            getattr(own, hook) is getattr(Part, hook)
+            for hook in ("extra_messages", "arrived", "check", "take")
         )
 
     @property
@@ -55,7 +56,7 @@ class Part:
         """Return a changed exchange."""
         return exchange
 
-    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
+    def extra_messages(self, exchange: Exchange, nodes: Sequence[Node], run: RoundContext) -> list[Message]:
         """Return messages to send along with those of a training exchange to these nodes."""
         return []
 
@@ -97,7 +98,7 @@ class Part:
 
 # Those that are called within a round; a part that leaves one as it is here is not asked.
 _HOOKS = (
-    "opened", "ask", "beside", "arrived", "check", "check_columns", "take", "learnt", "ended",
+    "opened", "ask", "extra_messages", "arrived", "check", "check_columns", "take", "learnt", "ended",
 )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class Probes(Part):
         asks = [Ask(clients, u, pool=d, bits=0) for d, clients in self._clusters.members(there).items()]
         config = {**run.config, "server-round": run.round}
         reads = partial(_read, federation)
-        exchange = Exchange(GRADIENT, asks, config, self._links, reads=reads, group=GRADIENT, beside=True)
+        exchange = Exchange(GRADIENT, asks, config, self._links, reads=reads, group=GRADIENT, over_grid=True)
         sizes = federation.limits.weights(len(self._clusters.of))
         answers: list[tuple[float, ProbeAnswer]] = []
         for columns in (yield exchange):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hedgerow.clients import BatchClientApp, Learning, Learnt, compress_reply
+from hedgerow.clients import BatchClientApp, TrainHandler, TrainResult, compress_reply
 from hedgerow.clients.mods.compress import Metrics, Update, compress_updates, feed_back
 from hedgerow.sim import InProcessGrid
 from hedgerow.wire import (
@@ -327,19 +327,21 @@ def learnt_from(sent: dict[str, Tensor], partition_id: int) -> dict[str, Tensor]
 
 
 def batched_app() -> BatchClientApp:
-    def learn(calls: Sequence[Call]) -> list[Learnt | RecordDict | Exception]:
+    def learn(calls: Sequence[Call]) -> list[TrainResult | RecordDict | Exception]:
         return [learnt(call) for call in calls]
 
-    def learnt(call: Call) -> Learnt | Exception:
+    def learnt(call: Call) -> TrainResult | Exception:
         if call.partition_id == 2:
             return RuntimeError("broken")
         start = to_state_dict(call.content.array_records["arrays"])
-        return Learnt(learnt_from(start, call.partition_id), {"num-examples": 5}, start)
+        return TrainResult(learnt_from(start, call.partition_id), {"num-examples": 5}, start)
 
     def evaluate(calls: Sequence[Call]) -> list[RecordDict | Exception]:
         return [one if isinstance(one := learnt(call), Exception) else one.reply() for call in calls]
 
-    return BatchClientApp({"train": Learning(learn), "train.local": Learning(learn), "evaluate": evaluate})
+    return BatchClientApp(
+        {"train": TrainHandler(learn), "train.local": TrainHandler(learn), "evaluate": evaluate}
+    )
 
 
 def third_party_app() -> ClientApp:

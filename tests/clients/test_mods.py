@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from hedgerow.clients import (
     BatchClientApp,
-    Learnt,
     LinearRegression,
     LocalTask,
     NodeState,
     TrainingMod,
+    TrainResult,
     UpdateMod,
     ceps_client,
     fedmud_client,
@@ -224,8 +224,8 @@ class Kept(PAGE["LocalLayers"]):  # type: ignore[misc]
         super().__init__(*LOCAL)
         self.kept: dict[int, Any] = {}
 
-    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
-        found: Learnt = super().learnt(learnt, call)
+    def learnt(self, learnt: TrainResult, call: Call) -> TrainResult:
+        found: TrainResult = super().learnt(learnt, call)
         self.kept[call.partition_id] = NodeState.of(call, "local-layers").after
         return found
 
@@ -279,8 +279,8 @@ class Counted(PAGE["CountedRounds"]):  # type: ignore[misc]
     def __init__(self) -> None:
         self.reported: list[tuple[float, int]] = []
 
-    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
-        found: Learnt = super().learnt(learnt, call)
+    def learnt(self, learnt: TrainResult, call: Call) -> TrainResult:
+        found: TrainResult = super().learnt(learnt, call)
         before = sum(call.partition_id in nodes for nodes in Absorbed.rounds)
         self.reported.append((found.metrics["rounds"], before))
         return found
@@ -315,7 +315,7 @@ class Broken(TrainingMod):
             raise ValueError("broken")
         return call
 
-    def learnt(self, learnt: Learnt, call: Call) -> Learnt:
+    def learnt(self, learnt: TrainResult, call: Call) -> TrainResult:
         if self.when == "learnt" and call.partition_id == self.node:
             raise ValueError("broken")
         return learnt

@@ -258,7 +258,7 @@ def test_a_member_of_a_sum_whose_training_fails_looks_like_any_other(device: Pat
         arrays = to_record({"w": found[("fine", "nan")[call.partition_id]]})
         return RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 9})})
 
-    app = BatchClientApp(masked_sum_handlers(each(train), beside=lambda call: {"num-steps": 2}))
+    app = BatchClientApp(masked_sum_handlers(each(train), plain_metrics=lambda call: {"num-steps": 2}))
     nodes = Nodes(3, app, policy=node(device, REQUIRED).node_config["policy"])
     plan = nodes.plan(max_weight=9.0, metrics=("train-loss",))
     replies = nodes.told(plan)

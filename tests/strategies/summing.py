@@ -42,7 +42,7 @@ def _train(call: Call) -> RecordDict:
 def app(train: Callable[[Call], RecordDict] = _train) -> BatchClientApp:
     introduction = whoami(lambda context: examples(int(context.node_config["partition-id"])))
     steps = masked_sum_handlers(
-        each(train), beside=lambda call: {"num-steps": int(call.content["config"]["local-steps"])}
+        each(train), plain_metrics=lambda call: {"num-steps": int(call.content["config"]["local-steps"])}
     )
     return BatchClientApp({**steps, WHOAMI: introduction})
 

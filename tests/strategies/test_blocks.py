@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
-from hedgerow.clients import BatchClientApp, Learning, Learnt, whoami
+from hedgerow.clients import BatchClientApp, TrainHandler, TrainResult, whoami
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
     Ask,
@@ -60,7 +60,7 @@ class Both(Method[Two]):
 
     def round(self, state: Two, run: Any) -> Any:
         sent = self.blocks.joined(model=state.x, other=state.s)
-        asked = Ask(run.there, sent)
+        asked = Ask(run.online, sent)
         train = Exchange("train", [asked], {"round": run.round}, ("down", "up"), blocks=self.blocks)
         mean = (yield from self.means(train, run)).get(0)
         if mean is None:
@@ -79,13 +79,13 @@ class Nodes:
         self.wild, self.at_once = wild or {}, at_once
 
     def app(self) -> BatchClientApp:
-        learning = Learning(self.learn, at_once=self.at_once)
+        learning = TrainHandler(self.learn, at_once=self.at_once)
         return BatchClientApp({"train": learning, "query.whoami": whoami(lambda context: 5)})
 
-    def learn(self, calls: Any) -> list[Learnt]:
+    def learn(self, calls: Any) -> list[TrainResult]:
         return [self.one(call) for call in calls]
 
-    def one(self, call: Any) -> Learnt:
+    def one(self, call: Any) -> TrainResult:
         sent = call.content["arrays"].to_torch_state_dict()
         step = float(call.partition_id + 1)
         steps = {"model": step, "other": 10 * step, **(self.wild if call.partition_id == 0 else {})}
@@ -94,7 +94,7 @@ class Nodes:
             for key, value in sent.items()
         }
         assert set(block_of("other", sent)) == {"weight"}
-        return Learnt(moved, {"num-examples": 5, "train-loss": 0.0}, sent)
+        return TrainResult(moved, {"num-examples": 5, "train-loss": 0.0}, sent)
 
 
 def played(strategy: Both, nodes: Nodes | None = None, rounds: int = 2, **engine: Any) -> tuple[Any, Any]:
@@ -203,7 +203,7 @@ def test_keys_of_a_block_are_its_own_again() -> None:
 
 def test_a_node_without_the_block_is_refused() -> None:
     class Plain(Nodes):
-        def one(self, call: Any) -> Learnt:
+        def one(self, call: Any) -> TrainResult:
             full = super().one(call)
             return full.without([key for key in full.state if key.startswith("other/")])
 

@@ -17,10 +17,10 @@ from hedgerow.strategies import (
     FedAvg,
     Federation,
     Method,
-    Moved,
     Part,
     RoundFailedError,
     SDFeel,
+    ServerUpdate,
     TooFewRepliesError,
     WeightedMean,
 )
@@ -31,8 +31,10 @@ CONCERNS = re.compile(r"secure|mask|robust|seal|nois|privac|bound|ledger|roster|
 
 @pytest.mark.parametrize("app", [one.app for one in REGISTRY if one.suite])
 def test_an_algorithms_file_has_the_paper_and_no_other_concern(app: str) -> None:
-    lines = (ROOM / app.replace("-", "_") / "algorithm.py").read_text().splitlines()
-    assert len(lines) <= 190
+    # CEPS and its baselines share the event, which prints Algorithm 1.
+    room = {"ceps": "gossip"}.get(app, app.replace("-", "_"))
+    lines = (ROOM / room / "algorithm.py").read_text().splitlines()
+    assert len(lines) <= 210
     assert not [line for line in lines if CONCERNS.search(line)]
 
 
@@ -77,7 +79,7 @@ class Momentum:
         if self.tries == self.fails:
             raise RoundFailedError
         return {
-            pool: Moved(list(mean.nodes), mean.weight, exchange.sent(pool), self.moved[pool])
+            pool: ServerUpdate(list(mean.nodes), mean.weight, exchange.sent(pool), self.moved[pool])
             for pool, mean in means.items()
         }
 

@@ -11,7 +11,7 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd
 
-from hedgerow.strategies import Exchange, Mean, Moved, PairingError, RoundContext, Steps, WeightedMean
+from hedgerow.strategies import Exchange, Mean, PairingError, RoundContext, ServerUpdate, Steps, WeightedMean
 from hedgerow.wire import to_record, view
 
 RULES = ["median", "trimmed-mean(0.25)", "krum(1)", "multi-krum(1,3)", "geometric-median", "clipped(0.05)"]
@@ -137,7 +137,7 @@ class Halved(WeightedMean):
         found = yield from super().means(exchange, run)
         starts = {pool: exchange.sent(pool) for pool in found}
         return {
-            pool: Moved(list(mean.nodes), mean.weight, starts[pool], (mean.model() - starts[pool]) / 2)
+            pool: ServerUpdate(list(mean.nodes), mean.weight, starts[pool], (mean.model() - starts[pool]) / 2)
             for pool, mean in found.items()
         }
 

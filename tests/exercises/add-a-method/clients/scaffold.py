@@ -11,8 +11,8 @@ from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import at_home_of, local_steps, only_config, sent_state, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import training_of
-from hedgerow.clients.mods.learning import Learning
-from hedgerow.clients.mods.update import Learnt, Mod, TrainingMod
+from hedgerow.clients.mods.learning import TrainHandler
+from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.node_state import NodeState
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.work import Asked, LocalWork, Trained
@@ -23,10 +23,10 @@ from hedgerow.wire.calls import Call
 def scaffold_client(task: LocalTaskFn = local_task, mods: Sequence[TrainingMod | Mod] = ()) -> BatchClientApp:
     """Return the ClientApp of SCAFFOLD; parameters as in ``similarity_free_client``."""
 
-    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+    def learn(calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         how = training_of(calls[0].context, None)
 
-        def work(_: Sequence[Call], rounds: Mapping[int, _Round]) -> dict[int, Learnt | Exception]:
+        def work(_: Sequence[Call], rounds: Mapping[int, _Round]) -> dict[int, TrainResult | Exception]:
             trained = how.sgd(next(iter(rounds.values())).task.model, [one.work for one in rounds.values()])
             return {
                 at: outcome(one.learnt, found)
@@ -35,7 +35,7 @@ def scaffold_client(task: LocalTaskFn = local_task, mods: Sequence[TrainingMod |
 
         return together(lambda call: _Round.of(call, task(call.context)), work)(calls)
 
-    home = Learning(learn, home_of=lambda call: at_home_of(call, task(call.context)))
+    home = TrainHandler(learn, home_of=lambda call: at_home_of(call, task(call.context)))
     return BatchClientApp({"train": home, **task_handlers(task)}, mods)
 
 
@@ -70,7 +70,7 @@ class _Round:
         work = LocalWork(start, task.x, task.y, batches, lr, asked, correction)
         return cls(task, work, c, own, kept)
 
-    def learnt(self, outcome: Trained) -> Learnt:
+    def learnt(self, outcome: Trained) -> TrainResult:
         """Return y_i and c + c_i^+ - c_i; keep c_i^+ = c_i - c + (x - y_i) / (K eta_l)."""
         if isinstance(outcome, ValueError):
             raise outcome
@@ -79,4 +79,4 @@ class _Round:
         self.kept.keep(after)
         moved = {key: c + after[key] - self.own[key] for key, c in self.c.items()}
         metrics = {"num-examples": len(self.task.part), **outcome.metrics}
-        return Learnt({**y, **in_block("control", moved)}, metrics, {**x, **in_block("control", self.c)})
+        return TrainResult({**y, **in_block("control", moved)}, metrics, {**x, **in_block("control", self.c)})
