@@ -22,7 +22,6 @@ all nodes, or ``Sites``, servers that exchange payloads directly.
 from collections.abc import Collection, Mapping
 from functools import partial
 from logging import INFO
-from statistics import median
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -104,6 +103,8 @@ class Algorithm(Method[State]):
         lost = state.lost if is_theirs and not replies else self._lost_in_a_row(state, run)
         deprived = {i for i in wants if wants[i] and not bundles[i]}
         state = state.after(k, replies, deprived, run.federation.report.errors, lost)
+        if state.disagreement > DIVERGED:
+            raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
         run.metrics |= {"iteration": k, "receivers": len(replies), **state.counts(self.num_here)}
         return state
 
@@ -136,10 +137,7 @@ class Algorithm(Method[State]):
     def _updates(
         self, k: int, bundles: Bundles, offline: int, run: RoundContext
     ) -> Steps[dict[int, Communicated]]:
-        """Send nodes their payloads of iteration k; return their valid updates, by partition id.
-
-        DivergenceError if the disagreement that nodes report is too large.
-        """
+        """Send nodes their payloads of iteration k; return their valid updates, by partition id."""
         asks, readers = [], self.carrier.report.readers
         for i, bundle in bundles.items():
             event = self.method.event(i, k, readers.get(i, []))
@@ -151,10 +149,6 @@ class Algorithm(Method[State]):
         for columns in (yield update.prepared(run)):
             replies.update(zip(columns.nodes, columns.rows, strict=True))
             run.contents += [reply.metrics for reply in columns.replies]
-        reported = [value for one in replies.values() if (value := one.metric("disagreement")) is not None]
-        # The median: a single Byzantine node must not end the run.
-        if reported and median(reported) > DIVERGED:
-            raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
         return replies
 
     def model(self, state: State) -> Vector:

@@ -8,6 +8,7 @@ are all the state between two events: models stay on the nodes.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from logging import WARNING
+from statistics import median_low
 from typing import Any, Self
 
 from flwr.app import Error, MetricRecord, RecordDict
@@ -17,6 +18,9 @@ from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.whoami import RAISED
 from hedgerow.wire.records import PayloadError, config_in
+
+# Fewest reports for a median that a single false one cannot move.
+_LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,14 @@ class State:
     # The gradients that nodes last reported, by partition id, and all communications since the start.
     gradients: Mapping[int, float] = field(default_factory=dict)
     communications: int = 0
+    # The disagreement with its neighbours that each node last reported.
+    disagreements: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def disagreement(self) -> float:
+        """The lower median of the nodes' last reports, which no single one moves; 0 with too few."""
+        enough = len(self.disagreements) >= min(_LEAST, len(self.appointments))
+        return median_low(self.disagreements.values()) if enough and self.disagreements else 0.0
 
     @property
     def next_event(self) -> int:
@@ -132,6 +144,7 @@ class State:
             i: replace(self.appointments[i], next=one.next, want=one.want) for i, one in replies.items()
         }
         told = {i: value for i, one in replies.items() if (value := one.metric("gradients")) is not None}
+        apart = {i: value for i, one in replies.items() if (value := one.metric("disagreement")) is not None}
         return replace(
             self,
             appointments={i: one.past(k) for i, one in {**self.appointments, **renewed}.items()},
@@ -142,6 +155,7 @@ class State:
             lost=lost,
             gradients={**self.gradients, **{i: value for i, value in told.items() if value >= 0}},
             communications=self.communications + len(replies),
+            disagreements={**self.disagreements, **apart},
         )
 
     def counts(self, num_nodes: int) -> dict[str, float]:
@@ -156,7 +170,7 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         saved = asdict(self)
-        for key in ("appointments", "gradients"):
+        for key in ("appointments", "gradients", "disagreements"):
             saved[key] = {str(i): one for i, one in sorted(saved[key].items())}
         return {**saved, "communicated": sorted(self.communicated), "refusing": sorted(self.refusing)}
 
@@ -165,8 +179,11 @@ class State:
         """Return the state of a checkpoint."""
         appointments = {int(i): Appointment(**one) for i, one in saved["appointments"].items()}
         sets = {key: frozenset(saved[key]) for key in ("communicated", "refusing")}
-        gradients = {int(i): float(number) for i, number in saved.get("gradients", {}).items()}
-        return cls(**{**saved, **sets, "appointments": appointments, "gradients": gradients})
+        reports = {
+            key: {int(i): float(number) for i, number in saved.get(key, {}).items()}
+            for key in ("gradients", "disagreements")
+        }
+        return cls(**{**saved, **sets, "appointments": appointments, **reports})
 
 
 def introduced(node: Node, content: RecordDict) -> Appointment:
