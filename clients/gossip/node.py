@@ -66,7 +66,7 @@ class GossipPlace:
     @classmethod
     def of(cls, config: ConfigRecord, own: int) -> "GossipPlace":
         """Read a node's place from the config of ``query.hello``; ValueError for an invalid value."""
-        return _place(_Told(own, repr(dict(config)), config))
+        return _place(_PlaceKey(own, repr(dict(config)), config))
 
     def communication(self, k: int) -> int:
         """Return the iteration, >= k, of the node's next communication."""
@@ -102,7 +102,7 @@ class GossipPlace:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PlaceKey:
     """The settings of a node as a cache key."""
 
     own: int
@@ -112,8 +112,8 @@ class _Told:
 
 # Each message is answered by a node's settings; they follow from the config of its hello.
 @lru_cache(maxsize=2**12)
-def _place(told: _Told) -> GossipPlace:
-    own, config = told.own, told.config
+def _place(settings_of: _PlaceKey) -> GossipPlace:
+    own, config = settings_of.own, settings_of.config
     num_nodes, seed = whole(config, "num-nodes", 1), whole(config, "run-seed", 0)
     if own >= num_nodes:
         raise ValueError(f"num-nodes must be above {own}, got {num_nodes} in the message's config")

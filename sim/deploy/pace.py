@@ -31,14 +31,14 @@ _SPREAD = 0.2
 class PollPace:
     """How long to wait before the next request.
 
-    A tenth of the time since the last message, within bounds; and at least nine times as long as the last
-    request took, so that a server that answers slowly is asked less often. Up to a fifth of it is random, so
-    that nodes do not ask in step.
+    A tenth of the time since the last message, or nine times as long as the last request took if that is
+    longer, so that a server that answers slowly is asked less often; within bounds. Up to a fifth is taken
+    off at random, so that nodes do not ask in step.
 
     Parameters
     ----------
     least : float (default: 0.1)
-        Shortest wait in seconds, >= 0.02.
+        Shortest wait in seconds before the random part, >= 0.02.
     most : float (default: 3.0)
         Longest wait in seconds, >= ``least`` and <= 60; what Flower's nodes wait always.
     """
