@@ -8,10 +8,13 @@ from typing import Any
 from torch import nn
 
 from hedgerow.clients import frozen_part, global_task, initial_model
+from hedgerow.sim import flower_identity
 from hedgerow.sim.runs.common_settings import RunSettings, TrainingSettings
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure
 from hedgerow.sim.runs.settings import as_settings_errors
-from hedgerow.strategies import OwnNodes
+from hedgerow.strategies import Method, OwnNodes
+from hedgerow.strategies.aggregate.flower import FlowerAggregation
+from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.strategies.registry import Registry
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 
@@ -57,6 +60,16 @@ def on_own_data(
     """
     gather = partial(OwnNodes.gather, registry=Registry.named(values.registry))
     return LearntExperiment(values, gather, num_features, make, num_nodes, quorum)
+
+
+def check_strategy(make: Callable[[], Method[Any]], values: TrainingSettings, model: nn.Module) -> None:
+    """Raise SettingsError unless the settings make a strategy that can run on a model."""
+    with as_settings_errors():
+        aggregator = make().aggregator
+        check_noise(values.run_config, model.state_dict())
+        if isinstance(aggregator, FlowerAggregation):
+            with flower_identity(1):
+                aggregator.try_out(values.sum_sizes()[0])
 
 
 def training_experiment(

@@ -1,6 +1,14 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
-from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, ServerUpdate, WeightedMean, means_of
+from hedgerow.strategies.aggregate import (
+    Aggregator,
+    FlowerAggregation,
+    Mean,
+    Robust,
+    ServerUpdate,
+    WeightedMean,
+    means_of,
+)
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import SumNoise
 from hedgerow.strategies.ceps import (
@@ -56,7 +64,17 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.node import Node, Shapes
 from hedgerow.strategies.own_data import OwnNodes
-from hedgerow.strategies.parts import Acknowledgements, CompressedChanges, ErrorFeedback, Part, ServerStep
+from hedgerow.strategies.parts import (
+    Acknowledgements,
+    CompressedChanges,
+    ErrorFeedback,
+    Part,
+    ServerAdagrad,
+    ServerAdam,
+    ServerMomentum,
+    ServerStep,
+    ServerYogi,
+)
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
@@ -129,6 +147,7 @@ __all__ = [
     "Federation",
     "Feel",
     "Fixed",
+    "FlowerAggregation",
     "Gossip",
     "GossipMethod",
     "HierFAvg",
@@ -165,8 +184,12 @@ __all__ = [
     "SDFeel",
     "Schedule",
     "SecureSum",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
     "ServerStep",
     "ServerUpdate",
+    "ServerYogi",
     "Shapes",
     "SimilarityFree",
     "Site",

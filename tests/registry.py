@@ -27,6 +27,8 @@ class Registered:
     rounds : int or dict of str to int or None (default: None)
         How many rounds the small run has, of each method or of some; None where that is not known before, or
         no server averages a model.
+    others : tuple of str (default: none)
+        Further values of that setting, for which it lists no name.
     learnt : str (default: "mnist-5k")
         What the title of a run says is learnt.
     repeats : bool (default: True)
@@ -40,6 +42,7 @@ class Registered:
     method: str = "method"
     rounds: int | Mapping[str, int] | None = None
     learnt: str = "mnist-5k"
+    others: tuple[str, ...] = field(default=(), kw_only=True)
     repeats: bool = field(default=True, kw_only=True)
     suite: bool = field(default=False, kw_only=True)
 
@@ -51,7 +54,8 @@ REGISTRY = (
             "num-clients": 6, "num-servers": 3, "clients-per-round": 4, "tau1": 2, "tau2": 2, "iterations": 8,
             "model": "logistic", "evaluate-every": 1,
         },
-        rounds={"sd-feel": 4, "hierfavg": 4, "feel": 4, "fedavg": 2},
+        rounds={"sd-feel": 4, "hierfavg": 4, "feel": 4, "fedavg": 2, "flwr:FedYogi(eta=0.01)": 2},
+        others=("flwr:FedYogi(eta=0.01)",),
         suite=True,
     ),
     Registered(
@@ -62,6 +66,7 @@ REGISTRY = (
         },
         method="algorithm",
         rounds=3,
+        others=("flwr:FedYogi(eta=0.01)", "flwr:FedProx(proximal_mu=2.0)"),
         suite=True,
     ),
     Registered(
@@ -72,6 +77,7 @@ REGISTRY = (
             "partition": "iid", "train-loss-samples": 200,
         },
         rounds=3,
+        others=("flwr:FedYogi(eta=0.01)", "flwr:FedAvgM(server_momentum=0.5)"),
         suite=True,
     ),
     Registered(

@@ -1,5 +1,6 @@
 """Checks of parameters: an error names the parameter, what it must be, and its value."""
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -106,3 +107,20 @@ def check_ordinary(**numbers: float) -> None:
     """Raise ValueError unless each number is ordinary."""
     for key, value in numbers.items():
         require(key, value, ORDINARY, is_ordinary(value))
+
+
+def named_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of a text such as ``adam(lr=0.01)``; a name alone has none.
+
+    ValueError unless it is a name with keyword arguments whose values are literals, in 1,000 characters.
+    """
+    try:
+        found = ast.parse(text.strip() if len(text) <= 1000 else "", mode="eval").body
+        called = found if isinstance(found, ast.Call) else ast.Call(found, [], [])
+        arguments = {str(one.arg): ast.literal_eval(one.value) for one in called.keywords if one.arg}
+        whole = not called.args and len(arguments) == len(called.keywords)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        whole = False
+    if not whole or not isinstance(called.func, ast.Name):
+        raise ValueError(f"it must be a name with named values, such as 'adam(lr=0.01)', got {text!r:.200}")
+    return called.func.id, arguments

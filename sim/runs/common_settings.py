@@ -341,6 +341,30 @@ class StackSettings(AppSettings):
 class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettings):
     """Settings of apps whose nodes train in stacks and send bounded, masked or noised updates."""
 
+    # The key that names the method.
+    METHOD: ClassVar[str] = "method"
+
+    server_step: str = setting(
+        "",
+        "the server's optimiser on the mean change of a round: `adam(lr=0.01)`, `yogi(lr=0.01)`, "
+        "`adagrad(lr=0.1)` or `momentum(lr=1.0, beta=0.9)`; empty: the mean itself",
+        "training",
+    )
+
+    @property
+    def flower(self) -> str:
+        """The strategy of Flower's that the method names, without ``flwr:``; empty if it names none."""
+        method = str(self.of(self.METHOD)) if self.METHOD in self.table() else ""
+        return method.removeprefix("flwr:") if method.startswith("flwr:") else ""
+
+    def rules(self) -> Rules:
+        """Yield the conditions between values that are each valid."""
+        yield from super().rules()
+        if self.flower:
+            why = f"with {self.METHOD} = 'flwr:…'"
+            yield from self.usual(f"{why}, which aggregates itself", "aggregation", "server-step")
+            yield not self.secure_sum, "secure-sum", f"False {why} (Flower's strategies need single updates)"
+
 
 class PeerSettings(AppSettings):
     """Direct links between servers of one run."""

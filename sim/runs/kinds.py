@@ -59,21 +59,26 @@ class Kind:
         The valid numbers or names; None for texts.
     read : Callable[[str], Any] (default: none)
         Parses a text; raises ValueError, with or without a message, if it is invalid.
+    prefix : str (default: "")
+        A text that begins with it need not be one of the names: ``read`` parses the rest.
     """
 
     valid: str
     values: NumberRange | tuple[UserConfigValue, ...] | None = None
     read: Callable[[Any], object] = _anything
+    prefix: str = ""
 
     def check(self, value: Any) -> None:
         """Raise ValueError if a value of the right type is invalid."""
         if isinstance(self.values, NumberRange) and isinstance(value, str):
             raise ValueError
-        if self.values is not None and value not in self.values:
+        prefixed = bool(self.prefix) and isinstance(value, str) and value.startswith(self.prefix)
+        if self.values is not None and value not in self.values and not prefixed:
             named = isinstance(value, str) and isinstance(self.values, tuple)
             raise ValueError(did_you_mean(value, [str(name) for name in self.values]) if named else "")  # type: ignore[union-attr]
         try:
-            self.read(value)
+            if prefixed or not self.prefix:
+                self.read(value.removeprefix(self.prefix) if prefixed else value)
         except (TypeError, OverflowError, RuntimeError) as error:
             raise ValueError(str(error)) from error
 
@@ -112,6 +117,11 @@ def in_range(low: float, high: float, *, open_below: bool = False, open_above: b
 def choice(*names: str) -> Kind:
     """Return the kind of a choice between names."""
     return Kind("one of " + ", ".join(repr(name) for name in names), names)
+
+
+def choice_or(prefix: str, valid: str, check: Callable[[str], object], *names: str) -> Kind:
+    """Return the kind of a choice between names, or a prefix and a text that ``check`` does not refuse."""
+    return Kind(f"{choice(*names).valid}, or {valid}", names, check, prefix)
 
 
 def text(valid: str, check: Callable[[str], object] = _anything) -> Kind:

@@ -25,10 +25,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.sim.engine.generators import Generators
-from hedgerow.sim.engine.nodes import pack_records, unpack_records
-from hedgerow.sim.runs.carried import Carried
 from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.sim.runs.metered_grid import Meter, MeteredGrid
+from hedgerow.wire.carried import Carried, pack_records, unpack_records
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
 
 _Start = Callable[..., Result]

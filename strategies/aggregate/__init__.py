@@ -1,6 +1,7 @@
 """Aggregation of an exchange's replies: the weighted mean, or a Byzantine-robust rule."""
 
 from hedgerow.strategies.aggregate.choice import Choice
+from hedgerow.strategies.aggregate.flower import FlowerAggregation
 from hedgerow.strategies.aggregate.mean import (
     Aggregator,
     Mean,
@@ -14,6 +15,7 @@ from hedgerow.strategies.aggregate.robust import Robust
 __all__ = [
     "Aggregator",
     "Choice",
+    "FlowerAggregation",
     "Mean",
     "MeanByMetric",
     "Robust",

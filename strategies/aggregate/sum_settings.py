@@ -1,12 +1,14 @@
 """Strategy options from an app's settings: secure sums, and options of all apps with training nodes."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from hedgerow.strategies.aggregate.flower import PREFIX, FlowerAggregation
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
+from hedgerow.strategies.parts.server_optimisers import parse_server_step
 from hedgerow.strategies.registry import Registry
 
 
@@ -38,9 +40,14 @@ def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
         )
 
 
-def training_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy options that come from the settings of every app with training nodes."""
+def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> dict[str, Any]:
+    """Return the strategy options that come from the settings of every app with training nodes.
+
+    ``reads`` are the instructions of Flower's strategies that the app's nodes follow.
+    """
     same = ("seed", "num-clients", "aggregation", "max-weight-ratio", "max-update-norm-ratio")
+    method = str(values.get("method", values.get("algorithm")))
+    own = FlowerAggregation.parse(method.removeprefix(PREFIX), reads) if method.startswith(PREFIX) else None
     return {
         **{key.replace("-", "_"): values[key] for key in (*same, "quarantine-after", "max-loss-ratio")},
         "fraction_evaluate": 0.0,
@@ -48,4 +55,6 @@ def training_options(values: Mapping[str, Any]) -> dict[str, Any]:
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "registry": Registry.named(values["registry"]),
         "secure_sum": secure_sum_of(values),
+        "server_step": parse_server_step(values["server-step"]),
+        **({"aggregation": own} if own else {}),
     }

@@ -6,6 +6,13 @@ from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, 
 from hedgerow.strategies.parts.followed import Followed
 from hedgerow.strategies.parts.iterations import LocalIterations
 from hedgerow.strategies.parts.part import Part, Parts
+from hedgerow.strategies.parts.server_optimisers import (
+    ServerAdagrad,
+    ServerAdam,
+    ServerMomentum,
+    ServerYogi,
+    parse_server_step,
+)
 from hedgerow.strategies.parts.server_step import ServerStep
 
 __all__ = [
@@ -19,7 +26,12 @@ __all__ = [
     "LocalIterations",
     "Part",
     "Parts",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
     "ServerStep",
+    "ServerYogi",
     "Sync",
     "UpdateLog",
+    "parse_server_step",
 ]

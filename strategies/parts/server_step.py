@@ -19,6 +19,8 @@ from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Vector
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.blocks import MODEL
+from hedgerow.wire.compress import compressed_part
+from hedgerow.wire.records import Layout
 
 Memory = Mapping[str, NDArray[np.float64]]
 
@@ -27,8 +29,8 @@ class ServerStep(Part):
     """Moves each model by a step in place of the mean change; a subclass has ``step``.
 
     It needs the mean alone, with the method's weights, so it works with compression, robust rules and secure
-    sums. Each pool of replies, such as a cluster of SD-FEEL, has its own memory, which is in checkpoints. A
-    failed round leaves it unchanged.
+    sums. Running statistics, counters and blocks beside the model take the mean. Each pool of replies, such
+    as a cluster of SD-FEEL, has its own memory, which is in checkpoints. A failed round leaves it unchanged.
     """
 
     name = "server-step"
@@ -43,7 +45,7 @@ class ServerStep(Part):
         Parameters
         ----------
         change : NDArray
-            The mean change Delta_t of what the method averages, (M,): the weights of a model, or factors.
+            The mean change Delta_t of the parameters that the method averages, (d,): weights, or factors.
         memory : Mapping[str, NDArray]
             What the previous step of this pool returned, empty at first. It must not be changed in place.
         """
@@ -58,8 +60,10 @@ class ServerStep(Part):
         """Return the pools' models after a step, in place of their means."""
         if self._next[0] is not run:
             self._next = run, {}
-        model = slice(None) if exchange.blocks is None else exchange.blocks.slices[MODEL]
-        return {pool: _Stepped(self, pool, mean, exchange.sent(pool), model) for pool, mean in means.items()}
+        trained = _trained(exchange, run)
+        return {
+            pool: _Stepped(self, pool, mean, exchange.sent(pool), trained) for pool, mean in means.items()
+        }
 
     def of_pool(self, pool: int, change: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a pool's change; its memory counts once the round is complete."""
@@ -97,7 +101,7 @@ class _Stepped:
     pool: int
     mean: Mean
     start: Vector
-    where: slice  # the model, of a row that has other blocks too
+    where: NDArray[np.intp] | slice  # the entries that it steps on
 
     @property
     def nodes(self) -> Collection[int]:
@@ -111,3 +115,21 @@ class _Stepped:
         row, start = np.array(self.mean.model(stayed)), self.start[self.where]
         row[self.where] = start + self.by.of_pool(self.pool, row[self.where] - start)
         return row
+
+
+def _trained(exchange: Exchange, run: RoundContext) -> NDArray[np.intp] | slice:
+    """Return the positions of the parameters in a row: all but running statistics, counters, other blocks."""
+    ask = exchange.asks[0]
+    if exchange.blocks is not None:
+        layout, size = exchange.blocks.layouts[MODEL], exchange.blocks.slices[MODEL].stop
+    else:
+        assert ask.model is not None, "the exchange has models"
+        # What a row has beside the arrays that are sent are factors.
+        layout, size = run.layout if ask.arrays is None else Layout.of(ask.arrays), ask.model.size
+    parameters = compressed_part(layout)
+    if parameters.size == layout.size:
+        return slice(0, size)
+    trained = np.ones(size, bool)
+    for key in set(layout.keys) - set(parameters.keys):
+        trained[layout.slices[key]] = False
+    return np.flatnonzero(trained)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from tests.exercises.test_objects_of_ones_own import AVERAGING, CONFIG, NODES, OPTIONS, PARTS, X, Y
+from tests.strategies.averaging import AVERAGING, CONFIG, NODES, OPTIONS, PARTS, X, Y
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalTask

@@ -52,7 +52,7 @@ class AppCase:
     def methods(self) -> tuple[str, ...]:
         """The names of the app's methods: the words of the setting that names one, or the app's own."""
         key = self.registered.method
-        return tuple(self.settings.SETTINGS[key].kind.values) if key else (self.name,)
+        return (*self.settings.SETTINGS[key].kind.values, *self.registered.others) if key else (self.name,)
 
     @property
     def method(self) -> str:

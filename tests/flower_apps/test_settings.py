@@ -152,3 +152,35 @@ def test_a_federation_too_small_for_its_edge_servers_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         plan_run(SD_FEEL.spec, [f"edge-servers=nodes {overrides}"], num_nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("app", "key"), [("sd-feel", "method"), ("similarity-free", "algorithm"), ("fedmud", "method")]
+)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("flwr:FedYogi(et=1.0)", "did you mean 'eta'?"),
+        ("flwr:", "must be a name with named values"),
+        ("fedavgg", "did you mean 'fedavg'?"),
+    ],
+)
+def test_a_wrong_strategy_of_flowers_is_refused_by_the_setting(
+    app: str, key: str, text: str, why: str
+) -> None:
+    (case,) = (one for one in CASES if one.registered.app == app)
+    with pytest.raises(SettingsError, match=re.escape(why)) as caught:
+        case.settings.read({**case.defaults, key: text})
+    assert f"{key} must be one of " in str(caught.value)
+
+
+@pytest.mark.parametrize("app", ["sd-feel", "similarity-free", "fedmud"])
+@pytest.mark.parametrize(
+    "other", [{"aggregation": "median"}, {"server-step": "momentum"}, {"secure-sum": True}]
+)
+def test_what_one_of_flowers_strategies_decides_is_set_nowhere_else(app: str, other: dict[str, Any]) -> None:
+    (case,) = (one for one in CASES if one.registered.app == app)
+    flower = case.named("flwr:FedMedian")
+    case.settings.read({**case.defaults, **flower})
+    with pytest.raises(SettingsError, match=next(iter(other))):
+        case.settings.read({**case.defaults, **flower, **other})

@@ -123,6 +123,11 @@ def _row(app: str, name: str, *tags: str, **options: Any) -> Row:
 
 
 def _methods() -> Iterator[Row]:
+    for one in REGISTRY:
+        for method in one.others:
+            yield _row(one.app, f"method {method}", "method", settings={one.method: method})
+    for step in ("adam(lr=0.02)", "yogi(lr=0.02)", "adagrad(lr=0.02)", "momentum"):
+        yield _row("sd-feel", f"server step {step}", "method", settings={"server-step": step})
     for method in ("sd-feel", "hierfavg", "feel", "fedavg"):
         yield _row("sd-feel", f"method {method}", "method", settings={"method": method, "participation": 0.8})
     for method in ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox", "fedpaq"):

@@ -4,10 +4,9 @@ from functools import partial
 
 from fedmud import settings
 from fedmud.client_app import app as client_app
-from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
-from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.strategies.aggregate.sum_settings import check_noise
+from hedgerow.sim.runs.settings import check_work
 from hedgerow.wire.records import to_record
 
 REALISM = (
@@ -24,9 +23,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
     model = task.model
     strategy = partial(settings.build_strategy, values, model, **task.options)
-    with as_settings_errors():
-        strategy()
-        check_noise(values.run_config, model.state_dict())
+    check_strategy(strategy, values, model)
     check_work(f"local-epochs = {values.local_epochs}", values.local_epochs, task.most_samples)
     return Experiment(
         title=f"{values.method} on {task.data}, ratio {values.ratio:.4g}, {values.sync}",

@@ -7,11 +7,23 @@ from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import TrainingSettings
-from hedgerow.sim.runs.kinds import Nodes, NotNegative, Rounds, Samples, Steps, choice, in_range, whole
+from hedgerow.sim.runs.kinds import (
+    Nodes,
+    NotNegative,
+    Rounds,
+    Samples,
+    Steps,
+    choice,
+    choice_or,
+    in_range,
+    whole,
+)
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies.aggregate.flower import FLOWER_TEXT
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.fedmud import CompressedLayers
+from hedgerow.strategies.parts.server_optimisers import SERVER_STEP_TEXTS
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundCallback
@@ -41,11 +53,13 @@ _NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no
 class Settings(TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
     SENDERS = "clients-per-round"
 
-    method: Annotated[str, choice(*METHODS)] = setting(
-        "fedmud+bkd+aad", "a method from the table at the top of README.md", first=True
+    method: Annotated[str, choice_or(*FLOWER_TEXT, *METHODS)] = setting(
+        "fedmud+bkd+aad",
+        "a method from the table at the top of README.md; `flwr:…` is FedAvg with a strategy of Flower",
+        first=True,
     )
     num_rounds: Rounds = setting(20, "number of rounds R", first=True, role=Role.RESUME)
     num_clients: Nodes = setting(10, "number of clients N")
@@ -203,7 +217,7 @@ def build_strategy(
         case method:
             return FedMUD.for_model(
                 model,
-                variant=_VARIANTS[method],
+                variant="dense" if values.flower else _VARIANTS[method],
                 reset_interval=values.reset_interval,
                 init_a=width,
                 layout=values.layout,

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.tasks import count_parameters, forward_macs
 from hedgerow.wire.records import to_record
@@ -60,8 +59,7 @@ def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
             flops_per_iteration=_FORWARD_AND_BACKWARD * values.batch_size * macs,
             **task.options,
         )
-        strategy()
-        check_noise(values.run_config, model.state_dict())
+    check_strategy(strategy, values, model)
     steps = values.round_iterations
     check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, task.most_samples))
     return Experiment(

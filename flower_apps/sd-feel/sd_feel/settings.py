@@ -15,13 +15,16 @@ from hedgerow.sim.runs.kinds import (
     Steps,
     StepsOr0,
     choice,
+    choice_or,
     text,
 )
 from hedgerow.sim.runs.settings import Rules, Setting, setting
 from hedgerow.strategies import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, PeerCredentials, SDFeel, Stragglers
+from hedgerow.strategies.aggregate.flower import FLOWER_TEXT
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.edges import contiguous_clusters
 from hedgerow.strategies.edges.clusters import Chosen
+from hedgerow.strategies.parts.server_optimisers import SERVER_STEP_TEXTS
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundCallback
@@ -39,10 +42,12 @@ DIRECT = "direct"
 class Settings(PeerSettings, IterationSettings, TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
 
-    method: Literal["sd-feel", "hierfavg", "feel", "fedavg"] = setting(
-        "sd-feel", "SD-FEEL, or a baseline", first=True
+    method: Annotated[str, choice_or(*FLOWER_TEXT, "sd-feel", "hierfavg", "feel", "fedavg")] = setting(
+        "sd-feel",
+        "SD-FEEL, or a baseline; `flwr:…` is FedAvg with a strategy of Flower",
+        first=True,
     )
     iterations: int = setting(300, "local iterations K, a multiple of tau1 tau2")
     num_clients: Nodes = setting(20, "number of clients C")
@@ -105,7 +110,7 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
     @property
     def round_iterations(self) -> int:
         """The local iterations of one round: tau1, and tau1 tau2 for FedAvg."""
-        return self.tau1 * (self.tau2 if self.method == "fedavg" else 1)
+        return self.tau1 * (self.tau2 if self.method == "fedavg" or self.flower else 1)
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""

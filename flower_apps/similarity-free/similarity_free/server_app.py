@@ -2,10 +2,9 @@
 
 from functools import partial
 
-from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
-from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.strategies.aggregate.sum_settings import check_noise
+from hedgerow.sim.runs.settings import check_work
 from hedgerow.wire.records import to_record
 from similarity_free import settings
 from similarity_free.client_app import app as client_app
@@ -24,9 +23,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
     model = task.model
     strategy = partial(settings.build_strategy, values, **task.options)
-    with as_settings_errors():
-        strategy()
-        check_noise(values.run_config, model.state_dict())
+    check_strategy(strategy, values, model)
     for key in ("local-iters", "inner-steps"):
         check_work(f"{key} = {values.of(key)}", values.of(key), min(values.batch_size, task.most_samples))
     return Experiment(

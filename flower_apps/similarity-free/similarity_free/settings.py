@@ -1,7 +1,10 @@
 """The app's settings, and the strategy for them."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
+
+from flwr.serverapp.strategy import FedProx
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
 from hedgerow.sim.runs.common_settings import TrainingSettings
@@ -15,12 +18,15 @@ from hedgerow.sim.runs.kinds import (
     Steps,
     above,
     choice,
+    choice_or,
     in_range,
     text,
 )
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import InnerSolver, SimilarityFree
+from hedgerow.strategies.aggregate.flower import FLOWER_TEXT, FlowerAggregation
 from hedgerow.strategies.aggregate.sum_settings import training_options
+from hedgerow.strategies.parts.server_optimisers import SERVER_STEP_TEXTS
 from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundCallback
@@ -41,10 +47,13 @@ _ALGORITHMS = {
 class Settings(TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
+    METHOD = "algorithm"
 
-    algorithm: Annotated[str, choice(*_ALGORITHMS)] = setting(
-        "ef-fedavg", "an algorithm from the table at the top of README.md", first=True
+    algorithm: Annotated[str, choice_or(*FLOWER_TEXT, *_ALGORITHMS)] = setting(
+        "ef-fedavg",
+        "an algorithm from the table at the top of README.md; `flwr:…` is FedAvg with a strategy of Flower",
+        first=True,
     )
     num_rounds: Rounds = setting(50, "number of communication rounds K", first=True, role=Role.RESUME)
     num_clients: Nodes = setting(10, "number of workers n")
@@ -117,6 +126,12 @@ class Settings(TrainingSettings):
         return self.num_clients, self.num_clients
 
     @property
+    def proximal_mu(self) -> float:
+        """The weight mu of the proximal term of Flower's FedProx; 0 for any other algorithm."""
+        strategy = FlowerAggregation.parse(self.flower).strategy if self.flower else None
+        return strategy.proximal_mu if isinstance(strategy, FedProx) else 0.0
+
+    @property
     def needs_length(self) -> str:
         """Why earlier rounds depend on K: the fixed schedule's step does."""
         return "the step of schedule = 'fixed' is c / sqrt(num-rounds)" if self.schedule == "fixed" else ""
@@ -124,7 +139,10 @@ class Settings(TrainingSettings):
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""
         yield from super().rules()
-        if self.secure_sum:
+        if self.proximal_mu:
+            steps = [key for key in self.table() if key.startswith(("schedule", "fixed-", "dimin", "decay-"))]
+            yield from self.usual("with Flower's FedProx, whose step is 1 / proximal_mu", *steps)
+        if self.secure_sum and not self.flower:
             chosen = _ALGORITHMS[self.algorithm][1] and not isinstance(
                 parse_compressor(self.compressor), Identity | RandK
             )
@@ -149,7 +167,9 @@ read = Settings.read
 
 
 def build_schedule(values: Settings) -> Schedule:
-    """Return the step-size schedule."""
+    """Return the step-size schedule; for Flower's FedProx the constant proximal parameter 1 / mu."""
+    if values.proximal_mu:
+        return Fixed(c=math.sqrt(values.num_rounds) / values.proximal_mu, num_rounds=values.num_rounds)
     match values.schedule:
         case "fixed":
             return Fixed(c=values.fixed_c, num_rounds=values.num_rounds)
@@ -175,8 +195,9 @@ def build_strategy(
     ``dealt_sizes`` are the clients' numbers of samples, if the server deals the data, and
     ``frozen`` the keys of the frozen arrays, as in ``FederationOptions``.
     """
-    operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
-    options = training_options(values.run_config)
+    flower = "fedprox" if values.proximal_mu else "fedavg"
+    operator, compressed, error_feedback = _ALGORITHMS[flower if values.flower else values.algorithm]
+    options = training_options(values.run_config, reads=["proximal-mu"])
     return SimilarityFree(
         schedule=build_schedule(values),
         operator=operator,  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
-"""The state of another project's strategy, for a checkpoint: those of its attributes that a run has changed.
+"""Records and objects as trees of JSON values and ndarrays, for a checkpoint.
 
+``Carried`` has the state of another project's strategy: those of its attributes that a run has changed.
 Values are read and written by rules for their types, never by pickle, because reading a checkpoint must not
 run code. What no rule can write is named.
 """
@@ -20,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.sim.engine.nodes import pack_records, unpack_records
+from hedgerow.wire.records import lazy_array, view
 
 # What a strategy refers to, but does not change.
 _CODE = (
@@ -41,6 +42,7 @@ _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)
 }
 _RECORDS = (ArrayRecord, MetricRecord, ConfigRecord)
+_NUMPY = "numpy.ndarray"
 
 
 class _CannotWriteError(TypeError):
@@ -58,9 +60,10 @@ class Carried:
         self._strategy = strategy
         self._before = {path: (value, packed) for path, value, packed in _walk(strategy)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the attributes that have changed since, by their path."""
-        packed = {path: now for path, _, now in _walk(self._strategy) if now is not None}
+    def state_dict(self, copy: object | None = None) -> dict[str, Any]:
+        """Return the attributes that have changed since, by their path; those of a copy, if one is given."""
+        now = self._strategy if copy is None else copy
+        packed = {path: value for path, _, value in _walk(now) if value is not None}
         before = {path: self._before.get(path, _NONE)[1] for path in packed}
         return {path: now for path, now in packed.items() if not _same(now, before[path])}
 
@@ -223,3 +226,61 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     # By repr: NaN is itself, and 1 is not True.
     return repr(one) == repr(other)
+
+
+def pack_records(records: RecordDict) -> dict[str, Any]:
+    """Return the records as ``{name: {"kind": …, "items": …}}``; the arrays are shared, not copied."""
+    return {name: _packed(record) for name, record in records.items()}
+
+
+def unpack_records(tree: Mapping[str, Any]) -> RecordDict:
+    """Return the records from the result of ``pack_records``."""
+    return RecordDict({name: _unpacked(packed) for name, packed in tree.items()})
+
+
+def _packed(record: ArrayRecord | MetricRecord | ConfigRecord) -> dict[str, Any]:
+    if isinstance(record, ArrayRecord):
+        return {"kind": "arrays", "items": {key: _packed_array(array) for key, array in record.items()}}
+    kind = "metrics" if isinstance(record, MetricRecord) else "config"
+    return {"kind": kind, "items": {key: _packed_value(value) for key, value in record.items()}}
+
+
+def _unpacked(packed: Mapping[str, Any]) -> ArrayRecord | MetricRecord | ConfigRecord:
+    items = packed["items"]
+    if packed["kind"] == "arrays":
+        record = ArrayRecord()
+        for key, stored in items.items():
+            record[key] = _unpacked_array(stored)
+        return record
+    values = {key: _unpacked_value(value) for key, value in items.items()}
+    return MetricRecord(values) if packed["kind"] == "metrics" else ConfigRecord(values)
+
+
+def _packed_array(array: Array) -> Any:
+    if array.stype == _NUMPY:
+        return view(array)
+    # A codec's payload, opaque bytes.
+    return {
+        "dtype": array.dtype,
+        "shape": list(array.shape),
+        "stype": array.stype,
+        "data": np.frombuffer(array.data, np.uint8),
+    }
+
+
+def _unpacked_array(stored: Any) -> Array:
+    if isinstance(stored, np.ndarray):
+        return lazy_array(stored)
+    return Array(stored["dtype"], tuple(stored["shape"]), stored["stype"], stored["data"].tobytes())
+
+
+def _packed_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8)
+    return [_packed_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _unpacked_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return [_unpacked_value(item) for item in value] if isinstance(value, list) else value

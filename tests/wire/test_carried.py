@@ -7,12 +7,43 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.sim import load_checkpoint, save_checkpoint
-from hedgerow.sim.runs.carried import pack, unpack
+from hedgerow.wire.carried import pack, pack_records, unpack, unpack_records
+
+PARTS = ("dtype", "shape", "stype", "data")
+
+
+def test_every_kind_of_record_comes_back_from_disk(tmp_path: Path) -> None:
+    records = RecordDict(
+        {
+            "arrays": ArrayRecord(
+                {
+                    "w": Array(np.arange(6.0).reshape(2, 3)),
+                    "n": Array(np.array(3)),
+                    "e": Array(np.zeros((0, 2))),
+                }
+            ),
+            "payload": ArrayRecord({"p": Array("float32", (5,), "ours.topk.v1", b"\x00\x01\xff")}),
+            "metrics": MetricRecord({"i": 1, "f": 0.5, "is": [1, 2], "fs": [0.5], "none": []}),
+            "config": ConfigRecord(
+                {"b": True, "s": "x", "raw": b"\x00\xff", "raws": [b"a", b""], "empty": b""}
+            ),
+        }
+    )
+    save_checkpoint(tmp_path / "c.npz", pack_records(records))
+    back = unpack_records(load_checkpoint(tmp_path / "c.npz"))
+    assert list(back) == list(records)
+    for name, record in records.array_records.items():
+        for key, array in record.items():
+            twin = back.array_records[name][key]
+            assert [getattr(twin, part) for part in PARTS] == [getattr(array, part) for part in PARTS]
+    assert back.metric_records == records.metric_records
+    assert back.config_records == records.config_records
+
 
 keys = st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.tuples(st.integers()))
 plain = st.one_of(
