@@ -11,12 +11,14 @@ from hedgerow.clients import frozen_part, global_task, initial_model
 from hedgerow.sim import flower_identity
 from hedgerow.sim.runs.common_settings import RunSettings, TrainingSettings
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure
-from hedgerow.sim.runs.settings import as_settings_errors
+from hedgerow.sim.runs.settings import SettingsError, as_settings_errors
 from hedgerow.strategies import Method, OwnNodes
 from hedgerow.strategies.aggregate.flower import FlowerAggregation
 from hedgerow.strategies.aggregate.sum_settings import check_noise
+from hedgerow.strategies.node_metrics import NodeEvaluation
 from hedgerow.strategies.registry import Registry
 from hedgerow.tasks import OWN, CentralMetrics, num_features
+from hedgerow.wire.records import to_record
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,35 @@ def on_own_data(
 def check_strategy(make: Callable[[], Method[Any]], values: TrainingSettings, model: nn.Module) -> None:
     """Raise SettingsError unless the settings make a strategy that can run on a model."""
     with as_settings_errors():
-        aggregator = make().aggregator
+        strategy = make()
         check_noise(values.run_config, model.state_dict())
-        if isinstance(aggregator, FlowerAggregation):
+        if isinstance(strategy.aggregator, FlowerAggregation):
             with flower_identity(1):
-                aggregator.try_out(values.sum_sizes()[0])
+                strategy.aggregator.try_out(values.sum_sizes()[0])
+        if values.local_layers:
+            try:
+                strategy.begin(strategy.federation.vector(to_record(model.state_dict())))
+            except ValueError as error:
+                raise ValueError(
+                    f"local-layers must be arrays that the method sends as they are, got "
+                    f"{values.local_layers!r}: {error}"
+                ) from error
+
+
+class AtNodes:
+    """The metrics of a model whose nodes have layers of their own: they alone can measure it."""
+
+    at_nodes = NodeEvaluation
+
+    def __init__(self, dataset: str) -> None:
+        where = f"by the nodes, each with its own layers on its share of the test samples of {dataset}"
+        self.samples = {"*": f"{where}; mean weighted by samples"}
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """Raise SettingsError: this model lacks the nodes' own layers."""
+        raise SettingsError(
+            "local-layers must be empty to evaluate a model without its nodes: they have its layers"
+        )
 
 
 def training_experiment(
@@ -97,6 +123,8 @@ def training_experiment(
         model, data = global_task(values.run_config)
         frozen = frozen_part(model, data.x[:2])
     options = {"roster": None, "dealt_sizes": data.sizes, "frozen": frozen}
-    measure = CentralMetrics(model, data, values.train_loss_samples)
+    measure: Measure = CentralMetrics(model, data, values.train_loss_samples)
+    if values.local_layers:
+        measure = AtNodes(data.dataset.name)
     shape, largest = data.dataset.input_shape, max(data.sizes)
     return make(TrainedTask(model, shape, largest, measure, values.dataset, options))

@@ -7,9 +7,9 @@ from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
 from hedgerow.clients.app import Introduction, Sizes, whoami
 from hedgerow.clients.handlers import each
-from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_introduction, own_part
+from hedgerow.clients.sent_models import sent_state
 from hedgerow.tasks import OWN, Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.frozen import frozen_keys

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.instructions import only_config, sent_state, whole
+from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.sent_models import sent_state
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import Loss, cross_entropy
 from hedgerow.wire.calls import Call

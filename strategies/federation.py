@@ -16,7 +16,7 @@ from hedgerow.strategies.options import FederationOptions, FederationSettings
 from hedgerow.strategies.roster import Roster
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
-from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM
+from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM, LOCAL_LAYERS, local_keys
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, checksum, only_record, to_record, view
 
@@ -192,11 +192,14 @@ class Federation:
             return []
         roster = self.gather(grid)
         nodes = [roster.nodes[i] for i in self.evaluation.drawn(roster.present, server_round)]
-        frozen = self.frozen_config if self.frozen else {}
-        config = ConfigRecord({**config, **frozen, "server-round": server_round})
-        names = self.settings.arrayrecord_key, self.settings.configrecord_key
-        content = RecordDict({names[0]: self.travelling(arrays), names[1]: config})
+        content = self.evaluated({**config, "server-round": server_round}, arrays)
         return self.evaluation.instruct(nodes, content, server_round, self.timeout) if nodes else []
+
+    def evaluated(self, config: Mapping[str, Any], arrays: ArrayRecord) -> RecordDict:
+        """Return the content of a message to nodes that evaluate a model."""
+        frozen = self.frozen_config if self.frozen else {}
+        names = self.settings.arrayrecord_key, self.settings.configrecord_key
+        return RecordDict({names[0]: self.travelling(arrays), names[1]: ConfigRecord({**config, **frozen})})
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' metrics."""
@@ -209,7 +212,7 @@ class Federation:
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
         """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
         if self.layout is None:
-            frozen = self._frozen_keys()
+            frozen = self._frozen_keys() | self._local_keys(arrays)
             self.frozen = ArrayRecord({key: arrays[key] for key in arrays if key in frozen})
             self._keys = tuple(arrays)
         travelling = self.travelling(arrays)
@@ -225,6 +228,18 @@ class Federation:
             return frozenset()
         named = [frozenset(node.frozen) for node in self.members.nodes]
         return frozenset.intersection(*named) if named else frozenset()
+
+    def _local_keys(self, arrays: ArrayRecord) -> frozenset[str]:
+        """Return the keys of the layers that nodes keep; ValueError unless they are some of the arrays."""
+        patterns = self.settings.local_layers
+        local = frozenset(local_keys(patterns, arrays))
+        if patterns and not 0 < len(local) < len(arrays):
+            which = "none" if not local else "all"
+            raise ValueError(
+                f"local_layers must match some of the arrays, and not all, got {patterns!r}, which matches "
+                f"{which} of {', '.join(arrays) or 'none: nodes have the model'}"
+            )
+        return local
 
     def travelling(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the arrays without the frozen ones."""
@@ -244,7 +259,8 @@ class Federation:
         if self._frozen_checksum[0] is not self.frozen:
             ordered = ArrayRecord({key: self.frozen[key] for key in sorted(self.frozen)})
             self._frozen_checksum = self.frozen, checksum(ordered)
-        return {FROZEN_CHECKSUM: self._frozen_checksum[1]}
+        local = {LOCAL_LAYERS: self.settings.local_layers} if self.settings.local_layers else {}
+        return {FROZEN_CHECKSUM: self._frozen_checksum[1], **local}
 
     def frozen_for(self, client: int) -> dict[str, ArrayRecord]:
         """Return the record of frozen arrays of a client's next message, if it lacks them."""

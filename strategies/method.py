@@ -27,6 +27,7 @@ from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.messenger import Messenger, Sending, send
+from hedgerow.strategies.parts.acknowledgements import Acknowledgements
 from hedgerow.strategies.parts.part import Part, Parts
 from hedgerow.strategies.parts.server_step import ServerStep
 from hedgerow.strategies.round_end import TooFewRepliesError
@@ -73,7 +74,12 @@ class Method(FederatedStrategy, Generic[S]):
             if why := self.unstepped():
                 raise ValueError(f"server_step must be None with {type(self).__name__}: {why}")
             kept.append(self.server_step)
-        self.parts = Parts((*parts, *kept, *federation.settings.parts))
+        own = (*parts, *kept, *federation.settings.parts)
+        if federation.settings.local_layers and not any(
+            isinstance(part, Acknowledgements) and part.keeps_state for part in own
+        ):
+            own = (*own, Acknowledgements())
+        self.parts = Parts(own)
         alone = [type(part).__name__ for part in self.parts if not part.with_sums]
         if alone and self.sums is not None:
             raise ValueError(

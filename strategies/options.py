@@ -40,6 +40,11 @@ class FederationOptions(TypedDict, total=False):
         Keys of the arrays that no training changes (``frozen_keys(model)``). Messages have
         their checksum only, and a node that lacks them is sent them once. () for none; None for those that
         all nodes name when they introduce themselves, as this suite's clients do with a task of yours.
+    local_layers : str (default: "")
+        Patterns of the arrays that each node trains and keeps to itself, such as ``*bn*`` (FedBN) or
+        ``linear2.*`` (FedPer), separated by commas. No message has them, but for one that sends the initial
+        ones to a node whose model has others. Nodes start from the run's initial ones, which the strategy's
+        own model has to the end.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -93,6 +98,7 @@ class FederationOptions(TypedDict, total=False):
     max_weight_ratio: float
     dealt_sizes: Sequence[int] | None
     frozen: Collection[str] | None
+    local_layers: str
     max_update_norm_ratio: float
     quarantine_after: int
     max_loss_ratio: float
@@ -122,6 +128,7 @@ class FederationSettings:
     max_weight_ratio: float = 10.0
     dealt_sizes: Sequence[int] | None = None
     frozen: Collection[str] | None = None
+    local_layers: str = ""
     max_update_norm_ratio: float = 100.0
     quarantine_after: int = 3
     max_loss_ratio: float = 1e6
@@ -145,6 +152,7 @@ class FederationSettings:
         require("parts", self.parts, "a sequence of parts", _all(self.parts, lambda one: True))
         valid = sizes is None or _all(sizes, lambda one: is_real(one) and one >= 0)
         require("dealt_sizes", sizes, "None or a sequence of numbers >= 0", valid)
+        require("local_layers", self.local_layers, "a text", isinstance(self.local_layers, str))
         valid = frozen is None or _all(frozen, lambda one: isinstance(one, str))
         require("frozen", frozen, "None or a collection of keys", valid)
         require("max_wait", self.max_wait, "a number >= 0", is_real(self.max_wait) and self.max_wait >= 0)

@@ -16,8 +16,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.inbox import Inbox, Reply, checked_metrics, collect
+from hedgerow.strategies.inbox import Inbox, Reply, collect
 from hedgerow.strategies.node import Node
+from hedgerow.strategies.node_metrics import measured, node_metrics
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundEnd
@@ -209,34 +210,14 @@ class OwnNodes:
     def evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
         """Return a model's metrics on the held-out samples of the nodes that answer; empty if none does.
 
-        Means weighted by samples: ``loss``, ``accuracy``, for two classes ``auc``, and ``held-out``, the
-        share of the samples on which no node trains. Of the worst node: ``worst-loss``,
-        ``worst-accuracy``. Of each node, in the order of partition ids: ``node-ids``,
-        ``node-examples``, ``node-loss``, ``node-accuracy``.
+        See ``node_metrics``.
         """
-        content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
-        replies = self._ask(self._present(), content, MessageType.EVALUATE, "evaluate", _measured)
-        if not replies:
-            return {}
-        found = [reply.value for reply in replies]
-        weights = [float(one["num-examples"]) for one in found]
-
-        def mean(key: str) -> float:
-            there = [(one[key], weight) for one, weight in zip(found, weights, strict=True) if key in one]
-            values, of = zip(*there, strict=True)
-            return float(np.average(values, weights=of))
-
-        metrics: dict[str, Any] = {"loss": mean("loss"), "accuracy": mean("accuracy")}
-        metrics |= {key: mean(key) for key in ("auc", "held-out") if any(key in one for one in found)}
-        return {
-            **metrics,
-            "worst-loss": max(one["loss"] for one in found),
-            "worst-accuracy": min(one["accuracy"] for one in found),
-            "node-ids": [reply.node.partition_id for reply in replies],
-            "node-examples": [int(weight) for weight in weights],
-            "node-loss": [one["loss"] for one in found],
-            "node-accuracy": [one["accuracy"] for one in found],
-        }
+        strategy, content = self._strategy, RecordDict({"arrays": arrays, "config": ConfigRecord()})
+        own_layers = strategy is not None and bool(strategy.settings.local_layers)
+        if strategy is not None and own_layers:
+            content = strategy.federation.evaluated({}, arrays)
+        replies = self._ask(self._present(), content, MessageType.EVALUATE, "evaluate", measured)
+        return node_metrics(replies, spread=own_layers)
 
     def measure(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluate a model's state dict, see ``evaluate``."""
@@ -332,18 +313,3 @@ def _numbers(metrics: MetricRecord, key: str, features: int) -> Floats:
     if not isinstance(values, list) or len(values) != features or not all(map(isfinite, values)):
         raise PayloadError("bad statistics", f"{key} is not {features} finite numbers")
     return np.array(values, np.float64)
-
-
-def _measured(_: Node, content: RecordDict) -> dict[str, float]:
-    metrics = checked_metrics(content, "num-examples")
-    found: dict[str, float] = {}
-    shares = dict.fromkeys(("accuracy", "auc", "held-out"), 1.0)
-    for key, most in {"num-examples": MAX_EXAMPLES, "loss": MAX_METRIC, **shares}.items():
-        value = metrics.get(key)
-        if value is None and key in ("auc", "held-out"):
-            continue
-        least = 0.0 if key in shares else -MAX_METRIC
-        if not isinstance(value, int | float) or not least <= value <= most:
-            raise PayloadError("bad metrics", f"{key} is out of range")
-        found[key] = float(value)
-    return found

@@ -6,6 +6,7 @@ and the server sends them to it once.
 """
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from hedgerow.wire.records import checksum, to_record
 
 # The config entry of messages, and the ArrayRecord that a node which lacks the arrays is sent.
 FROZEN_CHECKSUM, FROZEN = "frozen-checksum", "frozen"
+# The config entry of messages to nodes that train and keep some layers themselves: their patterns. The
+# initial values of these layers are frozen arrays of the run.
+LOCAL_LAYERS = "local-layers"
 # Buffers of normalisation, which move in training.
 _MOVING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -61,3 +65,9 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def checksum_of(state: Mapping[str, Any], keys: Iterable[str]) -> str:
     """Return the checksum of some entries of a state dict, in the order of their names."""
     return checksum(to_record({key: state[key] for key in sorted(keys)}))
+
+
+def local_keys(patterns: str, keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys that match one of the patterns, such as ``*bn*`` or ``head.*,bn?.*``, in order."""
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    return tuple(key for key in keys if any(fnmatchcase(key, pattern) for pattern in wanted))

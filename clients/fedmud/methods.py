@@ -24,7 +24,6 @@ from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import (
     choice,
     flag,
-    home_arrays,
     local_steps,
     only_config,
     positive,
@@ -33,6 +32,7 @@ from hedgerow.clients.instructions import (
     whole,
 )
 from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.sent_models import home_arrays
 from hedgerow.clients.training.batches import DROP_LAST, augmented_work, epoch_batches, fails_on_one
 from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from hedgerow.clients.frozen import check_unchanged
 from hedgerow.clients.handlers import Answer, outcome
-from hedgerow.clients.instructions import only_arrays, state_rows
+from hedgerow.clients.instructions import only_arrays
+from hedgerow.clients.local_layers import each_its_own, keep_layers, kept_here
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
 from hedgerow.clients.mods.mask import PlainMetrics, StartOf, masked_sum_handlers, whole_model
 from hedgerow.clients.mods.update import Trainer, TrainingMod, TrainResult, changed
+from hedgerow.clients.sent_models import state_rows
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
@@ -52,8 +54,8 @@ class TrainHandler:
         return masked_sum_handlers(answer, message_type, self.start_of, self.plain_metrics)
 
     def _learn(self, calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
-        """Train nodes; what they learnt has no frozen array."""
-        learnt = self.learn(calls)
+        """Train nodes; what they learnt has no frozen array, and no layer that they keep."""
+        learnt = self.learn(each_its_own(calls))
         if not any(FROZEN_CHECKSUM in record for call in calls for record in call.content.values()):
             return learnt
         return [
@@ -62,9 +64,15 @@ class TrainHandler:
         ]
 
     def _travelling(self, call: Call, learnt: TrainResult) -> TrainResult:
+        return learnt.without(self._stays(call, learnt))
+
+    def _stays(self, call: Call, learnt: TrainResult) -> Mapping[str, Tensor]:
+        """Return the arrays that stay at a node: check the frozen ones, and keep its own layers."""
         home = self.home_of(call)
-        check_unchanged(home, learnt.state)
-        return learnt.without(home)
+        if own := kept_here(call, home):
+            keep_layers(call, {key: learnt.state[key] for key in own})
+        check_unchanged({key: value for key, value in home.items() if key not in own}, learnt.state)
+        return home
 
     def in_columns(self, message_type: str, deliveries: Sequence[Delivery]) -> InColumns:
         """Answer for all nodes at once.
@@ -79,13 +87,13 @@ class TrainHandler:
             Call(group.content, context, message_type) for group in deliveries for context in group.contexts
         ]
         learnt: list[TrainResult] = []
-        for one in self.learn(calls):
+        for one in self.learn(each_its_own(calls)):
             if not isinstance(one, TrainResult):
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
         if any(FROZEN_CHECKSUM in record for group in deliveries for record in group.content.values()):
             for call, one in zip(calls, learnt, strict=True):
-                check_unchanged(self.home_of(call), one.state)
+                self._stays(call, one)
         metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
         rows = state_rows([one.state for one in learnt], keys[0], [one.start for one in learnt])
         return InColumns(rows if rows.is_cuda else rows.numpy(), metrics)

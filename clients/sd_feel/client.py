@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.evaluation import are_dealt, introduction_of, known_sizes, num_examples, task_handlers
 from hedgerow.clients.handlers import Answer, each, together
-from hedgerow.clients.instructions import at_home_of, local_steps, only_config, sent_state, step_size, whole
+from hedgerow.clients.instructions import local_steps, only_config, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
+from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import TrainingLoop

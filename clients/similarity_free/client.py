@@ -21,14 +21,12 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import (
-    at_home_of,
     choice,
     flag,
     local_steps,
     nonnegative,
     only_config,
     positive,
-    sent_state,
     step_size,
     string,
     whole,
@@ -38,6 +36,7 @@ from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import probe_as_told
+from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import augmented_work, step_batches
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop

@@ -351,6 +351,16 @@ class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettin
         "training",
     )
 
+    local_layers: Annotated[
+        str,
+        text("patterns of a model's arrays, such as '*bn*' or 'linear2.*', separated by commas, or empty"),
+    ] = setting(
+        "",
+        "arrays that each node trains and keeps to itself: `*bn*` (FedBN), the last layer's (FedPer); the "
+        "nodes then evaluate the model, each with its own",
+        "training",
+    )
+
     @property
     def flower(self) -> str:
         """The strategy of Flower's that the method names, without ``flwr:``; empty if it names none."""
@@ -364,6 +374,9 @@ class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettin
             why = f"with {self.METHOD} = 'flwr:…'"
             yield from self.usual(f"{why}, which aggregates itself", "aggregation", "server-step")
             yield not self.secure_sum, "secure-sum", f"False {why} (Flower's strategies need single updates)"
+        if self.local_layers:
+            why = "with local-layers (members of a sum must keep the same state)"
+            yield not self.secure_sum, "secure-sum", f"False {why}"
 
 
 class PeerSettings(AppSettings):

@@ -308,6 +308,7 @@ def _run(
     if values.resume:
         recorder.resume()
         before = len(recorder.rounds)
+    at_nodes = getattr(experiment.measure, "at_nodes", None)
     tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
     with tracking:
         with recorder.guard(), live, recorder.privacy(strategy):
@@ -319,7 +320,7 @@ def _run(
                 train_config=ConfigRecord(dict(experiment.train_config)),
                 evaluate_config=None,
                 evaluate_fn=central_evaluation(
-                    experiment.measure,
+                    experiment.measure if at_nodes is None else at_nodes(grid, strategy),
                     every=values.evaluate_every,
                     is_last=lambda number: number == num_rounds or strategy.out_of_budget,
                     folder=recorder.folder if experiment.together else None,

@@ -55,6 +55,7 @@ def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> 
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "registry": Registry.named(values["registry"]),
         "secure_sum": secure_sum_of(values),
+        "local_layers": values["local-layers"],
         "server_step": parse_server_step(values["server-step"]),
         **({"aggregation": own} if own else {}),
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hedgerow.clients.instructions import state_rows
+from hedgerow.clients.sent_models import state_rows
 from hedgerow.clients.training.work import StackRow
 
 

@@ -126,6 +126,8 @@ def _methods() -> Iterator[Row]:
     for one in REGISTRY:
         for method in one.others:
             yield _row(one.app, f"method {method}", "method", settings={one.method: method})
+    for app in ("sd-feel", "similarity-free", "fedmud"):
+        yield _row(app, f"local layers of {app}", "method", settings={"local-layers": "*bias"})
     for step in ("adam(lr=0.02)", "yogi(lr=0.02)", "adagrad(lr=0.02)", "momentum"):
         yield _row("sd-feel", f"server step {step}", "method", settings={"server-step": step})
     for method in ("sd-feel", "hierfavg", "feel", "fedavg"):

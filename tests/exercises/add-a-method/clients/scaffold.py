@@ -8,7 +8,8 @@ from torch import Tensor
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.handlers import Answer, outcome, together
-from hedgerow.clients.instructions import at_home_of, local_steps, only_config, sent_state, step_size, whole
+from hedgerow.clients.instructions import local_steps, only_config, step_size, whole
+from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import training_of
 from hedgerow.clients.mods.learning import TrainHandler

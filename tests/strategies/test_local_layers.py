@@ -1,0 +1,164 @@
+"""Layers that stay at their nodes: trained there, averaged nowhere, and in no message."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from tests.strategies.averaging import (
+    AVERAGING,
+    CONFIG,
+    NODES,
+    OPTIONS,
+    PARTS,
+    ROUNDS,
+    X,
+    Y,
+    model,
+    net,
+    play,
+    task,
+)
+from torch.nn import functional
+
+from hedgerow.clients import sd_feel_client
+from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.strategies import FedAvg, RoundContext, RoundFailedError, Steps
+from hedgerow.strategies.node_metrics import NodeEvaluation
+from hedgerow.wire import to_state_dict
+
+HEAD = "4.*"
+every_method = pytest.mark.parametrize("name", AVERAGING)
+
+
+def fedper(rounds: int, lr: float = 0.1, steps: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """FedPer as a plain loop, with the whole of a node's samples in each step: the body, and the heads."""
+    body = {key: value for key, value in net().state_dict().items() if not key.startswith("4.")}
+    head = {key: value for key, value in net().state_dict().items() if key.startswith("4.")}
+    heads = [head] * NODES
+    for _ in range(rounds):
+        bodies = []
+        for node, part in enumerate(PARTS):
+            own = net()
+            own.load_state_dict({**body, **heads[node]})
+            for _ in range(steps):
+                own.zero_grad()
+                functional.cross_entropy(own(X[part]), Y[part]).backward()
+                with torch.no_grad():
+                    for parameter in own.parameters():
+                        parameter.sub_(parameter.grad, alpha=lr)
+            after = {key: value.clone() for key, value in own.state_dict().items()}
+            heads[node] = {key: after[key] for key in head}
+            bodies.append({key: after[key] for key in body})
+        shares = torch.tensor([len(part) / len(Y) for part in PARTS])
+        body = {key: sum(s * one[key] for s, one in zip(shares, bodies, strict=True)) for key in body}
+    return body, heads
+
+
+class Seen(InProcessGrid):
+    """Keeps the keys of all arrays that travel."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.keys: set[str] = set()
+
+    columns = None  # messages alone
+
+    def push_messages(self, messages: Any) -> Any:
+        self._note(messages)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        found = list(super().pull_messages(message_ids))
+        self._note(found)
+        return found
+
+    def _note(self, messages: list[Message]) -> None:
+        for message in messages:
+            if message.has_content():
+                self.keys |= {key for one in message.content.array_records.values() for key in one}
+
+
+def run(grid: InProcessGrid, strategy: FedAvg, rounds: int = ROUNDS) -> FedAvg:
+    config = ConfigRecord({**CONFIG, "batch-size": 100})
+    with flower_identity(1):
+        strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds, train_config=config)
+    return strategy
+
+
+@pytest.mark.parametrize("grid_class", [InProcessGrid, Seen])
+def test_it_is_fedper_as_a_plain_loop(grid_class: Any) -> None:
+    strategy = FedAvg(local_steps=2, local_layers=HEAD, **OPTIONS)
+    with grid_class(sd_feel_client(task), NODES) as grid:
+        run(grid, strategy)
+        body, heads = fedper(ROUNDS)
+        found = to_state_dict(strategy.current_arrays())
+        for key, value in body.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6)
+        for key, value in net().state_dict().items():
+            if key.startswith("4."):  # The server never had another.
+                torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+        with flower_identity(1):
+            metrics = NodeEvaluation(grid, strategy)(found)
+        if isinstance(grid, Seen):
+            assert grid.keys == set(body)
+    own = []
+    for head, part in zip(heads, PARTS, strict=True):
+        node = net()
+        node.load_state_dict({**body, **head})
+        own.append(float((node(X[part]).argmax(1) == Y[part]).float().mean()))
+    np.testing.assert_allclose(metrics["node-accuracy"], own, atol=1e-6)
+    assert metrics["worst-tenth-accuracy"] == pytest.approx(min(own))
+    assert metrics["accuracy-spread"] == pytest.approx(np.std(own))
+
+
+@every_method
+def test_it_is_in_every_method_that_averages(name: str) -> None:
+    strategy, ends = play(name, local_layers=HEAD)
+    plain, plain_ends = play(name)
+    start = np.concatenate([value.numpy().ravel() for value in net().state_dict().values()])
+    head = sum(value.numel() for key, value in net().state_dict().items() if key.startswith("4."))
+    np.testing.assert_array_equal(model(strategy)[-head:], start[-head:])
+    assert np.isfinite(model(strategy)).all()
+    assert not np.array_equal(model(strategy)[:-head], model(plain)[:-head])
+    # Four bytes a number fewer, each way, and the key of the patterns.
+    assert ends[-1].payload_bytes < plain_ends[-1].payload_bytes
+    again, _ = play(name, local_layers=HEAD)
+    np.testing.assert_array_equal(model(strategy), model(again))
+
+
+def test_a_round_that_is_repeated_moves_no_layer_twice() -> None:
+    class FailsOnce(FedAvg):
+        tries = 0
+
+        def round(self, state: Any, run: RoundContext) -> Steps[Any]:
+            after = yield from super().round(state, run)
+            FailsOnce.tries += 1
+            if FailsOnce.tries == 2:
+                raise RoundFailedError
+            return after
+
+    found = []
+    for kind in (FailsOnce, FedAvg):
+        strategy = kind(local_steps=2, local_layers=HEAD, **OPTIONS)
+        with InProcessGrid(sd_feel_client(task), NODES) as grid:
+            run(grid, strategy)
+            with flower_identity(1):
+                found.append(NodeEvaluation(grid, strategy)(to_state_dict(strategy.current_arrays())))
+    assert FailsOnce.tries == ROUNDS + 1
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: play("FedAvg", local_layers="x*"), "matches none of 0.weight, 0.bias"),
+        (lambda: play("FedAvg", local_layers="*"), "matches all of 0.weight, 0.bias"),
+        (lambda: FedAvg(local_layers=HEAD, secure_sum=True, **OPTIONS), "node state if secure_sum is set"),
+        (lambda: FedAvg(local_layers=3, **OPTIONS), "local_layers must be a text, got 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_node_could_keep_is_refused(make: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        make()
