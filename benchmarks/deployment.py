@@ -1,14 +1,16 @@
 """What does an exchange with real SuperNodes cost, and where does the time go?
 
     python benchmarks/deployment.py                  # stock settings against the shipped ones
+    python benchmarks/deployment.py --app hsgd       # the rounds of an app of the suite
     python benchmarks/deployment.py --exchanges      # exchanges a round of every app, counted
     python benchmarks/deployment.py --memory         # memory of a node's processes, every app
     python benchmarks/deployment.py --memory ceps    # of these apps only
 
 One SuperLink and some SuperNodes on this machine, with TLS and authentication; a model of 21,840 parameters
 and five SGD steps a round. Stock is Flower as it comes: ``Grid.send_and_receive`` and no setting. Shipped is
-what ``hedgerow deploy local`` and the suite's strategies use. Both in one run, in turn; the first round, in
-which every node installs the app, is not counted. Every node shares these cores: more nodes are slower here,
+what ``hedgerow deploy local`` and the suite's strategies use. With ``--app``, stock are Flower's nodes; the
+strategy, which polls as it always does, is the suite's. Both in one run, in turn; the first round, in which
+every node installs the app, is not counted. Every node shares these cores: more nodes are slower here,
 and are not on devices.
 """
 
@@ -56,6 +58,9 @@ SMALL = {
     "global-interval=4 local-interval=2",
 }
 
+# Enough rounds of it to measure.
+LONGER = {"sd_feel": "iterations=10", "ceps": "iterations=12", "hsgd": "iterations=12"}
+
 
 class Watch(threading.Thread):
     """Notes when a node's log says that a message came or a reply went."""
@@ -95,7 +100,8 @@ def measure(nodes: int, rounds: int, *, shipped: bool, folder: Path) -> dict[str
             watch.join()
     told = json.loads(result.read_text())
     phases: dict[str, list[float]] = {why: [] for *_, why in PHASES}
-    for i, one in enumerate(told["rounds"][1:], start=1):
+    # From the end, because our strategies ask nodes who they are before the first round.
+    for i, one in enumerate(told["rounds"][1:], start=1 - len(told["rounds"])):
         for node in one["nodes"]:
             watch = watches[int(node["partition"])]
             when = {**node, "pushed": one["pushed"], "received": watch.received[i], "sent": watch.sent[i]}
@@ -127,6 +133,33 @@ def compare(nodes: int, rounds: int, repeats: int) -> None:
         medians["stock"] / medians["shipped"], "stock Flower",
     )  # fmt: skip
     print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+def compare_app(name: str, repeats: int) -> None:
+    print(f"{name}, 2 SuperNodes with TLS, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    found: dict[str, list[float]] = {"stock": [], "shipped": []}
+    for _ in range(repeats):
+        for kind, seconds in found.items():
+            seconds.extend(app_rounds(name, shipped=kind == "shipped"))
+    medians = {kind: statistics.median(seconds) for kind, seconds in found.items()}
+    for kind, seconds in found.items():
+        least, most = min(seconds), max(seconds)
+        print(f"{kind}: {medians[kind]:.1f} s a round ({least:.1f} to {most:.1f}), {len(seconds)} rounds")
+    print(f"ratio, stock to shipped: {medians['stock'] / medians['shipped']:.2f}")
+
+
+def app_rounds(name: str, *, shipped: bool) -> list[float]:
+    """Return the seconds of an app's rounds on two nodes but the first."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Deployment(APPS / name, 2, tls=True, fast=shipped, warm=shipped) as deployment,
+    ):
+        config = [SMALL[name], LONGER.get(name, "num-rounds=5"), f"output-dir={folder} quiet=true"]
+        end = deployment.run(deployment.plan(*config), echo=False)
+        assert end.exit_code == 0, end
+        (lines,) = Path(folder).glob("*/rounds.jsonl")
+        records = map(json.loads, lines.read_text().splitlines())
+        return [record["wall_seconds"] for record in records if record["round"] > 1]
 
 
 class CountingGrid(InProcessGrid):
@@ -199,11 +232,14 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--app", choices=SMALL)
     parser.add_argument("--exchanges", action="store_true")
     parser.add_argument("--memory", nargs="*", choices=SMALL, metavar="APP")
     asked = parser.parse_args()
     if asked.exchanges:
         exchanges()
+    elif asked.app:
+        compare_app(asked.app, asked.repeats)
     elif asked.memory is not None:
         memory(asked.memory)
     else:

@@ -23,6 +23,7 @@ from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
 from hedgerow.wire.frozen import FROZEN
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
+from hedgerow.wire.packed import PACKED, is_packed, packed, unpacked
 from hedgerow.wire.process import one_blas_thread
 
 Scalar = bool | float | int | str | None
@@ -93,6 +94,16 @@ class BatchClientApp(ClientApp):
             register = registers[category]
             (register(action) if action else register())(_one_by_one(handler))
 
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; one that is packed (``wire/packed.py``) with one that is, too."""
+        if not is_packed(message.content):
+            return super().__call__(message, context)
+        message.content = unpacked(message.content)
+        reply = super().__call__(message, context)
+        if reply.has_content():
+            reply.content = packed(reply.content)
+        return reply
+
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler of a message type; None if there is none, or the app has Flower mods."""
         return None if self._by_messages else self._handlers.get(message_type)
@@ -160,7 +171,7 @@ def whoami(
     """Return the handler that introduces a node to the strategy.
 
     The answer has ``message-format``, ``partition-id`` and ``num-examples``, and ``name``, ``role`` and
-    ``group`` if the node config sets them.
+    ``group`` if the node config sets them; and ``packed`` if the query asks for it (``wire/packed.py``).
 
     Parameters
     ----------
@@ -177,7 +188,8 @@ def whoami(
     """
 
     def introduced(call: Call) -> RecordDict:
-        return _introduction(call.context, num_examples(call.context), more(call.context))
+        reads = {PACKED: True} if PACKED in call.content else {}
+        return _introduction(call.context, num_examples(call.context), {**more(call.context), **reads})
 
     return Whoami(each(introduced), sizes, counted)
 

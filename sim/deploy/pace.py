@@ -23,8 +23,8 @@ USUAL = f"0.1-{FLOWERS:g}"
 _LEAST = 0.02
 # Shares: of the time since the last message, and of a request in the time between two.
 _SHARE, _BUSY = 0.1, 0.1
-# The largest random part of a wait.
-_SPREAD = 0.2
+# Waits are drawn from an interval whose ends differ by this factor.
+_SPREAD = 1.25
 
 
 @dataclass
@@ -32,15 +32,16 @@ class PollPace:
     """How long to wait before the next request.
 
     A tenth of the time since the last message, or nine times as long as the last request took if that is
-    longer, so that a server that answers slowly is asked less often; within bounds. Up to a fifth is taken
-    off at random, so that nodes do not ask in step.
+    longer, so that a server that answers slowly is asked less often; up to a fifth less at random, so that
+    nodes do not ask in step. No wait is outside the bounds: to the shortest, up to a quarter is added.
 
     Parameters
     ----------
     least : float (default: 0.1)
-        Shortest wait in seconds before the random part, >= 0.02.
+        Shortest wait in seconds, >= 0.02.
     most : float (default: 3.0)
-        Longest wait in seconds, >= ``least`` and <= 60; what Flower's nodes wait always.
+        Longest wait in seconds, >= ``least`` and <= 60; what Flower's nodes wait always. With equal bounds
+        nothing is random.
     """
 
     least: float = 0.1
@@ -73,8 +74,9 @@ class PollPace:
         """Return the seconds to wait after a request without a message."""
         now = self.clock()
         took = now - self._asked
-        wait = max(self.least, _SHARE * (now - self._active), took * (1 - _BUSY) / _BUSY)
-        return min(wait, self.most) * (1 - _SPREAD * random.random())
+        wait = min(max(_SHARE * (now - self._active), took * (1 - _BUSY) / _BUSY), self.most)
+        low = max(self.least, wait / _SPREAD)
+        return min(low * (1 + (_SPREAD - 1) * random.random()), self.most)
 
     def sleep(self, _: float = 0.0) -> None:
         """Wait, in place of a fixed time."""

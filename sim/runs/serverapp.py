@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfigValue
@@ -31,6 +31,7 @@ from hedgerow.sim.runs.folder import (
     recorded_settings,
 )
 from hedgerow.sim.runs.live import LiveProgress, round_table, run_end
+from hedgerow.sim.runs.packing_grid import PackingGrid
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, code_folder, environment
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
@@ -40,6 +41,8 @@ from hedgerow.wire.records import to_state_dict
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
+# The engine's name for nodes that are programs of their own.
+_DEPLOYMENT = "flower-deployment"
 # Key of a run's record for the description of the nodes' own data.
 _OWN_DATA = "own-data"
 # Apps made by ``server_app``: the function that reads their settings and the one that makes the experiment.
@@ -225,10 +228,13 @@ def server_app(
                 num_nodes=made.num_nodes,
                 workers=values.workers,
             )
+        engine = _engine(grid)
+        if engine == _DEPLOYMENT:
+            grid = cast(Grid, PackingGrid(grid))
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values.resume) if values.resume else {})
         code = code_folder(experiment)
-        begun = environment(engine=_engine(grid), app=code)
+        begun = environment(engine=engine, app=code)
         called = _name_of(code, name)
         config = {
             "app": called,
@@ -364,7 +370,7 @@ def _engine(grid: Grid) -> str:
     """Return the name of the engine that runs the nodes, from the grid."""
     if isinstance(grid, InProcessGrid):
         return "inprocess"
-    return "flower-simulation" if is_simulation(grid) else "flower-deployment"
+    return "flower-simulation" if is_simulation(grid) else _DEPLOYMENT
 
 
 def _keepers_of_node_state(grid: Grid, values: RunSettings) -> dict[str, object]:

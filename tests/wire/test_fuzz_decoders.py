@@ -1,10 +1,10 @@
 """Whatever bytes or arrays come, a decoder gives a clear error or a right value, and stays small."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from tests.wire.fuzzing import Decoder, Rng, hunt
 
 from hedgerow.wire import (
@@ -29,6 +29,7 @@ from hedgerow.wire import (
     unpack_update,
 )
 from hedgerow.wire.compress import Identity, promoted
+from hedgerow.wire.packed import packed, unpacked
 from hedgerow.wire.records import received_state
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
@@ -40,6 +41,7 @@ STATE: dict[str, Any] = {
     "mask": np.array([True, False]),
 }
 MODEL = to_record(STATE)
+PACKED: Any = packed(RecordDict({"arrays": MODEL}))["packed.0/arrays"]
 LAYOUT = Layout.of(MODEL)
 SHAPES = {key: value.shape for key, value in STATE.items()}
 DENSE = {key: STATE[key] for key in ("norm.num_batches_tracked", "mask")}
@@ -105,7 +107,18 @@ def of_codec(codec: Codec) -> Decoder:
     )
 
 
+def unpacked_as(layout: bytes) -> ArrayRecord:
+    slices = ConfigRecord({"layout": layout.decode(errors="replace"), "data": PACKED["data"]})
+    return cast(ArrayRecord, unpacked(RecordDict({"packed.0/arrays": slices}))["arrays"])
+
+
 RECORDS = [
+    Decoder(
+        "packed",
+        str(PACKED["layout"]).encode(),
+        unpacked_as,
+        lambda record: sum(len(array.data) for array in record.values()) == len(PACKED["data"]),
+    ),
     Decoder(
         "layout",
         MODEL,

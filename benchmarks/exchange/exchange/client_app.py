@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from hedgerow.clients import LocalWork, local_sgd
+from hedgerow.clients import BatchClientApp, LocalWork, each, local_sgd, whoami
 from hedgerow.tasks import build_model
-
-app = ClientApp()
+from hedgerow.wire import WHOAMI, Call
 
 
 def process_start() -> float:
@@ -22,22 +20,23 @@ def process_start() -> float:
     return time.time() - age
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
+def train(call: Call) -> RecordDict:
     called = time.time()
     model = build_model("lenet", (1, 28, 28), 10, 0)
-    start = message.content["arrays"].to_torch_state_dict()
+    start = call.content["arrays"].to_torch_state_dict()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10, 1, 28, 28, generator=generator)
     y = torch.randint(10, (10,), generator=generator)
-    batches = [np.arange(10)] * int(context.run_config["local-steps"])
+    batches = [np.arange(10)] * int(call.context.run_config["local-steps"])
     # As the suite's nodes do: the first step of a torch.optim optimiser would import torch's compiler.
     (trained,) = local_sgd(model, [LocalWork(start, x, y, batches, 0.01)])
     times = {
-        "partition": int(context.node_config["partition-id"]),
+        "partition": int(call.context.node_config["partition-id"]),
         "started": process_start(),
         "called": called,
         "done": time.time(),
     }
-    content = {"arrays": ArrayRecord(dict(trained.state)), "times": MetricRecord(times)}
-    return Message(RecordDict(content), reply_to=message)
+    return RecordDict({"arrays": ArrayRecord(dict(trained.state)), "times": MetricRecord(times)})
+
+
+app = BatchClientApp({"train": each(train), WHOAMI: whoami(lambda _: 10)})

@@ -1,11 +1,15 @@
 """How often a node asks for messages, and what that costs its SuperLink."""
 
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hedgerow.sim.deploy import pace as module
 from hedgerow.sim.deploy.pace import POLL, PollPace, paced
@@ -46,10 +50,10 @@ def test_a_node_asks_at_once_after_a_message_and_backs_off_to_flowers_pace(clock
     pace = PollPace(clock=clock)
     pace.active()
     waits = idle(pace, clock, 60)
-    assert all(0.08 <= wait <= 0.1 for wait in waits[:8])
+    assert all(0.1 <= wait <= 0.125 for wait in waits[:8])
     assert all(2.4 <= wait <= 3.0 for wait in waits[-5:])
     pace.active()
-    assert idle(pace, clock, 0.1)[0] <= 0.1
+    assert idle(pace, clock, 0.1)[0] <= 0.125
 
 
 def test_a_message_waits_for_a_tenth_of_the_time_since_the_last_one_at_most(clock: Time) -> None:
@@ -57,7 +61,7 @@ def test_a_message_waits_for_a_tenth_of_the_time_since_the_last_one_at_most(cloc
     pace.active()
     began = clock.now
     for wait in idle(pace, clock, 40):
-        assert wait <= max(0.1, 0.1 * (clock.now - began))
+        assert wait <= max(0.125, 0.1 * (clock.now - began))
 
 
 @pytest.mark.parametrize("request_seconds", [0.05, 0.2, 0.3])
@@ -76,9 +80,33 @@ def test_an_idle_hour_is_no_more_requests_than_of_flowers_nodes_and_a_quarter(cl
     assert len(idle(pace, clock, 3600)) <= 1.25 * 3600 / 3 + 50
 
 
-def test_nodes_do_not_ask_in_step(clock: Time) -> None:
-    pace = PollPace(2.0, 2.0, clock)
-    assert len(set(idle(pace, clock, 60))) > 20
+@pytest.mark.parametrize("since", [0.0, 5.0, 600.0])
+def test_nodes_that_start_together_do_not_ask_in_step(clock: Time, since: float) -> None:
+    began = clock.now
+    waits = []
+    for _ in range(100):
+        clock.now = began
+        pace = PollPace(clock=clock)
+        clock.now += since
+        waits.append(pace.wait())
+    assert max(waits) >= 1.15 * min(waits)
+    assert len(set(waits)) == 100
+
+
+def test_of_a_hundred_nodes_that_start_together_few_ask_in_the_same_tenth_of_a_second(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.random, "random", random.Random(0).random)
+    began, asked = clock.now, []
+    for _ in range(100):
+        clock.now = began
+        pace = PollPace(clock=clock)
+        while clock.now < began + 300:
+            pace.sleep()
+            asked.append(clock.now - began)
+    tenths = Counter(int(10 * at) for at in asked if 240 <= at < 300)
+    assert 100 / 3 <= tenths.total() / 60 <= 100 / 2.4
+    assert max(tenths.values()) <= 15
 
 
 @pytest.mark.parametrize(
@@ -89,11 +117,22 @@ def test_other_bounds_are_refused(text: str) -> None:
         PollPace.of(text)
 
 
-def test_bounds_are_kept(clock: Time) -> None:
-    pace = PollPace.of("0.5-1")
-    pace.clock = clock
-    pace.active()
-    assert all(0.4 <= wait <= 1.0 for wait in idle(pace, clock, 60))
+bounds = st.floats(0.02, 60.0)
+
+
+@given(bounds, bounds, st.floats(0, 1e6), st.floats(0, 1e3), st.floats(0, 1, exclude_max=True))
+def test_both_bounds_hold_for_every_draw(
+    one: float, other: float, since: float, request_seconds: float, draw: float
+) -> None:
+    least, most = sorted([one, other])
+    now = 0.0
+    pace = PollPace(least, most, lambda: now)
+    now += since
+    pace._asked = now
+    now += request_seconds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.random, "random", lambda: draw)
+        assert least <= pace.wait() <= most
 
 
 # Flower's own loop, in a process of its own, with a SuperLink that has one message.

@@ -76,6 +76,51 @@ def test_each_command_has_a_process_of_its_own_with_numbers_of_its_own() -> None
     assert "no_such_module was not imported beforehand" in ended.stdout + ended.stderr
 
 
+PROGRAM = """
+import atexit, sys, threading, time
+def late():
+    time.sleep(0.2)
+    print("thread")
+def program():
+    atexit.register(print, "at exit")
+    threading.Thread(target=late).start()
+    print("program")
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["pass", "sys.exit()", "sys.exit(3)", "sys.exit('why')", "raise KeyError('why')"]
+)
+def test_a_fork_ends_as_python_does(end: str) -> None:
+    program = PROGRAM.format(end=end)
+    fork = "from hedgerow.sim.deploy import warm\nwarm._become(program, ['x'], quiet=False)"
+    plain, own = (
+        subprocess.run(
+            [sys.executable, "-c", program + last], capture_output=True, text=True, timeout=60, check=False
+        )
+        for last in ("program()", fork)
+    )
+    assert (own.returncode, own.stdout) == (plain.returncode, plain.stdout)
+    assert own.stdout.split("\n") == ["program", "thread", "at exit", ""]
+    assert own.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+
+
+def test_a_fork_does_not_free_the_modules_that_it_shares() -> None:
+    program = "class Kept:\n    def __del__(self): print('freed')\nkept = Kept()\n"
+    program += "from hedgerow.sim.deploy import warm\nwarm._become(lambda: None, ['x'], quiet=False)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == ""
+
+
+def test_what_flowers_client_imports_late_is_imported_before_the_fork() -> None:
+    program = "import sys, httpx\nfrom hedgerow.sim.deploy import warm\n"
+    program += "warm._preload([m for m in warm._MODULES if m.startswith('http')])\n"
+    program += "before = set(sys.modules)\nhttpx.Client().close()\nprint(set(sys.modules) - before)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"
+
+
 def test_a_clientapp_is_a_fork_and_all_else_is_started_as_flower_does(started: Started) -> None:
     channel = Channel()
     launcher = warm._Launcher(channel)  # type: ignore[arg-type]
