@@ -34,6 +34,7 @@ RUNS: Sequence[tuple[str, ...]] = (
     ("engine", "sd-feel", "--repeats", "1"),
     ("engine", "thousand", "--repeats", "1"),
     ("engine", "workers", "--repeats", "1"),
+    ("any_app", "--repeats", "1"),
     ("messages", "--short"),
     ("scale", "--short"),
     ("training", "--repeats", "3", "--only", "lenet"),

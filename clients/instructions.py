@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 
 from hedgerow.clients.mods.guard import KeyMistake
 from hedgerow.clients.training.work import LARGEST_STEP
@@ -17,7 +17,10 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord)
 
 def only_config(call: Call) -> ConfigRecord:
     """Return the message's one ConfigRecord; ValueError if it has none, or more than one."""
-    return _only(call.content, ConfigRecord)
+    records = records_of(call.content, ConfigRecord)
+    if len(records) != 1:
+        raise ValueError(f"the message must have exactly one ConfigRecord, got {len(records)}")
+    return next(iter(records.values()))
 
 
 def whole(config: ConfigRecord, key: str, least: int) -> int:
@@ -85,18 +88,6 @@ def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
     if value not in valid:
         raise _invalid(key, value, " or ".join(map(repr, valid)))
     return str(value)
-
-
-def only_arrays(content: RecordDict) -> ArrayRecord:
-    """Return the message's one ArrayRecord; ValueError if it has none, or more than one."""
-    return _only(content, ArrayRecord)
-
-
-def _only(content: RecordDict, kind: type[Record]) -> Record:
-    records = records_of(content, kind)
-    if len(records) != 1:
-        raise ValueError(f"the message must have exactly one {kind.__name__}, got {len(records)}")
-    return next(iter(records.values()))
 
 
 def _invalid(key: str, value: object, valid: str) -> ValueError:

@@ -6,20 +6,29 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from hedgerow.clients.frozen import at_home
-from hedgerow.clients.instructions import only_arrays, only_config
+from hedgerow.clients.instructions import only_config
 from hedgerow.clients.local_layers import own_layers
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.training.work import StackRow
 from hedgerow.wire.blocks import block_of, in_block
 from hedgerow.wire.calls import Call
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
-from hedgerow.wire.records import received_state
+from hedgerow.wire.records import received_state, records_of
 
 # Cached per model, because building a state dict takes as long as a step of a small model.
 _ENTRIES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """Return the message's one ArrayRecord; ValueError if it has none, or more than one."""
+    records = records_of(content, ArrayRecord)
+    if len(records) != 1:
+        raise ValueError(f"the message must have exactly one ArrayRecord, got {len(records)}")
+    return next(iter(records.values()))
 
 
 def sent_state(call: Call, task: LocalTask, blocks: Sequence[str] = ()) -> dict[str, Tensor]:

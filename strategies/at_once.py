@@ -91,13 +91,13 @@ def _checked(
     federation.judge(inbox)
     accepted = [k for k in range(len(nodes)) if k not in errors]
     kept, pools = [nodes[k].partition_id for k in accepted], [pools[k] for k in accepted]
-    arrays, whole = _reply_sizes(layout, rows, metrics)
+    arrays, whole = _reply_size(layout, rows, metrics)
     run.table = {key: values[accepted] for key, values in metrics.items()}
     taken = rows if len(accepted) == len(rows) else rows[accepted]
     vectors = DeviceRows(taken) if isinstance(taken, Tensor) else list(taken)
     columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
     bits = exchange.coding.bits(layout)
-    messenger.taken(exchange, columns, bits, [arrays] * len(kept), [whole[k] for k in accepted])
+    messenger.taken(exchange, columns, bits, [arrays] * len(kept), [whole] * len(kept))
     if kept:
         yield columns
     if not federation.enough():
@@ -145,19 +145,9 @@ def _reply(layout: Layout, row: Vector | Tensor, metrics: Mapping[str, Any]) -> 
     return RecordDict({"arrays": layout.unflatten(row), "metrics": record})
 
 
-def _reply_sizes(layout: Layout, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> tuple[int, list[int]]:
-    """Return the bytes of a reply's arrays, and of each whole reply: larger integers take more bytes."""
+def _reply_size(layout: Layout, rows: Rows, metrics: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
+    """Return the bytes of a reply's arrays, and of a whole reply: a number takes 8 bytes, whatever it is."""
     if not len(rows):
-        return 0, []
+        return 0, 0
     content = _reply(layout, rows[0], {key: values[0] for key, values in metrics.items()})
-    arrays = payload_bytes(content["arrays"])
-    rest = payload_bytes(content) - content.metric_records["metrics"].count_bytes()
-    columns = {key: values.tolist() for key, values in metrics.items()}
-    integers = [columns[key] for key, values in metrics.items() if values.dtype.kind != "f"]
-    known: dict[tuple[int, ...], int] = {}
-    sizes = []
-    for k in range(len(rows)):
-        if (alike := tuple(column[k] for column in integers)) not in known:
-            known[alike] = MetricRecord({key: column[k] for key, column in columns.items()}).count_bytes()
-        sizes.append(rest + known[alike])
-    return arrays, sizes
+    return payload_bytes(content["arrays"]), payload_bytes(content)

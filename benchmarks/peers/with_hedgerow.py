@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord
 from task import BATCH, CLIENTS, COHORT, LR, Rounds, read_task
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.training.sgd import LocalTraining
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import Feel

@@ -23,13 +23,12 @@ from hedgerow.clients.fedmud.methods import Instruction, NodeMethod, Work
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
-from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.sgd import Training, TrainingMode, training_of
 from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.wire.calls import Call
 from hedgerow.wire.message_types import MERGE

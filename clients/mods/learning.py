@@ -9,12 +9,11 @@ from torch import Tensor
 
 from hedgerow.clients.frozen import check_unchanged
 from hedgerow.clients.handlers import Answer, outcome
-from hedgerow.clients.instructions import only_arrays
 from hedgerow.clients.local_layers import each_its_own, keep_layers, kept_here
 from hedgerow.clients.mods.compress import asks_for_compression, encoded
 from hedgerow.clients.mods.mask import PlainMetrics, StartOf, masked_sum_handlers, whole_model
 from hedgerow.clients.mods.update import Trainer, TrainingMod, TrainResult, changed
-from hedgerow.clients.sent_models import state_rows
+from hedgerow.clients.sent_models import only_arrays, state_rows
 from hedgerow.wire.calls import BatchHandler, Call, Delivery, InColumns
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
 
@@ -55,12 +54,11 @@ class TrainHandler:
 
     def _learn(self, calls: Sequence[Call]) -> Sequence[TrainResult | Answer]:
         """Train nodes; what they learnt has no frozen array, and no layer that they keep."""
-        learnt = self.learn(each_its_own(calls))
         if not any(FROZEN_CHECKSUM in record for call in calls for record in call.content.values()):
-            return learnt
+            return self.learn(calls)
         return [
             outcome(self._travelling, call, one) if isinstance(one, TrainResult) else one
-            for call, one in zip(calls, learnt, strict=True)
+            for call, one in zip(calls, self.learn(each_its_own(calls)), strict=True)
         ]
 
     def _travelling(self, call: Call, learnt: TrainResult) -> TrainResult:
@@ -86,12 +84,13 @@ class TrainHandler:
         calls = [
             Call(group.content, context, message_type) for group in deliveries for context in group.contexts
         ]
+        frozen = any(FROZEN_CHECKSUM in record for group in deliveries for record in group.content.values())
         learnt: list[TrainResult] = []
-        for one in self.learn(each_its_own(calls)):
+        for one in self.learn(each_its_own(calls) if frozen else calls):
             if not isinstance(one, TrainResult):
                 raise one if isinstance(one, Exception) else ValueError("a node has learnt nothing")
             learnt.append(one)
-        if any(FROZEN_CHECKSUM in record for group in deliveries for record in group.content.values()):
+        if frozen:
             for call, one in zip(calls, learnt, strict=True):
                 self._stays(call, one)
         metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}

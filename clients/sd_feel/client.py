@@ -18,7 +18,6 @@ from hedgerow.clients.evaluation import are_dealt, introduction_of, known_sizes,
 from hedgerow.clients.handlers import Answer, each, together
 from hedgerow.clients.instructions import local_steps, only_config, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import local_gradient, probe_as_told, stream_as_told
@@ -27,7 +26,7 @@ from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.own import TrainingLoop
-from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.sgd import Training, TrainingMode, training_of
 from hedgerow.clients.training.work import Asked, LocalWork
 from hedgerow.wire.calls import Call
 from hedgerow.wire.edge_servers import EDGE
@@ -126,10 +125,10 @@ class _Instruction:
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "_Instruction":
-        config = only_config(call)
+        start, config = sent_state(call, task), only_config(call)
         return cls(
             config,
-            sent_state(call, task),
+            start,
             whole(config, "seed", 0),
             whole(config, "batch-size", 1),
             whole(config, "first-step", 0),

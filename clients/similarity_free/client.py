@@ -32,7 +32,6 @@ from hedgerow.clients.instructions import (
     whole,
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import Training, training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.probes import probe_as_told
@@ -40,7 +39,7 @@ from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import augmented_work, step_batches
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
-from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.sgd import Training, TrainingMode, training_of
 from hedgerow.clients.training.work import Asked, LocalWork, Loss, Trained, cross_entropy
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import parse_compressor, summed_arrays

@@ -19,7 +19,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.training.sgd import LocalTraining
 from hedgerow.clients.training.work import Asked, LocalWork, Trained
 from hedgerow.wire.checks import at_least, in_range, positive
 

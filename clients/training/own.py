@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hedgerow.clients.training.draws import NodeDraws
-from hedgerow.clients.training.sgd import is_small
-from hedgerow.clients.training.work import Asked, LocalWork, State, Trained
+from hedgerow.clients.training.work import Asked, LocalWork, State, Trained, is_small
 from hedgerow.tasks.threads import map_on_threads
 
 

@@ -12,23 +12,31 @@ stack. ``_prefers_stack`` is the rule of ``auto``; docs/bits.md is the contract.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, cast
 
 import numpy as np
 import torch
+from flwr.app import Context
 from torch import nn
 
-from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic, Precision
 from hedgerow.clients.training.loop import train_loop
+from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.stack import Form, form_of, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised
-from hedgerow.clients.training.work import LARGEST_STEP, LocalWork, Loss, Trained, cross_entropy
+from hedgerow.clients.training.work import (
+    LARGEST_STEP,
+    SMALL,
+    LocalWork,
+    Loss,
+    Trained,
+    cross_entropy,
+)
 from hedgerow.wire.checks import at_least
 
 TrainingMode = Literal["auto", "loop", "stack"]
-
-# With more parameters vmap loses to the loop, and a single node gains from threads within an operation.
-_SMALL = 100_000
 
 
 def local_sgd(
@@ -98,7 +106,7 @@ def local_sgd(
         mode == "auto" and reason is None and _prefers_stack(model, form, works, arithmetic)
     ):
         return train_stacks(model, works, loss, max_nodes, arithmetic)
-    spread = mode == "auto" and form.parameters >= _SMALL
+    spread = mode == "auto" and form.parameters >= SMALL
     return train_loop(model, works, loss, spread=spread, arithmetic=arithmetic)
 
 
@@ -139,7 +147,7 @@ def _prefers_stack(model: nn.Module, form: Form, works: Sequence[LocalWork], ari
     """
     first = works[0]
     several = len(works) > 1
-    small = form.parameters < _SMALL
+    small = form.parameters < SMALL
     on_cpu = first.x.device.type == "cpu"
     if on_cpu and (form.takes_statistics or arithmetic.rounds):
         return False
@@ -150,11 +158,6 @@ def _prefers_stack(model: nn.Module, form: Form, works: Sequence[LocalWork], ari
             return several and (small or not on_cpu)
         return several or (on_cpu and small)
     return several and (small or not on_cpu)
-
-
-def is_small(model: nn.Module) -> bool:
-    """Return whether a model is too small to gain from threads within an operation."""
-    return sum(p.numel() for p in model.parameters()) < _SMALL
 
 
 def _check_batches(works: Sequence[LocalWork]) -> None:
@@ -196,3 +199,67 @@ def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: in
     ] + [f"{key}: not in the model" for key in work.start if key not in shapes]
     valid = {key: tuple(shape) for key, shape in shapes.items()}
     raise ValueError(f"works[{position}].start must have {valid}, got {', '.join(wrong)}")
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Settings of ``local_sgd``."""
+
+    # "loop": node by node; "stack": many nodes at once; "auto": by device, architecture and number of nodes.
+    mode: TrainingMode = "auto"
+    loss: Loss = cross_entropy  # loss of each sample
+    max_nodes: int | None = None  # most nodes in a stack, >= 1; None for what memory and caches hold
+    arithmetic: Arithmetic = FLOAT32  # precision and compilation of forward passes
+
+    @classmethod
+    def of(cls, context: Context, mode: TrainingMode | None, loss: Loss = cross_entropy) -> "LocalTraining":
+        """Read ``training-mode``, ``stack-nodes`` (0 for None), ``precision`` and ``compile`` of a run.
+
+        A given mode takes precedence. Missing keys have the defaults ``auto``, 0, ``float32`` and false.
+        """
+        run_config = context.run_config
+        mode = mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
+        precision = cast(Precision, run_config.get("precision", "float32"))
+        compiled = int(run_config["batch-size"]) if run_config.get("compile", False) else 0
+        return _made(mode, loss, int(run_config.get("stack-nodes", 0)) or None, precision, compiled)
+
+    def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained]:
+        """Train every node's model on its own batches."""
+        return local_sgd(
+            model, works, self.loss, self.mode, max_nodes=self.max_nodes, arithmetic=self.arithmetic
+        )
+
+
+@lru_cache(maxsize=64)
+def _made(
+    mode: TrainingMode, loss: Loss, max_nodes: int | None, precision: Precision, compiled: int
+) -> LocalTraining:
+    return LocalTraining(mode, loss, max_nodes, Arithmetic(precision, compiled))
+
+
+Training = LocalTraining | OwnTraining
+
+
+def training_of(
+    context: Context,
+    mode: TrainingMode | None,
+    loss: Loss = cross_entropy,
+    train: TrainingLoop | None = None,
+) -> Training:
+    """Return how a run's nodes train: by ``LocalTraining.of`` or, if given, by the user's own loop.
+
+    ValueError if there is an own loop and the run asks for a stack, bf16 or compilation.
+    """
+    built_in = LocalTraining.of(context, mode, loss)
+    if train is None:
+        return built_in
+    if built_in.mode not in ("auto", "loop"):
+        raise ValueError(
+            f"training mode must be 'auto' or 'loop' with your own training loop, got {built_in.mode!r}"
+        )
+    if built_in.arithmetic != FLOAT32:
+        raise ValueError(
+            "precision must be 'float32' and compile false with your own training loop, got "
+            f"{built_in.arithmetic}"
+        )
+    return OwnTraining(train)

@@ -12,7 +12,8 @@ cache lines.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakMethod
 
@@ -48,14 +49,25 @@ class Reparametrised(nn.Module):
         """
 
 
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer by its parameters' prefix, and whether a ReLU follows."""
+
+    prefix: str
+    rectified: bool = False
+
+
 class StackedLayers:
     """A sequence of supported layers as one function of all nodes' parameters and inputs.
 
     - ``weights``: A method that derives the layers' parameters from the stack's; None if they are the same.
+    - ``dense``: The same layers if there are only linear ones with or without ReLU in between, else None.
     """
 
-    def __init__(self, layers: list[Layer], weights: Weights | None = None) -> None:
-        self.layers = layers
+    def __init__(
+        self, layers: list[Layer], weights: Weights | None = None, dense: Sequence[DenseLayer] | None = None
+    ) -> None:
+        self.layers, self.dense = layers, dense
         # Weakly: the form of a model that is kept must not keep the model.
         self._weights = None if weights is None else WeakMethod(weights)
 
@@ -115,7 +127,20 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
         else:
             return None
         layers.append(layer)
-    return StackedLayers(layers)
+    return StackedLayers(layers, dense=_dense(leaves))
+
+
+def _dense(leaves: Sequence[tuple[str, nn.Module]]) -> list[DenseLayer] | None:
+    """Return the linear layers, with or without ReLU in between; None if there is another kind of layer."""
+    dense: list[DenseLayer] = []
+    for prefix, module in leaves:
+        if type(module) is nn.Linear:
+            dense.append(DenseLayer(prefix))
+        elif type(module) is nn.ReLU and dense:
+            dense[-1] = replace(dense[-1], rectified=True)
+        elif type(module) is not nn.Flatten or dense:
+            return None
+    return dense if dense and not dense[-1].rectified else None
 
 
 def can_normalise(module: nn.Module) -> bool:

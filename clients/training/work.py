@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 State = dict[str, Tensor]
 # A step size must be finite in float32.
+# With more parameters vmap loses to the loop, and a single node gains from threads within an operation.
+SMALL = 100_000
 LARGEST_STEP = float(np.finfo(np.float32).max)
 # (outputs, targets) -> the loss of each sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -123,3 +125,8 @@ class Trained:
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of logits, one value per sample."""
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def is_small(model: nn.Module) -> bool:
+    """Return whether a model is too small to gain from threads within an operation."""
+    return sum(p.numel() for p in model.parameters()) < SMALL

@@ -7,6 +7,7 @@ Convergence on Non-IID Data", eq. (5) and section V.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from logging import INFO
 from typing import Any, Protocol
 
@@ -91,6 +92,7 @@ def on_mixed(servers: Vector, layout: Layout, mix: Callable[[Vector], Vector]) -
     return after
 
 
+@lru_cache(maxsize=4096)
 def sent_bytes(server: int, size: int, dtype: np.dtype[Any]) -> int:
     """Return the bytes of a server's payload with a model of ``size`` entries."""
     record = ArrayRecord()

@@ -23,9 +23,9 @@ from hedgerow.clients import (
     cross_entropy,
     similarity_free_client,
 )
-from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.probes import probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
+from hedgerow.clients.training.sgd import LocalTraining
 from hedgerow.wire import Call, Layout, parse_compressor, to_record, to_state_dict, unpack_update
 
 GRADIENT = {

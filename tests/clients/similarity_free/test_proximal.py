@@ -16,8 +16,8 @@ from tests.oracles.similarity_free import Q2, Quadratic, inner_iterates
 from torch import Tensor, nn
 
 from hedgerow.clients import TrainingMode, parse_inner_lr
-from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
+from hedgerow.clients.training.sgd import LocalTraining
 
 ONE, TWO = np.array([0]), np.array([1])
 

@@ -10,9 +10,9 @@ from tests.clients.training.cases import IMAGES, ragged_works, torch_seeded
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalWork, Trained, local_sgd, wrap
-from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training import arithmetic
 from hedgerow.clients.training.arithmetic import Arithmetic
+from hedgerow.clients.training.sgd import LocalTraining
 from hedgerow.sim import SettingsError
 from hedgerow.sim.runs.common_settings import StackSettings
 from hedgerow.tasks import build_model

@@ -13,6 +13,7 @@ from tests.clients.training.cases import ragged_works, torch_seeded
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalWork, Trained, local_sgd
+from hedgerow.clients.training import dense
 from hedgerow.clients.training import stacked_layers as layers
 from hedgerow.clients.training.stack import stackable
 from hedgerow.clients.training.work import Asked
@@ -215,7 +216,14 @@ MISTAKES: dict[str, tuple[str, Callable[..., object]]] = {
         lambda prefix: lambda parameters, x: layers.product(parameters[f"{prefix}weight"], x),
     ),
     "it fails": ("_relu", lambda parameters, x: x.view(-1, 7)),
+    "a prepared step is too long": ("step", lambda *given: _longer(*STEP(*given))),
+    "a prepared step has another loss": ("step", lambda *given: (STEP(*given)[0] + 1, STEP(*given)[1])),
 }
+STEP = dense.DenseSteps.step
+
+
+def _longer(losses: Tensor, gradients: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return losses, {name: 1.01 * gradient for name, gradient in gradients.items()}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -223,8 +231,12 @@ def test_a_wrong_stack_is_found_before_it_trains_a_node(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place, mistake = MISTAKES[name]
-    monkeypatch.setattr(layers, place, mistake)
-    model = torch_seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
+    monkeypatch.setattr(layers if hasattr(layers, place) else dense.DenseSteps, place, mistake)
+    # With a last layer that is not dense, the layers are those of ``StackedLayers``.
+    last = [nn.Identity()] if hasattr(layers, place) else []
+    model = torch_seeded(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), *last)
+    )
     nn.init.zeros_(model[2].weight)  # At this start the first layer's gradient is zero.
     works = nodes(model, [(4, 4), (4, 4)])
     caplog.set_level("WARNING", "flwr")

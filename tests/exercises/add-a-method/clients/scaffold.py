@@ -11,7 +11,7 @@ from hedgerow.clients.handlers import Answer, outcome, together
 from hedgerow.clients.instructions import local_steps, only_config, step_size, whole
 from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import training_of
+from hedgerow.clients.training.sgd import training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.node_state import NodeState
