@@ -11,6 +11,7 @@ from hedgerow.strategies.aggregate import (
 )
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import SumNoise
+from hedgerow.strategies.buffer import Buffer
 from hedgerow.strategies.ceps import (
     BEER,
     CEPS,
@@ -123,6 +124,7 @@ __all__ = [
     "Adaptive",
     "Aggregator",
     "Ask",
+    "Buffer",
     "ChocoSGD",
     "Coding",
     "Columns",

@@ -67,6 +67,8 @@ class RoundContext:
     table: Mapping[str, NDArray[Any]] | None = None
     # The models that were sent, by id, and their arrays.
     sent: dict[int, tuple[NDArray[Any], ArrayRecord]] = field(default_factory=dict)
+    # Whether replies come from a buffer, to messages of rounds of their own.
+    buffered: bool = False
     # Further metrics of the round.
     metrics: dict[str, Any] = field(default_factory=dict)
     # The update of the base that nodes hold (see ``Downlink``), if the round moves it.

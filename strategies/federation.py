@@ -1,6 +1,6 @@
 """The nodes of a run, their messages, the model's layout, traffic and simulated time."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -85,6 +85,8 @@ class Federation:
         self._keys: tuple[str, ...] = ()
         self.frozen = ArrayRecord()
         self.lacking: set[int] = set()
+        # Clients that are at work beside the round, and not asked to evaluate.
+        self.busy: Collection[int] = ()
         self._frozen_checksum: tuple[ArrayRecord | None, str] = None, ""
         self.members.reset()
         self.limits.reset()
@@ -132,6 +134,11 @@ class Federation:
         return roster
 
     # Exchanges.
+
+    @property
+    def inbox(self) -> Inbox:
+        """The inbox of the last training exchange."""
+        return self._exchange
 
     @property
     def report(self) -> ExchangeReport:
@@ -191,7 +198,8 @@ class Federation:
         if self.settings.fraction_evaluate == 0.0:
             return []
         roster = self.gather(grid)
-        nodes = [roster.nodes[i] for i in self.evaluation.drawn(roster.present, server_round)]
+        idle = [i for i in roster.present if i not in self.busy] if self.busy else roster.present
+        nodes = [roster.nodes[i] for i in self.evaluation.drawn(idle, server_round)]
         content = self.evaluated({**config, "server-round": server_round}, arrays)
         return self.evaluation.instruct(nodes, content, server_round, self.timeout) if nodes else []
 

@@ -105,6 +105,8 @@ class Inbox:
         self._asked = set(self._waiting)
         self._group_id = group_id
         self._check = check
+        # Of nodes that were sent a message of a group of its own: the group, and how its reply is read.
+        self._single: dict[int, tuple[str, Callable[[Node, RecordDict], Any]]] = {}
         self.report = ExchangeReport(sent=len(self._waiting))
         # Partition ids with a refused reply or an error of the node's own, and with a valid one.
         self.refused: set[int] = set()
@@ -140,6 +142,20 @@ class Inbox:
         """Forget how replies are read, and with it the models that were sent; the counts stay."""
         self._check = lambda node, content: None
 
+    # Replies to single messages.
+
+    def expect(self, node: Node, group_id: str, check: Callable[[Node, RecordDict], Any]) -> None:
+        """Wait for a node's reply to one message, known by its group; ``check`` reads it."""
+        self._waiting[node.node_id] = node
+        self._asked.add(node.node_id)
+        self._single[node.node_id] = group_id, check
+
+    def taken(self, message: Message) -> Reply | None:
+        """Return a reply if it is valid; else None, and its reason is counted."""
+        if (reply := self._validated(message)) is not None:
+            self.report.accepted += 1
+        return reply
+
     # Replies without messages.
 
     def settle(self, nodes: Sequence[Node], errors: Mapping[int, PayloadError]) -> None:
@@ -164,9 +180,10 @@ class Inbox:
 
     def _checked(self, message: Message) -> Reply:
         node_id = message.metadata.src_node_id
-        if message.metadata.group_id != self._group_id:
+        group_id, check = self._single.get(node_id, (self._group_id, self._check))
+        if message.metadata.group_id != group_id:
             stale = quoted(message.metadata.group_id)
-            raise PayloadError("stale", f"of round {stale}, not {self._group_id!r}")
+            raise PayloadError("stale", f"of round {stale}, not {group_id!r}")
         node = self._waiting.pop(node_id, None)
         if node is None:
             asked = node_id in self._asked
@@ -180,7 +197,7 @@ class Inbox:
             if not message.has_content():
                 raise PayloadError("no content", "neither content nor error")
             _check_size(message.content)
-            reply = Reply(node, message.content, self._check(node, message.content))
+            reply = Reply(node, message.content, check(node, message.content))
         except PayloadError:
             self.refused.add(node.partition_id)
             raise

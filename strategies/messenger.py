@@ -210,15 +210,15 @@ class Messenger:
                 part.take(exchange, reply, self.context)
             held.append(reply)
             if len(held) == rows:
-                yield self._booked(exchange, held)
+                yield self.booked(exchange, held)
                 held = []
         if held:
-            yield self._booked(exchange, held)
+            yield self.booked(exchange, held)
         if exchange.reads is None and not self._federation.enough():
             raise RoundFailedError
 
-    def _booked(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
-        """Book valid replies, and return them as columns."""
+    def booked(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
+        """Book valid replies; return them as columns."""
         nodes = [reply.node.partition_id for reply in replies]
         rows, claimed = [reply.value.row for reply in replies], [reply.value.claimed for reply in replies]
         bits, sizes, whole = [reply.value.bits for reply in replies], list[int](), list[int]()

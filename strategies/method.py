@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
+from hedgerow.strategies.buffer import Buffer
+from hedgerow.strategies.buffered import Buffered, refusal
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Together, Vector
 from hedgerow.strategies.federation import Federation
@@ -74,6 +76,7 @@ class Method(FederatedStrategy, Generic[S]):
             if why := self.unstepped():
                 raise ValueError(f"server_step must be None with {type(self).__name__}: {why}")
             kept.append(self.server_step)
+        self.buffered: Buffered | None = None
         own = (*parts, *kept, *federation.settings.parts)
         if federation.settings.local_layers and not any(
             isinstance(part, Acknowledgements) and part.keeps_state for part in own
@@ -87,6 +90,10 @@ class Method(FederatedStrategy, Generic[S]):
                 f"{', '.join(alone)}"
             )
         super().__init__(federation)
+        if (buffer := Buffer.of(federation.settings.buffer)) is not None:
+            if why := refusal(self, Method):
+                raise ValueError(f"buffer must be None with {type(self).__name__}: {why}")
+            self.buffered = Buffered(self, buffer)
 
     # The algorithm.
 
@@ -116,6 +123,18 @@ class Method(FederatedStrategy, Generic[S]):
     def unstepped(self) -> str | None:
         """Return why no ``ServerStep`` can act on the method's means; None if one can."""
         return None
+
+    def unbuffered(self) -> str | None:
+        """Return why a buffer cannot hold replies to earlier models (``Buffer``); None if it can.
+
+        It can if rows of earlier rounds mean the same as those of this one: a round makes one training
+        exchange with one model, and its state depends on the mean of the rows alone, as for a server step.
+        """
+        return self.unstepped()
+
+    def buffered_round(self, state: S, run: RoundContext) -> Steps[S]:
+        """Return a round of a run with a buffer: ``round``, unless its rows mean another thing each round."""
+        return self.round(state, run)
 
     def ended(self, state: S, run: RoundContext) -> None:
         """Called with the state after each completed round."""
@@ -161,12 +180,15 @@ class Method(FederatedStrategy, Generic[S]):
             self.sums.forget()
         if self._kept is not None:
             self._kept.forget()
+        if self.buffered is not None:
+            self.buffered.forget()
 
     def _state(self) -> dict[str, Any]:
         return {
             "method": self.saved(self._known_state()),
             "parts": {part.name: part.state_dict() for part in self.parts},
             **({"aggregator": self._kept.state_dict()} if self._kept is not None else {}),
+            **({"buffer": self.buffered.state_dict()} if self.buffered is not None else {}),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -177,6 +199,8 @@ class Method(FederatedStrategy, Generic[S]):
             part.load_state_dict(state["parts"].get(part.name, {}))
         if self._kept is not None and "aggregator" in state:
             self._kept.load_state_dict(state["aggregator"])
+        if self.buffered is not None and "buffer" in state:
+            self.buffered.load_state_dict(state["buffer"])
 
     @property
     def _kept(self) -> Any:
@@ -253,6 +277,10 @@ class Method(FederatedStrategy, Generic[S]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages of the round's training exchange; none if nothing is left to do."""
+        if self.buffered is not None:
+            raise ValueError(
+                f"buffer must be None for {type(self).__name__} if another strategy runs its rounds"
+            )
         self._to_training(server_round, arrays, config, grid)
         if self._pending is None:
             return []
@@ -266,6 +294,11 @@ class Method(FederatedStrategy, Generic[S]):
 
         It needs them if the grid answers nothing else, or if a subclass overrides the handling of messages.
         """
+        if self.buffered is not None:
+            self._continue_from(server_round, arrays)
+            new, metrics = self.buffered.train(server_round, arrays, config, grid)
+            self._handed = self._handed if new is None else Handed(new)
+            return new, metrics
         hooks = ["configure_train", "aggregate_train"]
         if type(self).table_metrics is Method.table_metrics:  # Else the subclass overrides both.
             hooks.append("train_metrics")
@@ -336,7 +369,8 @@ class Method(FederatedStrategy, Generic[S]):
     def _steps(self, state: S, run: RoundContext) -> Steps[S]:
         for part in self.parts.hooks["opened"]:
             yield from part.opened(run)
-        return (yield from self.round(state, run))
+        make = self.round if self.buffered is None else self.buffered_round
+        return (yield from make(state, run))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -354,6 +388,13 @@ class Method(FederatedStrategy, Generic[S]):
         else:
             came = messenger.columns(made, accepted)
         return self._finished(messenger, steps, came)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' metrics."""
+        metrics = super().aggregate_evaluate(server_round, replies)
+        if self.buffered is not None:
+            self.buffered.settle()
+        return metrics
 
     def _finished(
         self, messenger: Messenger, steps: Steps[S], replies: Any

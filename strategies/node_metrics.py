@@ -34,7 +34,8 @@ class NodeEvaluation:
         roster = federation.gather(self._grid)
         if federation.layout is None:
             federation.vector(arrays)
-        nodes = [roster.nodes[i] for i in roster.present]
+        # A node at work in a buffered round would answer late.
+        nodes = [roster.nodes[i] for i in roster.present if i not in federation.busy]
         content, ttl = federation.evaluated({}, arrays), federation.timeout
         messages = [
             Message(content, node.node_id, MessageType.EVALUATE, ttl=ttl, group_id="evaluate")

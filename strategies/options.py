@@ -8,6 +8,7 @@ from typing import Any, Required, TypedDict, get_args, get_origin, get_type_hint
 
 from flwr.app import MetricRecord, RecordDict
 
+from hedgerow.strategies.buffer import Buffer
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import RoundCallback
@@ -55,6 +56,9 @@ class FederationOptions(TypedDict, total=False):
         Your own parts, see ``Part``.
     server_step : ServerStep or None (default: None)
         The server's step on the mean change, see ``ServerStep``; None takes the mean itself.
+    buffer : int, Buffer or None (default: None)
+        Replies K of an update of the model, or a ``Buffer`` with further settings: nodes work on, each from
+        the newest model when it begins, and a round is one update. None for rounds that wait for all replies.
     max_repeats : int (default: 2)
         How often a round below its minimum is repeated before the run stops.
     max_wait : float (default: 120.0)
@@ -93,6 +97,7 @@ class FederationOptions(TypedDict, total=False):
     on_round_end: Sequence[RoundCallback]
     parts: Sequence[Any]
     server_step: Any
+    buffer: int | Buffer | None
     max_repeats: int
     max_wait: float
     max_weight_ratio: float
@@ -123,6 +128,7 @@ class FederationSettings:
     on_round_end: Sequence[RoundCallback] = ()
     parts: Sequence[Any] = ()
     server_step: Any = None
+    buffer: int | Buffer | None = None
     max_repeats: int = 2
     max_wait: float = 120.0
     max_weight_ratio: float = 10.0
@@ -147,6 +153,7 @@ class FederationSettings:
         for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
             value = getattr(self, name)
             require(name, value, "None or a function", value is None or callable(value))
+        Buffer.of(self.buffer)
         many, sizes, frozen = self.on_round_end, self.dealt_sizes, self.frozen
         require("on_round_end", many, "a sequence of functions", _all(many, callable))
         require("parts", self.parts, "a sequence of parts", _all(self.parts, lambda one: True))

@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     AUGMENTATION = 18
     TRAINING = 19
     ROUNDING = 20
+    BUFFER = 21
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

@@ -361,6 +361,29 @@ class InProcessGrid(Grid):
                     return [self._collect(message_id) for message_id in ready]
                 self._work()
 
+    def timing(self, message_id: str) -> tuple[float, float, float] | None:
+        """Return when a waiting message was pushed, until when its node was busy, and when it is answered.
+
+        None with ``real_time``, in which nobody knows.
+        """
+        job = self._waiting[message_id]
+        return None if self.real_time else (job.pushed, job.busy, job.due)
+
+    def push_again(self, messages: Sequence[Message], times: Sequence[tuple[float, float]]) -> list[str]:
+        """Push messages that were in flight at the restored checkpoint, at the first two times of ``timing``.
+
+        Each has the fate that it had, and is answered and expires when it would have been.
+        """
+        now, message_ids = self._clock, list[str]()
+        for message, (pushed, busy) in zip(messages, times, strict=True):
+            (node,) = self._all.addressed([message.metadata.dst_node_id])
+            if node is not None:
+                node.busy_until, node.received = busy, node.received - 1  # It was counted.
+            self._clock = pushed
+            message_ids += self.push_messages([message])
+        self._clock = now
+        return message_ids
+
     def columns(
         self, message_type: str, asked: Sequence[tuple[RecordDict, Sequence[int]]]
     ) -> InColumns | None:
@@ -460,7 +483,7 @@ class InProcessGrid(Grid):
         """Return the nodes' states, messages received and virtual time, between two rounds.
 
         Nodes that received nothing are omitted. So are messages in flight: a reply that is late at a
-        checkpoint is lost.
+        checkpoint is lost, unless its message is pushed again (``push_again``).
         """
         return {"clock": self._clock, "dealt": self._dealt.bytes, **self._all.state_dict()}
 
@@ -502,8 +525,9 @@ class InProcessGrid(Grid):
         ]
         sent = [delivered(m, content) for m, (content, _, _) in zip(messages, found, strict=True)]
         for at, message in enumerate(sent):
-            job = self._schedule(message, nodes[at], turns[at], keys[at])
-            job.size = found[at][1]
+            busy = 0.0 if (node := nodes[at]) is None else node.busy_until
+            job = self._schedule(message, node, turns[at], keys[at])
+            job.size, job.pushed, job.busy = found[at][1], self._clock, busy
             self._waiting[message_ids[at]] = job
             heapq.heappush(self._queue, (job.due, first + at, job))
         return message_ids

@@ -55,6 +55,9 @@ class NodeJob:
     # Seeds the global generators for its handler.
     key: int = 0
     answer: RecordDict | Error | None = None  # the node's answer, if its reply is not due yet
+    # When it was pushed, and until when its node was then busy.
+    pushed: float = 0.0
+    busy: float = 0.0
 
     @property
     def id(self) -> str:

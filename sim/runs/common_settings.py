@@ -306,6 +306,38 @@ class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
         yield self.sum_min_nodes <= smallest, "sum-min-nodes", least
 
 
+class BufferSettings(RunSettings):
+    """Buffered asynchronous rounds (docs/how-to/buffered.md)."""
+
+    GROUP = "run"
+
+    buffer: NodesOr0 = setting(
+        0,
+        "number of replies K per update of the model, while nodes work on: a round is then an update (0: a "
+        "round waits for all its replies)",
+    )
+    buffer_concurrency: NodesOr0 = setting(
+        0, "`buffer` only: number of nodes at work at a time (0: as many as a round of the method asks)"
+    )
+    buffer_staleness: Literal["sqrt", "none"] = setting(
+        "sqrt",
+        "`buffer` only: factor on an update that the model has moved on from s times: 1/sqrt(1 + s), or 1",
+    )
+    buffer_max_staleness: RoundsOr0 = setting(
+        0, "`buffer` only: discard an update that the model has moved on from more often (0: no bound)"
+    )
+
+    def rules(self) -> Rules:
+        """Yield the conditions between values that are each valid."""
+        yield from super().rules()
+        yield self.at_most("buffer-concurrency", "num-clients")
+        if self.buffer:
+            yield from self.usual("with a buffer, whose size is the number of replies", "min-replies")
+        else:
+            keys = [key for key in self.table() if key.startswith("buffer-")]
+            yield from self.usual("unless buffer > 0", *keys)
+
+
 class StackSettings(AppSettings):
     """How a machine trains its nodes."""
 
@@ -338,7 +370,7 @@ class StackSettings(AppSettings):
         yield not stacked, "compile", "False with training-mode = 'stack' (a stack is not compiled)"
 
 
-class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettings):
+class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, BufferSettings):
     """Settings of apps whose nodes train in stacks and send bounded, masked or noised updates."""
 
     # The key that names the method.

@@ -95,7 +95,7 @@ class SumOfRows:
 
     def add(self, node: int, row: Vector | Tensor, weight: float) -> None:
         """Add a row (M,)."""
-        self.weights[node] = weight
+        self.weights[node] = self.weights.get(node, 0.0) + weight  # A buffer may hold two of a node.
         if isinstance(row, Tensor):
             # Not in one fused kernel, which may round once while the host rounds twice.
             self.total = torch.as_tensor(self.total, device=row.device) + row.double() * weight

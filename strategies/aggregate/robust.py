@@ -27,6 +27,8 @@ class Robust:
     """
 
     rule: Aggregation
+    # The rule's guarantee counts nodes, so a node has at most one update in a buffer.
+    each_once = True
 
     def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return the rule's aggregate of each pool's updates; of too few of them the median, counted."""

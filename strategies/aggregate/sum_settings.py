@@ -8,6 +8,7 @@ from torch import Tensor
 from hedgerow.strategies.aggregate.flower import PREFIX, FlowerAggregation
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
+from hedgerow.strategies.buffer import Buffer
 from hedgerow.strategies.parts.server_optimisers import parse_server_step
 from hedgerow.strategies.registry import Registry
 
@@ -40,6 +41,15 @@ def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
         )
 
 
+def buffer_of(values: Mapping[str, Any]) -> Buffer | None:
+    """Return the settings of buffered rounds; None for rounds that wait for all replies."""
+    if not values["buffer"]:
+        return None
+    keys = ("buffer", "buffer-concurrency", "buffer-staleness", "buffer-max-staleness")
+    size, concurrency, staleness, most = (values[key] for key in keys)
+    return Buffer(size, concurrency or None, staleness, most or None)
+
+
 def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> dict[str, Any]:
     """Return the strategy options that come from the settings of every app with training nodes.
 
@@ -55,6 +65,7 @@ def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> 
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "registry": Registry.named(values["registry"]),
         "secure_sum": secure_sum_of(values),
+        "buffer": buffer_of(values),
         "local_layers": values["local-layers"],
         "server_step": parse_server_step(values["server-step"]),
         **({"aggregation": own} if own else {}),

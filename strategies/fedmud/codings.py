@@ -120,6 +120,18 @@ class _WithUpdates(Coded):
         return replace(row, vector=np.concatenate([row.vector, self.factors.update(row.vector)]))
 
 
+def as_updates(exchange: Exchange) -> Exchange:
+    """Return an exchange of factors with rows (theta_i - theta, Delta_i - Delta), which are linear."""
+    factors, (ask,) = exchange.coding, exchange.asks
+    assert isinstance(factors, Factors)
+    sent, d = exchange.sent(ask.pool), factors.rest.size
+    delta, bounded = factors.update(sent), dict(exchange.bounded)
+    if delta.size:
+        bounded["coded"] = slice(d, None), delta
+    asks = [replace(ask, model=np.concatenate([sent[:d], delta]))]
+    return replace(exchange, asks=asks, coding=_Updates(factors, sent), bounded=bounded)
+
+
 @dataclass(frozen=True)
 class Reconstructing:
     """An aggregator of factors that also reconstructs the update of every reply.
@@ -137,21 +149,22 @@ class Reconstructing:
     # factors, against eq. (6), the mean of updates.
     measures: bool
 
+    @property
+    def each_once(self) -> bool:
+        """Whether a node may have one reply at most in a buffer, as in ``Robust``."""
+        return getattr(self.aggregator, "each_once", False)
+
     def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
         """Return the mean factors of the one pool."""
         factors, (ask,) = exchange.coding, exchange.asks
         assert isinstance(factors, Factors)
-        bounded = dict(exchange.bounded)
         sent = exchange.sent(ask.pool)
-        d, size, delta = factors.rest.size, sent.size, factors.update(sent)
+        d, size = factors.rest.size, sent.size
         if self.of_updates:
-            coding: Coded = _Updates(factors, sent)
-            start = np.concatenate([sent[:d], delta])
-            if delta.size:
-                bounded["coded"] = slice(d, None), delta
+            asked = as_updates(exchange)
         else:
-            coding, start = _WithUpdates(factors), np.concatenate([sent, delta])
-        asked = replace(exchange, asks=[replace(ask, model=start)], coding=coding, bounded=bounded)
+            start = np.concatenate([sent, factors.update(sent)])
+            asked = replace(exchange, asks=[replace(ask, model=start)], coding=_WithUpdates(factors))
         means = yield from self.aggregator.means(asked, run)
         found: dict[int, Mean] = {}
         for pool, mean in means.items():

@@ -93,6 +93,11 @@ class FedBAT(WithoutFactors[State]):
         """Return an empty log of updates of packed signs."""
         return UpdateLog(self.code.packed_bits, 32 * self.size)
 
+    def unbuffered(self) -> str | None:
+        """Return why a buffer cannot hold the replies, if a round draws the weights that move."""
+        drawn = self.code.signs < self.size
+        return "each round draws the weights that move, and earlier replies are of others" if drawn else None
+
     def begin(self, model: Vector) -> State:
         """Return theta^0 and w^0."""
         return State(*self.parted(model))

@@ -5,9 +5,13 @@ The papers' algorithm is in ``algorithm.py``; here are the user's settings.
 
 from typing import ClassVar, Unpack
 
+import numpy as np
+
 from hedgerow.strategies.aggregate import Aggregator, WeightedMean
-from hedgerow.strategies.fedmud.algorithm import FactorAveraging
-from hedgerow.strategies.fedmud.codings import Reconstructing
+from hedgerow.strategies.context import RoundContext
+from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.fedmud.algorithm import FactorAveraging, State
+from hedgerow.strategies.fedmud.codings import Factors, Reconstructing, as_updates
 from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions
 from hedgerow.wire.checks import int_at_least, one_of
 
@@ -24,6 +28,9 @@ class _Averaged(FactorAveraging):
         self, compression: Compression, rate: float, measure_bias: bool, **options: Unpack[TrainingOptions]
     ) -> None:
         self.measure_bias, variant = measure_bias, compression.variant
+        # Whether replies are kept in a buffer: factors that are drawn anew have no mean with earlier ones.
+        self._of_updates = options.get("buffer") is not None and self.reset_interval is not None
+        self._of_updates = self._of_updates and variant != "dense"
         if measure_bias:
             self.no_sums = "measure_bias reconstructs the update of each reply"
         if not variant.endswith(("+f", "+aad", "dense")):
@@ -35,7 +42,38 @@ class _Averaged(FactorAveraging):
 
     def _aggregator(self, mean: WeightedMean) -> Aggregator:
         rows, robust = super()._aggregator(mean), not self.aggregation.rule.is_mean
+        if self._of_updates:
+            return rows
         return Reconstructing(rows, robust, self.measure_bias) if robust or self.measure_bias else rows
+
+    def unbuffered(self) -> str | None:
+        """Return why a buffer cannot hold the replies, if factors are drawn anew."""
+        why = self.unstepped()
+        if why is None or (self.reset_interval == 1 and self.sync == "dense" and not self.measure_bias):
+            return None
+        return (
+            f"{why}, so that a buffer holds updates in place of factors, eq. (6): reset_interval must be 1, "
+            "sync 'dense' (nodes could not replay a mean of updates), and measure_bias False"
+        )
+
+    def buffered_round(self, state: State, run: RoundContext) -> Steps[State]:
+        """Add the mean of the replies' updates to the base, eq. (6), in place of the mean factors' update.
+
+        Each reply's factors are multiplied as they were drawn for its node, so that all rows are updates.
+        """
+        if not self._of_updates:
+            return (yield from self.round(state, run))
+        coding = Factors(self.rest, self.uplink_bits, self.plan, self._frozen(state))
+        train = self.training(
+            run, state.theta, state.factors, coding, base=state.base, keys={"method": "factored"}
+        )
+        mean = (yield from self.means(as_updates(train), run)).get(0)
+        if mean is None:
+            return state
+        theta, update = self.halved(mean.model())
+        run.update = {}  # The next version; each node is sent the base.
+        nu = state.resets + 1
+        return State(theta, (state.base + update).astype(np.float32), self._drawn(nu), nu)
 
 
 class FedMUD(_Averaged):

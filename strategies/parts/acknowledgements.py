@@ -8,6 +8,7 @@ from typing import Any
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts.part import Part
 
 
@@ -49,9 +50,15 @@ class Acknowledgements(Part):
         """Record that the model has absorbed these nodes' replies of a round."""
         self.acknowledged |= dict.fromkeys(nodes, round_index)
 
+    def buffered(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
+        """Acknowledge a reply in a buffer: its node may be asked again before an update takes it."""
+        if "round-index" in exchange.config:
+            self.acknowledge([reply.node.partition_id], exchange.config["round-index"])
+
     def ended(self, run: RoundContext) -> None:
         """Acknowledge the replies that a round has absorbed."""
-        self.acknowledge(run.absorbed, run.round - 1)
+        if not run.buffered:
+            self.acknowledge(run.absorbed, run.round - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the acknowledgements."""

@@ -188,10 +188,15 @@ class Downlink(Part):
         """Return the version from which a node is sent updates, or None if it is sent the base."""
         return self._start_of(self.sync, self._holds(self.sync, client))
 
-    def acknowledge(self, client: int) -> None:
-        """Record that a training node holds the current version, in every way."""
+    @property
+    def with_buffer(self) -> bool:
+        """Whether each node is sent what it lacks with its instruction."""
+        return self.sync != "broadcast"
+
+    def acknowledge(self, client: int, version: int | None = None) -> None:
+        """Record that a training node holds a version, None for the current one, in every way."""
         for held in self._held.values():
-            held[client] = self.log.version
+            held[client] = self.log.version if version is None else version
 
     def lose(self, client: int) -> None:
         """Record that a node has lost its base; it holds ``initial``, or nothing if it failed from that."""
@@ -272,30 +277,30 @@ class Downlink(Part):
             self.federation.ledger.book(run.round, NODE_TO_HUB, one.node.partition_id, 0, 0, size)
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: RoundContext) -> None:
-        """Refuse a reply from another version than the current one; its node is sent the base next time."""
+        """Refuse a reply from another version than the one sent; its node is sent the base next time."""
         if exchange.trains:
-            self._check_base(node, content)
+            self._check_base(node, content, exchange.config["version"])
 
     def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
-        """Record that a node holds the current version."""
+        """Record that a node holds the version that it was sent."""
         if exchange.trains:
-            self.acknowledge(reply.node.partition_id)
+            self.acknowledge(reply.node.partition_id, exchange.config["version"])
 
     def ended(self, run: RoundContext) -> None:
         """Log the round's update."""
         if run.update is not None:
             self.log.append(run.update)
 
-    def _check_base(self, node: Node, content: RecordDict) -> None:
+    def _check_base(self, node: Node, content: RecordDict, asked: int) -> None:
         if not self.log.base_bits:
             return
         metrics = only_record(content, MetricRecord, "bad metrics")
         lost, version = metrics.get("need-base"), metrics.get("base-version")
-        if lost or version != self.log.version:
+        if lost or version != asked:
             self.lose(node.partition_id)
             if lost:
                 raise PayloadError("need base", f"node {node.node_id} has lost its base")
-            raise PayloadError("wrong base", f"base-version={version!r}, expected {self.log.version}")
+            raise PayloadError("wrong base", f"base-version={version!r}, expected {asked}")
 
     def _supplied(self, ask: Ask, nodes: Sequence[int]) -> Ask:
         """Return an ask with the records that each of some nodes lacks."""
@@ -327,7 +332,7 @@ class Downlink(Part):
 
     def _heard(self, node: Node, content: RecordDict) -> None:
         """Check the reply of a node that does not train; it then holds the current version."""
-        self._check_base(node, content)
+        self._check_base(node, content, self.log.version)
         self._held["broadcast"][node.partition_id] = self.log.version
 
     def _without_base(self, reply: Message, run: RoundContext) -> Node | None:

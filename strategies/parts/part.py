@@ -45,6 +45,16 @@ class Part:
         """
         return type(self).learnt is Part.learnt
 
+    @property
+    def with_buffer(self) -> bool:
+        """Whether the part works with buffered rounds, whose replies come one by one.
+
+        By default True if it overrides neither ``extra_messages`` nor ``arrived``, which have all messages of
+        a round, and are not called.
+        """
+        own = type(self)
+        return own.extra_messages is Part.extra_messages and own.arrived is Part.arrived
+
     def forget(self) -> None:
         """Reset the state."""
 
@@ -78,6 +88,9 @@ class Part:
     def take(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
         """Observe a valid reply."""
 
+    def buffered(self, exchange: Exchange, reply: Reply, run: RoundContext) -> None:
+        """Observe a valid reply that enters a buffer, from which an update will take it."""
+
     def learnt(self, exchange: Exchange, columns: Columns, run: RoundContext) -> None:
         """Observe the models, or changes if ``exchange.coding.changes``; not called with secure sums."""
 
@@ -98,7 +111,8 @@ class Part:
 
 # Those that are called within a round; a part that leaves one as it is here is not asked.
 _HOOKS = (
-    "opened", "ask", "extra_messages", "arrived", "check", "check_columns", "take", "learnt", "ended",
+    "opened", "ask", "extra_messages", "arrived", "check", "check_columns", "take", "buffered", "learnt",
+    "ended",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.options import FederationOptions
+from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.parts.steps import ReportedSteps
 from hedgerow.strategies.round_end import Progress
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
@@ -145,7 +146,7 @@ class ClusteredStrategy(Algorithm):
             )
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers, self.local_steps, self.tau2 = num_servers, local_steps, tau2
-        self.participation, self.system = participation, system
+        self.participation, self.system, self.stragglers = participation, system, stragglers
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         federation: Federation
         # The edge servers, if they are nodes.
@@ -167,7 +168,10 @@ class ClusteredStrategy(Algorithm):
             up_link=self.up_link, steps=self.steps, stragglers=stragglers, graph=graph,
         )  # fmt: skip
         aggregator = self.sums or self.edges or self.aggregation.aggregator(WeightedMean())
-        super().__init__(federation, aggregator=aggregator, parts=[self.assignment, self.steps, self.time])
+        parts: list[Part] = [self.assignment, self.steps]
+        if federation.settings.buffer is None:  # Else the clock is the engine's.
+            parts.append(self.time)
+        super().__init__(federation, aggregator=aggregator, parts=parts)
 
     def _check_sizes(self) -> None:
         """Raise ValueError if the smallest cluster is too small for the rule or for secure sums."""
@@ -249,6 +253,16 @@ class ClusteredStrategy(Algorithm):
     def unstepped(self) -> str | None:
         """Return why no server step can act, if edge servers are nodes."""
         return None if self.edges is None else "edge servers are nodes here, and average themselves"
+
+    def unbuffered(self) -> str | None:
+        """Return why there can be no buffer: several servers, or what only rounds have."""
+        if (why := self.unwrapped()) is not None:
+            return why
+        if self.participation < 1.0:
+            return "participation is drawn for a round; buffer.concurrency says how many nodes work"
+        if self.stragglers is not None:
+            return "stragglers are slow on the paper's clock, and with a buffer time is the engine's"
+        return None
 
     def unwrapped(self) -> str | None:
         """Return why wrappers are refused: several servers, each with a model of its own."""

@@ -60,6 +60,11 @@ class Probes(Part):
         self._links = f"{links[0]} probe", f"{links[1]} probe"
         self.forget()
 
+    @property
+    def with_buffer(self) -> bool:
+        """False: it asks all nodes before a round."""
+        return False
+
     def forget(self) -> None:
         """Forget all reports."""
         self._before, self._shown = 0, dict[str, float]()

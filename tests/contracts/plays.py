@@ -66,6 +66,9 @@ VARIANTS = (
         for sync in ("dense", "broadcast", "catchup")
     ),
     Method(FEDMUD, "fedmud+bkd+aad", {"aggregation": "geometric-median"}),
+    Method(SD_FEEL, "feel", {"buffer": 2, "fault-delay": "exponential:2"}),
+    Method(SIMILARITY_FREE, "ef-fedavg", {"buffer": 2, "compressor": "topk(0.1)", "fault-delay": 1}),
+    Method(FEDMUD, "fedmud", {"buffer": 2, "sync": "dense", "fault-delay": "exponential:2"}),
     Method(FEDMUD, "fedmud+aad", {**_SUMS, "sync": "dense", "num-clients": 4, "clients-per-round": 4}),
     Method(CEPS, "ceps", {"codec": "dense64", **_SOUND}),
     Method(CEPS, "ceps", {"sealed": False, "phi": "srht"}),

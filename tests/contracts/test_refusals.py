@@ -225,6 +225,8 @@ case("strategies:SimilarityFree", {"schedule": resolve_name("hedgerow.strategies
     settings=SIMILARITY_FREE,
     only=("local_iters", "batch_size", "schedule_drives", "weighting", "probe_rounds"),
     operator=one_of("gradient", "prox"), compressor=COMPRESSORS, aggregation=RULES)
+case("strategies:Buffer", {"size": 1}, size=COUNT, concurrency=COUNT | NONE,
+    staleness=one_of("sqrt", "none"), max_staleness=COUNT_OR_0 | NONE)
 case("strategies:InnerSolver", {}, steps=COUNT, tol=real(0, 1, "high"), batch=one_of("fixed", "fresh"))
 case("strategies.schedules:Fixed", {"c": 1, "num_rounds": 4}, c=POSITIVE, num_rounds=COUNT)
 case("strategies.schedules:Diminishing", {"c": 1, "nu": 0.6}, c=POSITIVE, nu=real(0.5, 1, "low high"))

@@ -313,6 +313,27 @@ def _learning() -> Iterator[Row]:
     )  # fmt: skip
 
 
+def _buffered() -> Iterator[Row]:
+    slow = {"fault-delay": "exponential:2"}
+    feel = {"method": "feel", "buffer": 2, "clients-per-round": 4}
+    yield _row("sd-feel", "buffer of FEEL", "buffer", settings=feel, faults=slow)
+    yield _row(
+        "sd-feel", "buffer resumed with messages in flight", "buffer", "resumed", killed=3, faults=slow,
+        settings={"method": "fedavg", "buffer": 3, "checkpoint-every": 1, "buffer-staleness": "none"},
+    )  # fmt: skip
+    yield _row(
+        "similarity-free", "buffer with error feedback", "buffer", "error feedback", faults=slow,
+        settings={
+            "algorithm": "ef-fedavg", "buffer": 2, "buffer-concurrency": 3, "buffer-max-staleness": 2,
+            "buffer-staleness": "none",
+        },
+    )  # fmt: skip
+    yield _row(
+        "fedmud", "buffer of updates", "buffer", faults=slow,
+        settings={"method": "fedmud+aad", "sync": "dense", "buffer": 2, "buffer-staleness": "none"},
+    )  # fmt: skip
+
+
 def _private() -> Iterator[Row]:
     yield _row(
         "ceps", "one-bit with paper's noise", "privacy", settings={"privacy": "paper", "noise-source": "seed"}
@@ -660,6 +681,7 @@ ROWS: Sequence[Row] = (
     *_codecs(),
     *_rules(),
     *_learning(),
+    *_buffered(),
     *_private(),
     *_nodes(),
     *_engines(),

@@ -96,7 +96,7 @@ def test_the_streams_are_the_ones_of_published_results() -> None:
 def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
     names = (
         "MODEL PARTITION BATCH PARTICIPATION SCHEDULE FAULT TOPOLOGY EVALUATION PROBE COMPRESSION SENSING "
-        "SUBSET NOISE DATA HOLDOUT STRAGGLER MOBILITY AUGMENTATION TRAINING ROUNDING"
+        "SUBSET NOISE DATA HOLDOUT STRAGGLER MOBILITY AUGMENTATION TRAINING ROUNDING BUFFER"
     )
     assert {purpose.name: int(purpose) for purpose in Purpose} == {
         name: number for number, name in enumerate(names.split(), 1)
