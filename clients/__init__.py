@@ -26,6 +26,7 @@ from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.clients.mods.update import TrainingMod, TrainResult, UpdateMod
 from hedgerow.clients.node_state import NodeState, restore_state, send_state
+from hedgerow.clients.scaffold import scaffold_client
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
@@ -90,6 +91,7 @@ __all__ = [
     "resolve_device",
     "restore_state",
     "reveals",
+    "scaffold_client",
     "sd_feel_client",
     "send_state",
     "similarity_free_client",

@@ -80,6 +80,7 @@ from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.round_end import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
+from hedgerow.strategies.scaffold import Scaffold
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.strategies.sd_feel import (
     EdgeServerSDFeel,
@@ -184,6 +185,7 @@ __all__ = [
     "Router",
     "Row",
     "SDFeel",
+    "Scaffold",
     "Schedule",
     "SecureSum",
     "ServerAdagrad",

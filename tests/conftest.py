@@ -13,8 +13,6 @@ from hypothesis import HealthCheck, settings
 from hedgerow.sim import flower_identity as identity
 from hedgerow.wire.process import simulated
 
-collect_ignore = ["exercises/add-a-method"]  # files for a checkout to which they were added
-
 # Each app's folder is a root of its own, as for Flower.
 sys.path[1:1] = [
     str(file.parent) for file in sorted(Path(__file__).parents[1].glob("flower_apps/*/pyproject.toml"))

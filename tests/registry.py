@@ -102,4 +102,5 @@ REGISTRY = (
         learnt="breast-cancer",
         suite=True,
     ),
+    Registered("scaffold", {"num-clients": 4, "num-rounds": 3, "model": "logistic"}, "", rounds=3),
 )  # fmt: skip

@@ -88,7 +88,7 @@ def run_sweep(
     for outcome in outcomes.values():
         on_end(outcome)
     todo = [job for job in plan if not job.kept]
-    with sigterm_raises(), closing(_run_all(todo, sweep.app, jobs=jobs, threads=threads)) as ended:
+    with sigterm_raises(), closing(_run_all(todo, str(sweep.app), jobs=jobs, threads=threads)) as ended:
         for outcome in ended:
             outcomes[outcome.job.name] = outcome
             record.write(list(outcomes.values()))
@@ -132,7 +132,10 @@ class _Record:
                 "differences": sweep.differences,
                 "seeds": sweep.seeds,
                 "base": sweep.base,
-                "variants": [asdict(variant) for variant in sweep.variants],
+                "variants": [
+                    {key: value for key, value in asdict(variant).items() if key != "app" or value}
+                    for variant in sweep.variants
+                ],
                 "runs": [
                     {
                         "label": outcome.job.variant.label,
@@ -163,7 +166,7 @@ class _Running:
     started: float = field(default_factory=time.monotonic)
 
 
-def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Generator[Outcome, None, None]:
+def _run_all(queue: Sequence[Job], app: str, *, jobs: int, threads: int) -> Generator[Outcome, None, None]:
     waiting, running = list(reversed(queue)), list[_Running]()
     with tempfile.TemporaryDirectory() as place:
         try:
@@ -171,9 +174,8 @@ def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Gen
                 while waiting and len(running) < jobs:
                     job = waiting.pop()
                     # A temporary path: an equals sign in the sweep's path would be parsed as 'key=value'.
-                    running.append(
-                        _Running(job, _start(job, app, Path(place) / f"{len(waiting)}.toml", threads))
-                    )
+                    settings = Path(place) / f"{len(waiting)}.toml"
+                    running.append(_Running(job, _start(job, job.variant.app or app, settings, threads)))
                 time.sleep(_POLL_SECONDS)
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
@@ -182,7 +184,7 @@ def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Gen
             _stop([run.process for run in running])
 
 
-def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Popen[bytes]:
+def _start(job: Job, app: str, settings: Path, threads: int) -> subprocess.Popen[bytes]:
     partial = job.beside("partial")
     begun = _begun(job)
     if begun is None:
@@ -206,8 +208,8 @@ def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Pope
         )
 
 
-def _command(app: Path, settings: Path) -> list[str]:
-    return [sys.executable, "-m", "hedgerow.sim", "run", str(app), "--run-config", str(settings)]
+def _command(app: str, settings: Path) -> list[str]:
+    return [sys.executable, "-m", "hedgerow.sim", "run", app, "--run-config", str(settings)]
 
 
 def _begun(job: Job) -> Path | None:
@@ -343,14 +345,14 @@ def plan_sweep(
     ValueError
         If there is no app, a setting is invalid, or a finished run in ``out`` had other settings.
     """
-    spec = find_app(sweep.app)
-    changes = parse_overrides(overrides, spec.config)
+    specs = {app: find_app(app or sweep.app) for app in {"", *(one.app for one in sweep.variants)}}
+    changes = parse_overrides(overrides, specs[""].config)
     _check_overrides(sweep, changes)
     jobs: list[Job] = []
     problems: dict[str, list[str]] = {}
     for variant, seed in product(sweep.variants, sweep.seeds):
         asked = {**sweep.base, **changes, **variant.settings}
-        folder = out.resolve() / variant.folder / f"seed-{seed}"
+        folder, spec = out.resolve() / variant.folder / f"seed-{seed}", specs[variant.app]
         try:
             plan = _plan(spec, asked, sweep.nodes, seed)
             kept = _is_kept(folder, plan, spec.config)

@@ -18,6 +18,9 @@ TOML, for example:
     [[variant]]                      # named methods: a label and run-config keys
     label = "FedAvg"
     method = "fedavg"
+    [[variant]]
+    label = "SCAFFOLD"
+    app = "scaffold"                 # optional: another app; the keys of `base` must be its own too
     [grid]                           # run-config keys with several values: every combination
     tau1 = [1, 3, 20]
 """
@@ -62,6 +65,7 @@ class Variant:
     label: str
     folder: str
     settings: UserConfig
+    app: str = ""  # another app's folder; empty for the sweep's
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,6 @@ def read_sweep(file: str | Path) -> Sweep:
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:
         problems.append("app must be given: a folder, relative to the file")
-    folder = (file.parent / app).resolve()
     xs = _texts(raw, "x", ["rounds"], problems)
     for x in xs:
         try:
@@ -146,7 +149,7 @@ def read_sweep(file: str | Path) -> Sweep:
     base = _settings(raw.get("base", {}), "base", problems) | _budget(raw, problems)
     sweep = Sweep(
         file=file,
-        app=folder if folder.exists() else shipped_apps().get(app, folder),
+        app=_app_folder(file, app),
         title=_of_type(raw, "title", str, file.stem, "a text", problems),
         realism=_of_type(raw, "realism", str, "", "a text", problems),
         xs=xs,
@@ -154,7 +157,7 @@ def read_sweep(file: str | Path) -> Sweep:
         by=_of_type(raw, "by", str, "", "a run-config key", problems),
         seeds=tuple(seeds),
         base=base,
-        variants=_variants(raw, problems),
+        variants=_variants(file, raw, problems),
         nodes=nodes,
         columns=_texts(raw, "columns", [], problems) if "columns" in raw else (),
         differences=_of_type(raw, "differences", bool, False, "true or false", problems),
@@ -182,15 +185,23 @@ def _unknown(key: str) -> str:
     return f"{shown(key)} is not a key of a sweep file{f' ({meant})' if meant else ''}; valid keys: {valid}"
 
 
-def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...]:
+def _app_folder(file: Path, app: str) -> Path:
+    """Return the folder of an app that a sweep file names."""
+    folder = (file.parent / app).resolve()
+    return folder if folder.exists() else shipped_apps().get(app, folder)
+
+
+def _variants(file: Path, raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...]:
     named = []
     for number, table in enumerate(_of_type(raw, "variant", list, [], "[[variant]] tables", problems)):
         label = table.get("label") if isinstance(table, dict) else None
         if not isinstance(label, str) or not label.strip():
             problems.append(f"variant {number + 1}: label must be a text, got {label!r}")
             continue
-        keys = {key: value for key, value in table.items() if key != "label"}
-        named.append(([label], _settings(keys, f"variant {label!r}", problems)))
+        keys = {key: value for key, value in table.items() if key not in ("label", "app")}
+        own = _of_type(table, "app", str, "", "a folder, relative to the file, or a suite's app", problems)
+        app = str(_app_folder(file, own)) if own else ""
+        named.append(([label], _settings(keys, f"variant {label!r}", problems), app))
     grid = _grid(_of_type(raw, "grid", dict, {}, "a table", problems), problems)
     if math.prod(map(len, grid.values())) > _MAX_POINTS:
         problems.append(
@@ -199,9 +210,9 @@ def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...
         return ()
     points = [list(zip(grid, values, strict=True)) for values in product(*grid.values())]
     out = []
-    for (words, settings), point in product(named or [([], {})], points):
+    for (words, settings, app), point in product(named or [([], {}, "")], points):
         label = ", ".join(words + [f"{key}={value}" for key, value in point]) or "all"
-        out.append(Variant(label, _folder_name(label), {**settings, **dict(point)}))
+        out.append(Variant(label, _folder_name(label), {**settings, **dict(point)}, app))
     for what in ("label", "folder"):
         counts = Counter(getattr(variant, what) for variant in out)
         problems += [

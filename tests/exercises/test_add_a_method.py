@@ -1,6 +1,6 @@
-"""CONTRIBUTING's "Add a method", done: a few new files and one line of a list make a method of the suite.
+"""CONTRIBUTING's "Add a method", done: files, a line of the registry and exports make a method of the suite.
 
-``add-a-method/`` holds the files, where they go in a checkout. They are added to a copy of this one.
+SCAFFOLD is taken out of a copy of this checkout, and added again.
 """
 
 import json
@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = Path(__file__).parent / "add-a-method"
+FILES = (
+    "strategies/scaffold.py",
+    "clients/scaffold.py",
+    "flower_apps/scaffold/",
+    "tests/strategies/test_scaffold.py",
+)
 REGISTRY = "tests/registry.py"
-LINE = """\
-    Registered("scaffold", {"num-clients": 4, "num-rounds": 3, "model": "logistic"}, "", rounds=3),
-"""
+# Each has lines of its own for the method.
+NAMED = (REGISTRY, "strategies/__init__.py", "clients/__init__.py")
 pytestmark = pytest.mark.xdist_group("add a method")
 
 
@@ -32,11 +36,20 @@ class Checkout:
             # Pictures and recorded results are no part of it.
             recorded = name.startswith("results/") and not name.endswith(".py")
             if name and (ROOT / name).exists() and not recorded and ".svg" not in name:
-                (home / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, home / name, follow_symlinks=False)
+                self.copy(name)
+        for name in FILES:
+            place = home / name
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        for name in NAMED:
+            lines = (home / name).read_text().splitlines(keepends=True)
+            (home / name).write_text("".join(line for line in lines if "caffold" not in line))
         self.git("init", "--quiet")
         self.git("add", "--all")
         self.git("-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message", "Before")
+
+    def copy(self, name: str) -> None:
+        (self.home / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, self.home / name, follow_symlinks=False)
 
     def git(self, *arguments: str) -> str:
         return self.output("git", *arguments)
@@ -70,24 +83,28 @@ class Checkout:
 def added(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout to which the method was added."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
-    shutil.copytree(FILES, checkout.home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "LICENSE", checkout.home / "flower_apps" / "scaffold")
-    registry = checkout.home / REGISTRY
-    before, end, after = registry.read_text().rpartition("\n)")
-    registry.write_text(f"{before}\n{LINE.rstrip()}{end}{after}")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *FILES, *NAMED], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in listed.stdout.decode().rstrip("\0").split("\0"):
+        checkout.copy(name)
     checkout.hedgerow("settings", "flower_apps/scaffold", "--write")
     return checkout
 
 
 def test_it_is_new_files_and_one_line_of_the_registry(added: Checkout) -> None:
     changed = {line[3:]: line[:2] for line in added.git("status", "--porcelain", "-uall").splitlines()}
-    assert {name for name, how in changed.items() if how != "??"} == {REGISTRY}
-    assert added.git("diff", "--numstat").split() == ["1", "0", REGISTRY]
+    assert {name for name, how in changed.items() if how != "??"} == {*NAMED}
+    lines = {
+        name: (int(more), int(less))
+        for more, less, name in map(str.split, added.git("diff", "--numstat").splitlines())
+    }
+    assert lines == {REGISTRY: (1, 0), "strategies/__init__.py": (2, 0), "clients/__init__.py": (2, 0)}
     assert {name.split("/")[0] for name in changed} == {"strategies", "clients", "flower_apps", "tests"}
-    assert [name for name in changed if name.startswith(("strategies/", "clients/"))] == [
-        "clients/scaffold.py",
-        "strategies/scaffold.py",
+    new = [
+        name for name, how in changed.items() if how == "??" and name.startswith(("strategies/", "clients/"))
     ]
+    assert new == ["clients/scaffold.py", "strategies/scaffold.py"]
 
 
 # Runs each command, and writes what it showed; in one process, since all import the same.

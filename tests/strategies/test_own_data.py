@@ -14,7 +14,8 @@ from flwr.app import MetricRecord, RecordDict
 from hedgerow.clients import similarity_free_client
 from hedgerow.sim import InProcessGrid
 from hedgerow.strategies import Node, OwnNodes, RosterError
-from hedgerow.strategies.own_data import _measured, _moments, pooled
+from hedgerow.strategies.node_metrics import measured
+from hedgerow.strategies.own_data import _moments, pooled
 from hedgerow.tasks import moments, num_features
 from hedgerow.wire import Ledger, PayloadError
 
@@ -85,9 +86,9 @@ def test_statistics_that_cannot_be_are_lost(change: dict[str, Any]) -> None:
 )
 def test_measures_that_cannot_be_are_lost(change: dict[str, Any]) -> None:
     good = {"num-examples": 2, "loss": 0.5, "accuracy": 1.0}
-    assert _measured(Node(0, 1), RecordDict({"m": MetricRecord(good)})) == good
+    assert measured(Node(0, 1), RecordDict({"m": MetricRecord(good)})) == good
     with pytest.raises(PayloadError):
-        _measured(Node(0, 1), RecordDict({"m": MetricRecord({**good, **change})}))
+        measured(Node(0, 1), RecordDict({"m": MetricRecord({**good, **change})}))
 
 
 RUN = {"partition": "own", "standardise": "federated", "holdout": 0.5, "seed": 0, "model": "logistic"}

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from hedgerow.experiments import TrainedTask, training_experiment
+from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
-from hedgerow.sim.runs.settings import as_settings_errors, check_work
+from hedgerow.sim.runs.settings import check_work
 from hedgerow.wire.records import to_record
 from scaffold import settings
 from scaffold.client_app import app as client_app
@@ -17,8 +17,7 @@ def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
 
 def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
     strategy = partial(settings.build_strategy, values, **task.options)
-    with as_settings_errors():
-        strategy()
+    check_strategy(strategy, values, task.model)
     steps, samples = values.local_steps, min(values.batch_size, task.most_samples)
     check_work(f"local-steps = {steps}", steps, samples)
     return Experiment(

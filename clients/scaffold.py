@@ -1,4 +1,8 @@
-"""The node of SCAFFOLD: K steps y <- y - eta_l (g_i(y) - c_i + c), Algorithm 1 with option II."""
+"""The node of SCAFFOLD: K steps y <- y - eta_l (g_i(y) - c_i + c), and a new c_i.
+
+Paper: S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML
+2020), Algorithm 1, the clients' lines.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +12,15 @@ from torch import Tensor
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.handlers import Answer, outcome, together
-from hedgerow.clients.instructions import local_steps, only_config, step_size, whole
-from hedgerow.clients.sent_models import at_home_of, sent_state
+from hedgerow.clients.instructions import choice, local_steps, only_config, step_size, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.training.sgd import training_of
 from hedgerow.clients.mods.learning import TrainHandler
 from hedgerow.clients.mods.update import Mod, TrainingMod, TrainResult
 from hedgerow.clients.node_state import NodeState
+from hedgerow.clients.probes import local_gradient
+from hedgerow.clients.sent_models import at_home_of, sent_state
 from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.sgd import training_of
 from hedgerow.clients.training.work import Asked, LocalWork, Trained
 from hedgerow.wire.blocks import block_of, in_block
 from hedgerow.wire.calls import Call
@@ -49,6 +54,7 @@ class _Round:
     c: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
     kept: NodeState
+    option: str
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "_Round":
@@ -69,14 +75,19 @@ class _Round:
         correction = {key: c[key] - own[key] for key in c}
         lr = step_size(config, "learning-rate")
         work = LocalWork(start, task.x, task.y, batches, lr, asked, correction)
-        return cls(task, work, c, own, kept)
+        return cls(task, work, c, own, kept, choice(config, "option", ("I", "II")))
 
     def learnt(self, outcome: Trained) -> TrainResult:
-        """Return y_i and c + c_i^+ - c_i; keep c_i^+ = c_i - c + (x - y_i) / (K eta_l)."""
+        """Return y_i and c + c_i^+ - c_i; keep c_i^+."""
         if isinstance(outcome, ValueError):
             raise outcome
         x, y, scale = self.work.start, outcome.state, len(self.work.batches) * self.work.lr
-        after = {key: self.own[key] - c + (x[key] - y[key]) / scale for key, c in self.c.items()}
+        if self.option == "I":
+            self.task.model.load_state_dict(x)
+            gradient = local_gradient(self.task.model, self.task.x, self.task.y, self.task.part)
+            after = {key: gradient[key] for key in self.c}
+        else:
+            after = {key: self.own[key] - c + (x[key] - y[key]) / scale for key, c in self.c.items()}
         self.kept.keep(after)
         moved = {key: c + after[key] - self.own[key] for key, c in self.c.items()}
         metrics = {"num-examples": len(self.task.part), **outcome.metrics}

@@ -1,5 +1,5 @@
 """The nodes of the app."""
 
-from hedgerow.clients.scaffold import scaffold_client
+from hedgerow.clients import scaffold_client
 
 app = scaffold_client()

@@ -7,7 +7,7 @@ from hedgerow.sim import CheckedNodes, Hooks, Verdict
 
 def check(nodes: CheckedNodes) -> Iterator[Verdict]:
     """Ask for one round."""
-    from hedgerow.strategies.scaffold import Scaffold
+    from hedgerow.strategies import Scaffold
 
     outcome = nodes.run(Scaffold(max_repeats=0, **nodes.options))
     yield outcome.verdict("Scaffold", "app = scaffold_client()  # from hedgerow.clients")

@@ -1,21 +1,22 @@
 """The app's settings: what each key may be."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import TrainingSettings
 from hedgerow.sim.runs.kinds import Positive, Rounds, Samples, Steps
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
+from hedgerow.strategies import Scaffold
 from hedgerow.strategies.aggregate.sum_settings import training_options
+from hedgerow.strategies.parts.server_optimisers import SERVER_STEP_TEXTS
 from hedgerow.strategies.registry import REGISTRY_TEXTS
-from hedgerow.strategies.scaffold import Scaffold
 
 
 class Settings(TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
 
     num_clients: int = setting(10)
     num_rounds: Rounds = setting(30, "number of rounds", first=True, role=Role.RESUME)
@@ -23,6 +24,9 @@ class Settings(TrainingSettings):
     learning_rate: Positive = setting(0.05, "the nodes' step size eta_l", "training", first=True)
     local_steps: Steps = setting(5, "steps K of a node in a round", "training", first=True)
     batch_size: Samples = setting(10, "samples per step", "training")
+    option: Literal["I", "II"] = setting(
+        "II", "a node's new control variate: its gradient at x (`I`), or the mean of its steps (`II`)"
+    )
     partition: str = setting("dirichlet(0.5)")
     model: str = setting("logistic")
 
@@ -40,7 +44,10 @@ def build_strategy(values: Settings, **task: Any) -> Scaffold:
     """Return the strategy; ``task`` has the options of ``TrainedTask``."""
     options = training_options(values.run_config)
     options.pop("secure_sum")
-    own = {key: getattr(values, key) for key in ("learning_rate", "global_rate", "local_steps", "batch_size")}
+    own = {
+        key: getattr(values, key)
+        for key in ("learning_rate", "global_rate", "local_steps", "batch_size", "option")
+    }
     return Scaffold(**own, **options, **task)
 
 

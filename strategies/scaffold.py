@@ -1,7 +1,7 @@
 """SCAFFOLD, the server's side.
 
 Paper: S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, "SCAFFOLD: Stochastic
-Controlled Averaging for Federated Learning", Algorithm 1 with option II.
+Controlled Averaging for Federated Learning" (ICML 2020), Algorithm 1.
 
     x <- x + eta_g mean(y_i - x),    c <- c + |S| / N mean(c_i^+ - c_i)
 
@@ -21,7 +21,7 @@ from hedgerow.strategies.method import Method
 from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Acknowledgements
 from hedgerow.wire.blocks import Blocks
-from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.checks import int_at_least, one_of, positive
 from hedgerow.wire.compress import compressed_part
 
 
@@ -46,6 +46,9 @@ class Scaffold(Method[State]):
         Steps K of a node in a round, >= 1.
     batch_size : int (default: 10)
         Samples per step, >= 1.
+    option : {"I", "II"} (default: "II")
+        What c_i^+ is: the gradient of all of a node's samples at x, or the mean of its K steps, c_i - c +
+        (x - y_i) / (K eta_l).
     aggregation : str (default: "mean")
         How replies are aggregated, see ``parse_aggregation``.
     **options
@@ -60,13 +63,15 @@ class Scaffold(Method[State]):
         global_rate: float = 1.0,
         local_steps: int = 5,
         batch_size: int = 10,
+        option: str = "II",
         aggregation: str = "mean",
         **options: Unpack[FederationOptions],
     ) -> None:
         positive(learning_rate=learning_rate, global_rate=global_rate)
         int_at_least(1, local_steps=local_steps, batch_size=batch_size)
         self.learning_rate, self.global_rate = learning_rate, global_rate
-        self.local_steps, self.batch_size = local_steps, batch_size
+        one_of("option", option, ("I", "II"))
+        self.local_steps, self.batch_size, self.option = local_steps, batch_size, option
         mean = WeightedMean(by_examples=False)
         rule = Choice.of(aggregation).aggregator(mean)
         super().__init__(Federation(**options), aggregator=rule, parts=[Acknowledgements()], mean=mean)
@@ -90,6 +95,7 @@ class Scaffold(Method[State]):
             "learning-rate": self.learning_rate,
             "local-steps": self.local_steps,
             "batch-size": self.batch_size,
+            "option": self.option,
             "seed": run.seed,
         }
         train = Exchange("train", [asked], config, ("server->client", "client->server"), blocks=blocks)
