@@ -68,12 +68,18 @@ class Held:
     claimed: float
     reply: Reply
 
-    def moved(self, start: Vector, factor: float, changes: bool) -> Vector:
-        """Return the row of a reply to an exchange of the model ``start``: the update times a factor."""
-        if changes == self.changes and factor == 1.0 and (changes or start is self.sent):
+    def moved(self, start: Vector, factor: float, changes: bool, others: Vector) -> Vector:
+        """Return the row of a reply to an exchange of the model ``start``: the update times a factor.
+
+        ``others`` are the positions of statistics, which are values and no sums of updates: a variance could
+        become negative. They are those of the reply.
+        """
+        if changes == self.changes and start is self.sent and factor == 1.0:
             return self.row
         row = self.row.astype(np.float64)
         update = factor * (row if self.changes else row - self.sent)
+        if others.size:
+            update[others] = ((row + self.sent) if self.changes else row)[others] - start[others]
         return update if changes else start + update
 
 
@@ -175,8 +181,10 @@ class Buffered:
         run, changes = messenger.context, exchange.coding.changes
         stale = [current - 1 - one.version for one in taken]
         start = exchange.sent(pool := exchange.asks[0].pool)
+        trained = exchange.trained(self.federation)
+        others = np.delete(np.arange(start.size), trained) if exchange.blocks is None else np.arange(0)
         rows = [
-            one.moved(one.sent if not tau else start, self.buffer.factor(tau), changes)
+            one.moved(one.sent if not tau else start, self.buffer.factor(tau), changes, others)
             for one, tau in zip(taken, stale, strict=True)
         ]
         nodes, replies = [one.node for one in taken], [one.reply for one in taken]

@@ -221,6 +221,27 @@ class Exchange:
         """Return the layout of the vectors that it carries."""
         return federation.known_layout() if self.blocks is None else self.blocks.layout
 
+    def trained(self, federation: Federation) -> NDArray[np.intp] | slice:
+        """Return the positions of the parameters in a row.
+
+        Running statistics and counters, which are averaged but not updated, and other blocks are none.
+        """
+        ask = self.asks[0]
+        if self.blocks is not None:
+            layout, size = self.blocks.layouts[MODEL], self.blocks.slices[MODEL].stop
+        else:
+            assert ask.model is not None, "the exchange has models"
+            # What a row has beside the arrays that are sent are factors.
+            layout = federation.known_layout() if ask.arrays is None else Layout.of(ask.arrays)
+            size = ask.model.size
+        parameters = compressed_part(layout)
+        if parameters.size == layout.size:
+            return slice(0, size)
+        trained = np.ones(size, bool)
+        for key in set(layout.keys) - set(parameters.keys):
+            trained[layout.slices[key]] = False
+        return np.flatnonzero(trained)
+
     def changed(self, context: RoundContext) -> Exchange:
         """Return the exchange as the parts of a run change it."""
         exchange = self

@@ -19,8 +19,8 @@ TOML, for example:
     label = "FedAvg"
     method = "fedavg"
     [[variant]]
-    label = "SCAFFOLD"
-    app = "scaffold"                 # optional: another app; the keys of `base` must be its own too
+    label = "another"
+    app = "../../another"            # optional: another app; the keys of `base` must be its own too
     [grid]                           # run-config keys with several values: every combination
     tau1 = [1, 3, 20]
 """

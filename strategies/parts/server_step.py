@@ -18,9 +18,6 @@ from hedgerow.strategies.aggregate.mean import Mean
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Vector
 from hedgerow.strategies.parts.part import Part
-from hedgerow.wire.blocks import MODEL
-from hedgerow.wire.compress import compressed_part
-from hedgerow.wire.records import Layout
 
 Memory = Mapping[str, NDArray[np.float64]]
 
@@ -60,7 +57,7 @@ class ServerStep(Part):
         """Return the pools' models after a step, in place of their means."""
         if self._next[0] is not run:
             self._next = run, {}
-        trained = _trained(exchange, run)
+        trained = exchange.trained(run.federation)
         return {
             pool: _Stepped(self, pool, mean, exchange.sent(pool), trained) for pool, mean in means.items()
         }
@@ -115,21 +112,3 @@ class _Stepped:
         row, start = np.array(self.mean.model(stayed)), self.start[self.where]
         row[self.where] = start + self.by.of_pool(self.pool, row[self.where] - start)
         return row
-
-
-def _trained(exchange: Exchange, run: RoundContext) -> NDArray[np.intp] | slice:
-    """Return the positions of the parameters in a row: all but running statistics, counters, other blocks."""
-    ask = exchange.asks[0]
-    if exchange.blocks is not None:
-        layout, size = exchange.blocks.layouts[MODEL], exchange.blocks.slices[MODEL].stop
-    else:
-        assert ask.model is not None, "the exchange has models"
-        # What a row has beside the arrays that are sent are factors.
-        layout, size = run.layout if ask.arrays is None else Layout.of(ask.arrays), ask.model.size
-    parameters = compressed_part(layout)
-    if parameters.size == layout.size:
-        return slice(0, size)
-    trained = np.ones(size, bool)
-    for key in set(layout.keys) - set(parameters.keys):
-        trained[layout.slices[key]] = False
-    return np.flatnonzero(trained)

@@ -27,6 +27,7 @@ from hedgerow.strategies import (
     SecureSum,
     TooFewRepliesError,
 )
+from hedgerow.strategies.buffered import Held
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, Purpose, generator, payload_bytes
 
 SIZES, CENTRES, ETA = [30, 20, 10, 20, 15, 5], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.1
@@ -493,3 +494,14 @@ def test_a_strategy_around_one_with_a_buffer_is_refused() -> None:
 def test_a_buffer_must_be_a_number_of_replies(value: Any) -> None:
     with pytest.raises(ValueError, match="buffer must be None, an integer >= 1, or a Buffer, got"):
         Feel(buffer=value)
+
+
+@pytest.mark.parametrize("is_change", [False, True])
+def test_a_statistic_of_a_stale_reply_is_its_value_and_no_update(is_change: bool) -> None:
+    """A sum of updates could make a variance negative."""
+    sent, start = np.array([1.0, 1.0]), np.array([5.0, 0.2])
+    reply = np.array([2.0, 0.1])
+    held = Held(0, 0, reply - sent if is_change else reply, sent, is_change, 1.0, None)  # type: ignore[arg-type]
+    for changes in (False, True):
+        moved = held.moved(start, 0.5, changes, np.array([1])) + (start if changes else 0.0)
+        np.testing.assert_allclose(moved, [5.5, 0.1])

@@ -210,6 +210,26 @@ def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: P
     assert [plan[1].settings[key] for key in asked] == [5, 7, 3, "fashion-mnist", "sd-feel"]
 
 
+def test_a_variant_may_be_of_another_app(write_toml: WriteToml, tmp_path: Path) -> None:
+    file = write_toml("""
+        base = {num-clients = 4}
+        [[variant]]
+        label = "one"
+        [[variant]]
+        label = "other"
+        app = "similarity-free"
+        local-iters = 3
+    """)
+    sweep = read_sweep(file)
+    one, other = plan_sweep(sweep, tmp_path / "out")
+    assert (one.settings["num-clients"], other.settings["num-clients"]) == (4, 4)
+    assert (one.settings["tau1"], other.settings["local-iters"]) == (5, 3)
+    assert "tau1" not in other.settings
+    assert other.variant.app.endswith("similarity-free")
+    with pytest.raises(ValueError, match="tau1"):
+        plan_sweep(read_sweep(write_toml(file.read_text() + "tau1 = 3")), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("override", "why"), [("tau1=5", "variants of the sweep file set it"), ("seed=5", "the sweep sets it")]
 )
