@@ -122,5 +122,8 @@ def named_call(text: str) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         whole = False
     if not whole or not isinstance(called.func, ast.Name):
-        raise ValueError(f"it must be a name with named values, such as 'adam(lr=0.01)', got {text!r:.200}")
+        raise ValueError(
+            "it must be a name with named values (numbers, or texts in quotes), such as 'adam(lr=0.01)', got "
+            f"{text!r:.200}"
+        )
     return called.func.id, arguments

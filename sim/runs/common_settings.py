@@ -402,6 +402,10 @@ class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, BufferSet
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""
         yield from super().rules()
+        if self.buffer and (self.flower or not parse_aggregation(self.aggregation).is_mean):
+            most = self.sum_sizes()[0]
+            valid = f"at most {most}, the nodes of a round, each once under this rule"
+            yield self.buffer <= most, "buffer", valid
         if self.flower:
             why = f"with {self.METHOD} = 'flwr:…'"
             yield from self.usual(f"{why}, which aggregates itself", "aggregation", "server-step")

@@ -329,7 +329,8 @@ def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any], defaults:
     )
     problems = []
     for key in sorted(then.keys() | now.keys()):
-        if key in then and then[key] != now.get(key):
+        # By text: NaN is itself.
+        if key in then and repr(then[key]) != repr(now.get(key)):
             problems.append(f"{key} was {then[key]!r} and is {now.get(key)!r}")
         elif key not in then and (key not in usual or now[key] != usual[key]):
             valid = f"its default, {usual[key]!r}" if key in usual else "left out"

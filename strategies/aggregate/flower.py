@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
-from logging import WARNING
+from logging import ERROR, WARNING
 from typing import Any
 
 import flwr.serverapp.strategy as flower
@@ -54,6 +54,8 @@ class FlowerAggregation(Part):
     name = "flower"
     # It needs each node's metrics.
     sees_columns = False
+    # In a buffer: rules such as Krum count nodes.
+    each_once = True
     with_sums = False
 
     def __init__(self, strategy: Strategy, reads: Collection[str] = ()) -> None:
@@ -76,7 +78,8 @@ class FlowerAggregation(Part):
             raise ValueError(f"{name} {takes} here, got {other}; {did_you_mean(other, valid)}".rstrip("; "))
         try:
             check_options(kind, values)
-            strategy = kind(**values, min_train_nodes=1, min_available_nodes=1)
+            with _unnoticed():
+                strategy = kind(**values, min_train_nodes=1, min_available_nodes=1)
         except (TypeError, ValueError) as error:
             raise ValueError(str(error)) from None
         return cls(strategy, reads)
@@ -215,9 +218,9 @@ class _Nodes:
 
 @contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Leave Python's generator, from which Flower draws the order of nodes; log no counts of nodes."""
+    """Leave Python's generator, from which Flower draws the order of nodes, and its log without its own."""
     state, level = random.getstate(), FLOWER_LOGGER.level
-    FLOWER_LOGGER.setLevel(max(level, WARNING))
+    FLOWER_LOGGER.setLevel(max(level, ERROR))
     try:
         yield
     finally:

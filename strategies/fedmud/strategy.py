@@ -51,10 +51,13 @@ class _Averaged(FactorAveraging):
         why = self.unstepped()
         if why is None or (self.reset_interval == 1 and self.sync == "dense" and not self.measure_bias):
             return None
-        return (
-            f"{why}, so that a buffer holds updates in place of factors, eq. (6): reset_interval must be 1, "
-            "sync 'dense' (nodes could not replay a mean of updates), and measure_bias False"
-        )
+        fails = {
+            "reset-interval must be 1": self.reset_interval != 1,
+            "sync must be 'dense' (nodes could not replay a mean of updates)": self.sync != "dense",
+            "measure-bias must be False": self.measure_bias,
+        }
+        wanted = " and ".join(text for text, failed in fails.items() if failed)
+        return f"{why}, so that a buffer holds updates in place of factors, eq. (6): {wanted}"
 
     def buffered_round(self, state: State, run: RoundContext) -> Steps[State]:
         """Add the mean of the replies' updates to the base, eq. (6), in place of the mean factors' update.

@@ -166,7 +166,7 @@ def parse_server_step(text: str) -> ServerStep | None:
     try:
         check_options(kind, values)
     except TypeError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).replace(f"{kind.__name__}()", name)) from None
     return kind(**values)
 
 

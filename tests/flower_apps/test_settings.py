@@ -37,6 +37,8 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (SD_FEEL, {**DIRECT, "edge-servers": "nodes"}, "peers must be '' where edge-servers is not 'direct'"),
     (SD_FEEL, {**DIRECT, "stop-after": "bits=1"}, "stop-after must be iterations=N or sim-seconds=S"),
     (SD_FEEL, {**DIRECT, "stragglers": "lasting(0.1,2)"}, "must be '' but for edge-servers = 'emulated'"),
+    (SD_FEEL, {"method": "flwr:Krum", "buffer": 21}, "buffer must be at most 20, the nodes of a round"),
+    (FEDMUD, {"aggregation": "median", "buffer": 5}, "buffer must be at most 4, the nodes of a round"),
     (SD_FEEL, {**SUMS, "local-layers": "*bias"}, "secure-sum must be False with local-layers"),
     (SD_FEEL, SMALL_SUMS, "aggregation must be 'mean' with secure-sum"),
     (SD_FEEL, SMALL_SUMS, "edge-servers must be 'emulated' or 'direct' with secure-sum"),

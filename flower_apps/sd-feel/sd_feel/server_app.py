@@ -33,6 +33,12 @@ REALISM = {
     ),
 }
 
+# Of runs with a buffer, which have one server.
+BUFFERED = (
+    "Clients train for real and are counted as they reply; time is the engine's simulated clock, which only "
+    "fault-delay moves, and on devices real time"
+)
+
 # A backward pass costs about twice a forward pass; a multiply-accumulate is counted as one operation,
 # as in the paper's figure of 138.4 million.
 _FORWARD_AND_BACKWARD = 3
@@ -64,7 +70,7 @@ def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
     check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, task.most_samples))
     return Experiment(
         title=f"{values.method} on {task.data}, latency preset {values.latency_preset}",
-        realism=REALISM[values.edge_servers],
+        realism=BUFFERED if values.buffer else REALISM[values.edge_servers],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
         module=model,

@@ -157,6 +157,11 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
         stateful(tmp_path, seed=2, tau1=3)
 
 
+def test_a_setting_that_is_no_number_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        stateful(tmp_path, **{"fault-corrupt": float("nan")})
+
+
 def older(folder: Path, **run: Any) -> Path:
     """Return the folder of a run of format 1, which knew fewer settings: two rounds and a checkpoint."""
     (folder / "config.json").write_text(json.dumps({"app": "made-up", "run": run, "environment": {}}))
