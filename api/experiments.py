@@ -18,6 +18,7 @@ from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.strategies.node_metrics import NodeEvaluation
 from hedgerow.strategies.registry import Registry
 from hedgerow.tasks import OWN, CentralMetrics, num_features
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import to_record
 
 
@@ -78,7 +79,7 @@ def check_strategy(make: Callable[[], Method[Any]], values: TrainingSettings, mo
             except ValueError as error:
                 raise ValueError(
                     f"local-layers must be arrays that the method sends as they are, got "
-                    f"{values.local_layers!r}: {error}"
+                    f"{quoted(values.local_layers)}: {error}"
                 ) from error
 
 

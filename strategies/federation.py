@@ -18,6 +18,7 @@ from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.frozen import FROZEN, FROZEN_CHECKSUM, LOCAL_LAYERS, local_keys
 from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import Layout, checksum, only_record, to_record, view
 
 
@@ -244,8 +245,8 @@ class Federation:
         if patterns and not 0 < len(local) < len(arrays):
             which = "none" if not local else "all"
             raise ValueError(
-                f"local_layers must match some of the arrays, and not all, got {patterns!r}, which matches "
-                f"{which} of {', '.join(arrays) or 'none: nodes have the model'}"
+                f"local_layers must match some of the arrays, and not all, got {quoted(patterns)}, which "
+                f"matches {which} of {', '.join(arrays) or 'none: nodes have the model'}"
             )
         return local
 

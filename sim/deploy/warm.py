@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -34,6 +33,7 @@ from typing import Any, NoReturn
 from flwr.common import log
 
 from hedgerow.sim.deploy.pace import PollPace
+from hedgerow.wire.printable import traced
 from hedgerow.wire.process import one_blas_thread
 
 # Flower's environment variable for the seconds between a SuperExec's requests.
@@ -190,8 +190,8 @@ def _exit_code(program: Callable[[], object]) -> int:
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print(traced(error), file=sys.stderr)
         return 1
     return 0
 

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
-from logging import ERROR, WARNING
+from logging import ERROR, WARNING, getLogger
 from typing import Any
 
 import flwr.serverapp.strategy as flower
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from hedgerow.strategies.aggregate.mean import FixedResult, Mean
@@ -30,6 +29,7 @@ from hedgerow.wire.carried import Carried
 from hedgerow.wire.checks import did_you_mean, named_call
 from hedgerow.wire.records import Layout, PayloadError, to_record
 
+_LOGGER = getLogger("flwr")
 # How a method's setting names one: ``flwr:FedYogi(eta=0.01)``.
 PREFIX = "flwr:"
 # Arguments of Flower's FedAvg, which the method decides: who trains, which keys records have.
@@ -219,13 +219,13 @@ class _Nodes:
 @contextmanager
 def _unnoticed() -> Iterator[None]:
     """Leave Python's generator, from which Flower draws the order of nodes, and its log without its own."""
-    state, level = random.getstate(), FLOWER_LOGGER.level
-    FLOWER_LOGGER.setLevel(max(level, ERROR))
+    state, level = random.getstate(), _LOGGER.level
+    _LOGGER.setLevel(max(level, ERROR))
     try:
         yield
     finally:
         random.setstate(state)
-        FLOWER_LOGGER.setLevel(level)
+        _LOGGER.setLevel(level)
 
 
 # The values of a setting that name one of Flower's strategies: prefix, words, check.

@@ -120,7 +120,7 @@ def test_training_learns(run: Run, method: str) -> None:
     assert last["central"]["loss"] < first["central"]["loss"] / 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [one for one in METHODS if not one.startswith("flwr:")])
 def test_simulated_seconds_and_bits_are_the_papers_closed_forms(run: Run, method: str) -> None:
     # Forward and backward of a batch of ten: three times the multiply-accumulates of a forward pass.
     flops = 3 * 10 * LOGISTIC_MACS

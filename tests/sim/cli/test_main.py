@@ -39,7 +39,7 @@ def test_the_help_lists_the_apps_groups_the_commands_and_has_examples_that_can_b
 
 def test_the_help_says_what_arguments_are() -> None:
     text = " ".join(hedgerow("run", "--help").output.split())
-    assert text.count("fedmud, hsgd, sd-feel or similarity-free; or") == 1
+    assert text.count("fedmud, hsgd, scaffold, sd-feel or similarity-free; or") == 1
     assert hedgerow("plot", "--help").output.count("Folders of runs or sweeps.") == 1
 
 
@@ -49,8 +49,9 @@ def test_every_key_is_listed_with_default_meaning_and_what_is_valid() -> None:
     assert result.stdout.splitlines()[:4] == [
         "# Those that matter first",
         'method = "sd-feel"',
-        "    SD-FEEL, or a baseline",
-        "    valid: one of 'sd-feel', 'hierfavg', 'feel', 'fedavg'",
+        "    SD-FEEL, or a baseline; flwr:… is FedAvg with a strategy of Flower",
+        "    valid: one of 'sd-feel', 'hierfavg', 'feel', 'fedavg', or a strategy of Flower, such as "
+        "'flwr:FedYogi(eta=0.01)'",
     ]
     assert (
         "tau1 = 5\n    intra-cluster period, in local iterations\n    valid: an integer from 1 to 2^20\n"
