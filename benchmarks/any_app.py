@@ -38,13 +38,13 @@ def main(
                 result = Path(folder) / "result.json"
                 config = f"num-rounds={rounds} data='{data}' result='{result}' output-dir='{folder}'"
                 measured = hedgerow_run(HERE / "quickstart", engine, config, *options[engine])
-                told = json.loads(result.read_text())
+                result_of = json.loads(result.read_text())
             # Before the first round is the start; Ray's is in that round.
-            ends = told["ends"][1:]
+            ends = result_of["ends"][1:]
             found["round"][engine].append(median(b - a for a, b in pairwise(ends)))
             found["whole"][engine].append(measured.seconds)
             found["memory"][engine].append(measured.peak_gib)
-            found["accuracy"][engine].append(told["accuracy"])
+            found["accuracy"][engine].append(result_of["accuracy"])
     show("a round, 10 of 100 nodes train", "s", *found["round"].values())
     show(f"the whole process, {rounds} rounds", "s", *found["whole"].values())
     show("peak memory of all processes", "GiB", *found["memory"].values())

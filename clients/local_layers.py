@@ -20,7 +20,7 @@ _MEMORY = "local-layers"
 
 
 def kept_here(call: Call, keys: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the keys that the message tells the node to keep to itself."""
+    """Return the keys of the layers that the message asks the node to keep."""
     patterns = only_config(call).get(LOCAL_LAYERS, "")
     return local_keys(str(patterns), keys) if patterns else ()
 

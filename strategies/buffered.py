@@ -181,8 +181,7 @@ class Buffered:
         run, changes = messenger.context, exchange.coding.changes
         stale = [current - 1 - one.version for one in taken]
         start = exchange.sent(pool := exchange.asks[0].pool)
-        trained = exchange.trained(self.federation)
-        others = np.delete(np.arange(start.size), trained) if exchange.blocks is None else np.arange(0)
+        others = exchange.statistics(self.federation)
         rows = [
             one.moved(one.sent if not tau else start, self.buffer.factor(tau), changes, others)
             for one, tau in zip(taken, stale, strict=True)

@@ -221,26 +221,17 @@ class Exchange:
         """Return the layout of the vectors that it carries."""
         return federation.known_layout() if self.blocks is None else self.blocks.layout
 
-    def trained(self, federation: Federation) -> NDArray[np.intp] | slice:
-        """Return the positions of the parameters in a row.
-
-        Running statistics and counters, which are averaged but not updated, and other blocks are none.
-        """
-        ask = self.asks[0]
+    def statistics(self, federation: Federation) -> NDArray[np.intp]:
+        """Return the positions of running statistics and counters in a row: averages, not sums of updates."""
         if self.blocks is not None:
-            layout, size = self.blocks.layouts[MODEL], self.blocks.slices[MODEL].stop
+            layout = self.blocks.layouts[MODEL]
         else:
-            assert ask.model is not None, "the exchange has models"
             # What a row has beside the arrays that are sent are factors.
-            layout = federation.known_layout() if ask.arrays is None else Layout.of(ask.arrays)
-            size = ask.model.size
-        parameters = compressed_part(layout)
-        if parameters.size == layout.size:
-            return slice(0, size)
-        trained = np.ones(size, bool)
-        for key in set(layout.keys) - set(parameters.keys):
-            trained[layout.slices[key]] = False
-        return np.flatnonzero(trained)
+            sent = self.asks[0].arrays
+            layout = federation.known_layout() if sent is None else Layout.of(sent)
+        parameters = compressed_part(layout).keys
+        others = [where for key, where in layout.slices.items() if key not in parameters]
+        return np.concatenate([np.arange(0), *(np.arange(one.start, one.stop) for one in others)])
 
     def changed(self, context: RoundContext) -> Exchange:
         """Return the exchange as the parts of a run change it."""

@@ -105,7 +105,7 @@ class Inbox:
         self._asked = set(self._waiting)
         self._group_id = group_id
         self._check = check
-        # Of nodes that were sent a message of a group of its own: the group, and how its reply is read.
+        # For each node whose message has its own group: the group, and the reader of its reply.
         self._single: dict[int, tuple[str, Callable[[Node, RecordDict], Any]]] = {}
         self.report = ExchangeReport(sent=len(self._waiting))
         # Partition ids with a refused reply or an error of the node's own, and with a valid one.

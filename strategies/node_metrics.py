@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.inbox import Inbox, Reply, checked_metrics, collect
+from hedgerow.strategies.exchange import Question, answered
+from hedgerow.strategies.inbox import Reply, checked_metrics
 from hedgerow.strategies.node import Node
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_METRIC
@@ -36,13 +37,15 @@ class NodeEvaluation:
             federation.vector(arrays)
         # A node at work in a buffered round would answer late.
         nodes = [roster.nodes[i] for i in roster.present if i not in federation.busy]
-        content, ttl = federation.evaluated({}, arrays), federation.timeout
-        messages = [
-            Message(content, node.node_id, MessageType.EVALUATE, ttl=ttl, group_id="evaluate")
-            for node in nodes
-        ]
-        inbox = Inbox(nodes, "evaluate", measured)
-        replies = inbox.accept(collect(self._grid, messages, ttl) if messages else ())
+        question = Question(
+            MessageType.EVALUATE,
+            "evaluate",
+            dict.fromkeys(nodes, federation.evaluated({}, arrays)),
+            measured,
+            ended=lambda inbox: None,
+            booked=False,
+        )
+        replies = answered(federation, self._grid, federation.completed, question)
         return node_metrics([*replies], spread=True)
 
 

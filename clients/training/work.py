@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
-# A step size must be finite in float32.
 # With more parameters vmap loses to the loop, and a single node gains from threads within an operation.
 SMALL = 100_000
+# A step size must be finite in float32.
 LARGEST_STEP = float(np.finfo(np.float32).max)
 # (outputs, targets) -> the loss of each sample.
 Loss = Callable[[Tensor, Tensor], Tensor]

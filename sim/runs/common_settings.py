@@ -395,9 +395,11 @@ class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, BufferSet
 
     @property
     def flower(self) -> str:
-        """The strategy of Flower's that the method names, without ``flwr:``; empty if it names none."""
-        method = str(self.of(self.METHOD)) if self.METHOD in self.table() else ""
-        return method.removeprefix("flwr:") if method.startswith("flwr:") else ""
+        """The strategy of Flower's that the method names, without its prefix; empty if it names none."""
+        declared = self.table().get(self.METHOD)
+        prefix = declared.kind.prefix if declared else ""
+        method = str(self.of(self.METHOD)) if prefix else ""
+        return method.removeprefix(prefix) if prefix and method.startswith(prefix) else ""
 
     def rules(self) -> Rules:
         """Yield the conditions between values that are each valid."""

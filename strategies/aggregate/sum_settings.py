@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hedgerow.strategies.aggregate.flower import PREFIX, FlowerAggregation
+from hedgerow.strategies.aggregate.flower import FlowerAggregation
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
 from hedgerow.strategies.buffer import Buffer
@@ -50,14 +50,15 @@ def buffer_of(values: Mapping[str, Any]) -> Buffer | None:
     return Buffer(size, concurrency or None, staleness, most or None)
 
 
-def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> dict[str, Any]:
+def training_options(
+    values: Mapping[str, Any], flower: str = "", reads: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the strategy options that come from the settings of every app with training nodes.
 
-    ``reads`` are the instructions of Flower's strategies that the app's nodes follow.
+    ``flower`` is the strategy of Flower's that aggregates, as ``FlowerAggregation.parse`` reads it; empty for
+    none. ``reads`` are its instructions that the app's nodes follow.
     """
     same = ("seed", "num-clients", "aggregation", "max-weight-ratio", "max-update-norm-ratio")
-    method = str(values.get("method", values.get("algorithm")))
-    own = FlowerAggregation.parse(method.removeprefix(PREFIX), reads) if method.startswith(PREFIX) else None
     return {
         **{key.replace("-", "_"): values[key] for key in (*same, "quarantine-after", "max-loss-ratio")},
         "fraction_evaluate": 0.0,
@@ -68,5 +69,5 @@ def training_options(values: Mapping[str, Any], reads: Collection[str] = ()) -> 
         "buffer": buffer_of(values),
         "local_layers": values["local-layers"],
         "server_step": parse_server_step(values["server-step"]),
-        **({"aggregation": own} if own else {}),
+        **({"aggregation": FlowerAggregation.parse(flower, reads)} if flower else {}),
     }

@@ -18,6 +18,7 @@ from hedgerow.strategies.aggregate.mean import Mean
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Exchange, Vector
 from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.blocks import MODEL
 
 Memory = Mapping[str, NDArray[np.float64]]
 
@@ -57,10 +58,15 @@ class ServerStep(Part):
         """Return the pools' models after a step, in place of their means."""
         if self._next[0] is not run:
             self._next = run, {}
-        trained = exchange.trained(run.federation)
-        return {
-            pool: _Stepped(self, pool, mean, exchange.sent(pool), trained) for pool, mean in means.items()
-        }
+        others = exchange.statistics(run.federation)
+
+        def stepped(pool: int, mean: Mean) -> Mean:
+            start = exchange.sent(pool)
+            model = slice(0, start.size) if exchange.blocks is None else exchange.blocks.slices[MODEL]
+            trained = np.delete(np.arange(model.stop), others) if others.size else model
+            return _Stepped(self, pool, mean, start, trained)
+
+        return {pool: stepped(pool, mean) for pool, mean in means.items()}
 
     def of_pool(self, pool: int, change: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a pool's change; its memory counts once the round is complete."""

@@ -21,7 +21,7 @@ FILES = (
     "tests/strategies/test_scaffold.py",
 )
 REGISTRY = "tests/registry.py"
-# Each has lines of its own for the method.
+# Each has some lines for the method.
 NAMED = (REGISTRY, "strategies/__init__.py", "clients/__init__.py")
 pytestmark = pytest.mark.xdist_group("add a method")
 
@@ -128,13 +128,16 @@ def test_every_command_knows_it(added: Checkout, tmp_path: Path) -> None:
         ["new", "scaffold", f"{tmp_path}/mine"],
     ]
     added.python("-c", COMMANDS, given=json.dumps(asked))
-    codes, (help, settings, run, *_) = zip(*json.loads((added.home / "shown.json").read_text()), strict=True)
+    codes, (help, settings, run, check, _) = zip(
+        *json.loads((added.home / "shown.json").read_text()), strict=True
+    )
     assert set(codes) == {0}
     assert ["scaffold", *["local", "SGD", "with", "control", "variates", "against", "drift"]] in [
         line.split() for line in help.splitlines()
     ]
     assert "\nglobal-rate = 1.0\n" in settings
     assert "scaffold on mnist-5k, eta_g = 1" in run
+    assert ["Scaffold", "yes"] in [line.split() for line in check.splitlines()]
     assert (tmp_path / "mine" / "scaffold" / "task.py").is_file()
 
 
@@ -149,7 +152,7 @@ def test_it_reads_as_the_rest_does(added: Checkout) -> None:
     files = [
         name for name in added.git("ls-files", "-o", "--exclude-standard").split() if name.endswith(".py")
     ]
-    assert len(files) >= 7
+    assert len(files) >= 8
     for check in ("check", "format --check"):
         added.python("-m", "ruff", *check.split(), *files)
 

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.docs.pages import blocks
-from tests.strategies.averaging import AVERAGING, NODES, OPTIONS, ROUNDS, model, play, start, task
+from tests.strategies.averaging import (
+    AVERAGING,
+    NODES,
+    OPTIONS,
+    ROUNDS,
+    failing_once,
+    model,
+    play,
+    start,
+    task,
+)
 from tests.strategies.hsgd.test_algorithm import ended
 
 from hedgerow.clients import sd_feel_client
@@ -145,20 +155,11 @@ def test_the_memory_of_a_server_step_is_in_checkpoints(name: str) -> None:
 
 
 def test_a_failed_round_leaves_the_memory_of_a_server_step() -> None:
-    class FailsOnce(FedAvg):
-        tries = 0
-
-        def round(self, state: Any, run: RoundContext) -> Steps[Any]:
-            after = yield from super().round(state, run)
-            FailsOnce.tries += 1
-            if FailsOnce.tries == 2:
-                raise RoundFailedError
-            return after
-
-    strategy = FailsOnce(local_steps=2, **OPTIONS, server_step=FedAdam())
+    fails_once = failing_once()
+    strategy = fails_once(local_steps=2, **OPTIONS, server_step=FedAdam())
     with InProcessGrid(sd_feel_client(task), NODES) as grid, flower_identity(1):
         start(strategy, grid, ROUNDS)
-    assert FailsOnce.tries == ROUNDS + 1
+    assert fails_once.tries == ROUNDS + 1
     np.testing.assert_array_equal(model(strategy), model(play("FedAvg", server_step=FedAdam())[0]))
 
 

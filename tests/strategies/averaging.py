@@ -29,9 +29,12 @@ from hedgerow.strategies import (
     Fixed,
     HierFAvg,
     Method,
+    RoundContext,
     RoundEnd,
+    RoundFailedError,
     SDFeel,
     SimilarityFree,
+    Steps,
 )
 
 NODES, ROUNDS = 6, 3
@@ -88,6 +91,22 @@ def play(name: str, rounds: int = ROUNDS, **options: Any) -> tuple[Method[Any], 
 def start(strategy: Method[Any], grid: InProcessGrid, rounds: int) -> None:
     arrays = ArrayRecord(net().state_dict())
     strategy.start(grid, arrays, num_rounds=rounds, train_config=ConfigRecord(CONFIG))
+
+
+def failing_once() -> type[FedAvg]:
+    """Return a FedAvg whose second attempt of a round fails at its end; ``tries`` counts attempts."""
+
+    class FailsOnce(FedAvg):
+        tries = 0
+
+        def round(self, state: Any, run: RoundContext) -> Steps[Any]:
+            after = yield from super().round(state, run)
+            FailsOnce.tries += 1
+            if FailsOnce.tries == 2:
+                raise RoundFailedError
+            return after
+
+    return FailsOnce
 
 
 def model(strategy: Method[Any]) -> np.ndarray:

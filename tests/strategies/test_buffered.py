@@ -16,8 +16,10 @@ from tests.strategies.quadratic import Quadratics, initial, run
 from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
     Acknowledgements,
+    Ask,
     Buffer,
     Compressed,
+    Exchange,
     FedAvg,
     FedBAT,
     Feel,
@@ -28,7 +30,7 @@ from hedgerow.strategies import (
     TooFewRepliesError,
 )
 from hedgerow.strategies.buffered import Held
-from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, Purpose, generator, payload_bytes
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, Blocks, Layout, Purpose, generator, payload_bytes
 
 SIZES, CENTRES, ETA = [30, 20, 10, 20, 15, 5], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.1
 SECONDS = [1.0, 1.5, 2.0, 3.5, 5.0, 11.0]
@@ -505,3 +507,14 @@ def test_a_statistic_of_a_stale_reply_is_its_value_and_no_update(is_change: bool
     for changes in (False, True):
         moved = held.moved(start, 0.5, changes, np.array([1])) + (start if changes else 0.0)
         np.testing.assert_allclose(moved, [5.5, 0.1])
+
+
+def test_the_statistics_of_a_row_are_those_of_its_model_beside_other_blocks_too() -> None:
+    keys = {"a.weight": (3,), "a.running_var": (2,), "b": (2,)}
+    layout = Layout(tuple(keys), tuple(keys.values()), ("float32",) * 3)
+    federation = FedAvg(min_available_nodes=2).federation
+    federation.layout = layout
+    ask = Ask([0, 1], np.zeros(7))
+    assert Exchange("train", [ask]).statistics(federation).tolist() == [3, 4]
+    blocks = Blocks({"model": layout, "control": layout})
+    assert Exchange("train", [ask], blocks=blocks).statistics(federation).tolist() == [3, 4]

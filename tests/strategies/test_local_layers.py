@@ -15,6 +15,7 @@ from tests.strategies.averaging import (
     ROUNDS,
     X,
     Y,
+    failing_once,
     model,
     net,
     play,
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from hedgerow.clients import sd_feel_client
 from hedgerow.sim import InProcessGrid, flower_identity
-from hedgerow.strategies import FedAvg, RoundContext, RoundFailedError, Steps
+from hedgerow.strategies import FedAvg
 from hedgerow.strategies.node_metrics import NodeEvaluation
 from hedgerow.wire import to_state_dict
 
@@ -129,24 +130,15 @@ def test_it_is_in_every_method_that_averages(name: str) -> None:
 
 
 def test_a_round_that_is_repeated_moves_no_layer_twice() -> None:
-    class FailsOnce(FedAvg):
-        tries = 0
-
-        def round(self, state: Any, run: RoundContext) -> Steps[Any]:
-            after = yield from super().round(state, run)
-            FailsOnce.tries += 1
-            if FailsOnce.tries == 2:
-                raise RoundFailedError
-            return after
-
+    fails_once = failing_once()
     found = []
-    for kind in (FailsOnce, FedAvg):
+    for kind in (fails_once, FedAvg):
         strategy = kind(local_steps=2, local_layers=HEAD, **OPTIONS)
         with InProcessGrid(sd_feel_client(task), NODES) as grid:
             run(grid, strategy)
             with flower_identity(1):
                 found.append(NodeEvaluation(grid, strategy)(to_state_dict(strategy.current_arrays())))
-    assert FailsOnce.tries == ROUNDS + 1
+    assert fails_once.tries == ROUNDS + 1
     assert found[0] == found[1]
 
 

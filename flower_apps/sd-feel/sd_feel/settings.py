@@ -238,7 +238,7 @@ def build_strategy(
         Called after each round.
     """
     options: dict[str, Any] = {
-        **training_options(values.run_config),
+        **training_options(values.run_config, values.flower),
         "participation": values.participation,
         "roster": roster,
         "dealt_sizes": dealt_sizes,

@@ -197,7 +197,7 @@ def build_strategy(
     """
     flower = "fedprox" if values.proximal_mu else "fedavg"
     operator, compressed, error_feedback = _ALGORITHMS[flower if values.flower else values.algorithm]
-    options = training_options(values.run_config, reads=["proximal-mu"])
+    options = training_options(values.run_config, values.flower, ["proximal-mu"])
     return SimilarityFree(
         schedule=build_schedule(values),
         operator=operator,  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.registry import REGISTRY
 from tests.sim.cli.command_line import APPS, hedgerow
 from tests.sim.tiny_app import MakeApp
 
@@ -88,8 +87,8 @@ def test_copies_of_an_app_keep_their_hooks_apart_and_leave_no_modules(make_app: 
     assert sys.path == before[1]
 
 
-@pytest.mark.parametrize("app", [one.app for one in REGISTRY if one.suite])
-def test_every_app_of_a_paper_of_ours_has_a_row_of_a_check(app: str) -> None:
+@pytest.mark.parametrize("app", shipped_apps())
+def test_every_app_of_the_suite_has_a_row_of_a_check(app: str) -> None:
     assert hooks_of(APPS / app).check is not None
 
 
