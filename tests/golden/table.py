@@ -125,7 +125,8 @@ def _row(app: str, name: str, *tags: str, **options: Any) -> Row:
 def _methods() -> Iterator[Row]:
     for one in REGISTRY:
         for method in one.others:
-            yield _row(one.app, f"method {method}", "method", settings={one.method: method})
+            name = f"{one.app} method {method}"
+            yield Row(name, one.app, {**one.small, one.method: method}, tags=("method",))
     for app in ("sd-feel", "similarity-free", "fedmud"):
         yield _row(app, f"local layers of {app}", "method", settings={"local-layers": "*bias"})
     for step in ("adam(lr=0.02)", "yogi(lr=0.02)", "adagrad(lr=0.02)", "momentum"):
