@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord
 
@@ -80,6 +80,14 @@ def string(config: ConfigRecord, key: str) -> str:
     if not isinstance(value, str):
         raise _invalid(key, value, "a text")
     return value
+
+
+def strings(config: ConfigRecord, key: str) -> list[str]:
+    """Return a list of strings of the config."""
+    value = config.get(key)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise _invalid(key, value, "a list of texts")
+    return cast(list[str], value)
 
 
 def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:

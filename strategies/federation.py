@@ -85,6 +85,8 @@ class Federation:
         # All keys of the model, and the frozen arrays; the clients that are sent them next.
         self._keys: tuple[str, ...] = ()
         self.frozen = ArrayRecord()
+        # Keys that the method trains though they are frozen in the model.
+        self.trained: frozenset[str] = frozenset()
         self.lacking: set[int] = set()
         # Clients that are at work beside the round, and not asked to evaluate.
         self.busy: Collection[int] = ()
@@ -221,7 +223,7 @@ class Federation:
     def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
         """Store the model's layout; return the arrays as a vector (M,): float64 if any is, else float32."""
         if self.layout is None:
-            frozen = self._frozen_keys() | self._local_keys(arrays)
+            frozen = (self._frozen_keys() - self.trained) | self._local_keys(arrays)
             self.frozen = ArrayRecord({key: arrays[key] for key in arrays if key in frozen})
             self._keys = tuple(arrays)
         travelling = self.travelling(arrays)

@@ -6,7 +6,10 @@ buffer is read as (out * height) x (in * width), without a permutation of axes.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -57,36 +60,66 @@ def derive(one: object, **values: object) -> None:
         object.__setattr__(one, name, value)
 
 
-def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
-    """Return every trainable weight of a ``Linear`` or ``Conv2d``, in module order."""
-    return _survey(model)[0]
+def layers_of(model: nn.Module, names: str = "") -> tuple[LayerShape, ...]:
+    """Return the weights to factor, in the order of the model's parameters.
 
+    - ``names``: Patterns with commas, such as ``*.query,*.value``, of weights' keys or of their modules'
+      names. Each weight that is a matrix or a convolution's and matches one is returned, of any module and
+      also if it is frozen: naming it trains it through its factors. Without names, all trained weights of
+      ``Linear`` and ``Conv2d`` are.
 
-def not_compressible(model: nn.Module) -> dict[str, str]:
-    """Return, for each other module with parameters, why they are sent uncompressed."""
-    return _survey(model)[1]
-
-
-def _survey(model: nn.Module) -> tuple[tuple[LayerShape, ...], dict[str, str]]:
-    layers: list[LayerShape] = []
-    reasons: dict[str, str] = {}
+    A ValueError if a pattern matches no such weight, or a named weight is shared by two modules.
+    """
     keys: dict[int, list[str]] = {}
     for key, parameter in model.named_parameters(remove_duplicate=False):
         keys.setdefault(id(parameter), []).append(key)
+    if names:
+        return _named(model, names, {key: own for own in keys.values() for key in own})
+    layers = []
     for name, module in model.named_modules():
-        parameters = dict(module.named_parameters(recurse=False))
-        if not parameters:
-            continue
-        weight = parameters.get("weight")
-        key = f"{name}.weight".lstrip(".")
         if not isinstance(module, nn.Linear | nn.Conv2d):
-            reasons[name] = f"{type(module).__name__} is neither Linear nor Conv2d"
-        elif weight is None:
-            reasons[name] = "its weight is computed from other parameters"
-        elif not weight.requires_grad:
-            reasons[name] = "its weight is not trained"
-        elif others := [one for one in keys[id(weight)] if one != key]:
-            reasons[name] = f"its weight is also {others[0]}"
-        else:
-            layers.append(LayerShape(key, tuple(weight.shape)))
-    return tuple(layers), reasons
+            continue
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        if weight is not None and weight.requires_grad and len(keys[id(weight)]) == 1:
+            layers.append(LayerShape(f"{name}.weight".lstrip("."), tuple(weight.shape)))
+    return tuple(layers)
+
+
+def _named(model: nn.Module, names: str, same: Mapping[str, list[str]]) -> tuple[LayerShape, ...]:
+    """Return the weights that match; ``same`` has all keys of each parameter."""
+    weights = {key: tuple(p.shape) for key, p in model.named_parameters() if p.ndim in (2, 4)}
+    found: dict[str, tuple[int, ...]] = {}
+    for pattern in filter(None, map(str.strip, names.split(","))):
+        matching = [key for key in weights if fnmatchcase(key, pattern) or fnmatchcase(_module(key), pattern)]
+        if not matching:
+            likely = get_close_matches(pattern, [*weights, *map(_module, weights)], 1, 0)
+            raise ValueError(
+                f"layers must match a matrix or a convolution of the model, got {pattern!r}; it has "
+                f"{len(weights)}, such as {likely[0] if likely else None}"
+            )
+        found.update((key, weights[key]) for key in matching)
+    for key in found:
+        if len(same[key]) > 1:
+            raise ValueError(f"layers must not be shared by modules, got {' and '.join(same[key])}")
+    return tuple(LayerShape(key, shape) for key, shape in weights.items() if key in found)
+
+
+def _module(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def held_layers(model: nn.Module, keys: Sequence[str]) -> tuple[LayerShape, ...]:
+    """Return the weights with these keys; ValueError if the model lacks one, or a key is there twice."""
+    parameters = dict(model.named_parameters())
+    for key in keys:
+        if key not in parameters or keys.count(key) > 1:
+            raise ValueError(
+                f"layers must be different weights of this node's model, got {key!r} in the message's config"
+            )
+    return tuple(LayerShape(key, tuple(parameters[key].shape)) for key in keys)
+
+
+def trained_numbers(model: nn.Module, layers: Sequence[LayerShape]) -> int:
+    """Return how many numbers dense training changes: those of ``layers`` and all others that are trained."""
+    factored = {layer.key for layer in layers}
+    return sum(p.numel() for key, p in model.named_parameters() if p.requires_grad or key in factored)

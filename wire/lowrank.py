@@ -186,6 +186,24 @@ class FactoredLayer(LayerShape):
         factors = {f"{self.key}:{name}": value for name, value in {**frozen, **trainable}.items()}
         return next(_reconstruct([self], factors, torch.matmul))
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the update is a product of two matrices with fewer entries than the weight, a matrix."""
+        inner = self.rank * len(self._form.terms)
+        product = len(self.shape) == 2 and not self.side and not self._form.hadamard
+        return product and inner * (self.m + self.n) < self.size
+
+    def parts(self, trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return U (..., m, q) and V (..., q, n) with the update U V, if it is ``in_parts``.
+
+        Arguments are as in ``delta``. q is the rank, and twice the rank for AAD: [U, U~] and [V~; V].
+        """
+        factors = {**frozen, **trainable}
+        lefts, rights = zip(
+            *((factors[left], factors[right]) for left, right in self._form.terms), strict=True
+        )
+        return _joined(lefts, -1), _joined(rights, -2)
+
     def as_matrix(self, weight: Tensor) -> Tensor:
         """Return the (m, n) matrix of a weight of the layer's shape."""
         if self._transposed:

@@ -52,9 +52,10 @@ def fedmud_client(
     - ``base``, or ``merges`` (``factored``) or ``updates`` (``ef21p``, ``fedbat``) from ``from-version``
       on, or neither if the node holds the current version;
     - ``config``: ``method`` is ``factored``, ``dense``, ``ef21p`` or ``fedbat``; ``variant``, ``ratio``,
-      ``budget``, ``init-a``, ``layout``, ``tight``, ``skip-front``, ``skip-back`` and ``view`` (absent:
-      ``buffer``) plan the factors, which must have the same ``fingerprint``; ``version``, ``from-version``,
-      ``keep-base`` and, if nodes draw version 0 themselves, its ``base-checksum`` describe the base;
+      ``budget``, ``init-a``, ``layout``, ``tight`` and ``view`` (absent: ``buffer``) plan the
+      factors of ``layers``, the keys of the compressed weights; they must have the same ``fingerprint``;
+      ``version``, ``from-version``, ``keep-base`` and, if nodes draw version 0 themselves, its
+      ``base-checksum`` describe the base;
       ``run-seed`` draws the factors, ``seed`` and ``server-round`` all else; ``learning-rate``,
       ``local-epochs``, ``batch-size``; ``keep`` for ``ef21p``, the K of Rand-K; ``signs`` for ``fedbat``,
       the number of signs sent.

@@ -2,13 +2,14 @@
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Section 3: a compressed layer computes with W + Delta, W frozen and Delta made of
-factors (FedLMT, FedPara: with the factors' product alone). The model's own code does not change: all updates
-are reconstructed at once, and its forward pass uses the sums in place of its weights.
+factors (FedLMT, FedPara: with the factors' product alone). The model's own code does not change. A matrix
+with an update of low rank is used in parts (``low_rank_weight.py``); all other updates are reconstructed at
+once, and the forward pass uses the sums in place of the weights.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, Self, cast
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hedgerow.clients.fedmud.low_rank_weight import LowRankWeight
 from hedgerow.clients.training.stacked_layers import Reparametrised
-from hedgerow.wire.layers import layers_of
-from hedgerow.wire.lowrank import Factorisation
+from hedgerow.wire.layers import layers_of, trained_numbers
+from hedgerow.wire.lowrank import FactoredLayer, Factorisation
 
 State = dict[str, Tensor]
 
@@ -26,10 +28,12 @@ State = dict[str, Tensor]
 _PLAIN, _FACTORS, _FROZEN = "plain.", "factors.", "frozen."
 
 
-def plan_for(model: nn.Module, **arguments: Any) -> Factorisation:
-    """Return ``Factorisation.plan`` of a model's layers with the given arguments."""
-    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return Factorisation.plan(layers_of(model), num_parameters=trainable, **arguments)
+def plan_for(model: nn.Module, layers: str = "", **arguments: Any) -> Factorisation:
+    """Return ``Factorisation.plan`` of ``layers_of(model, layers)`` with the given arguments."""
+    chosen = layers_of(model, layers)
+    skipped = {"skip_front": 0, "skip_back": 0} if layers else {}
+    trained = trained_numbers(model, chosen)
+    return Factorisation.plan(chosen, num_parameters=trained, **{**skipped, **arguments})
 
 
 def wrap(
@@ -40,7 +44,7 @@ def wrap(
     Parameters
     ----------
     model : nn.Module
-        Any model with ``Linear`` or ``Conv2d`` layers.
+        Any model with matrices or convolutions among its weights.
     plan : Factorisation or None (default: None)
         The factors; None plans them from ``arguments``: ``wrap(model, variant="mud+aad", ratio=1 / 8)``.
     run_seed : int (default: 0)
@@ -70,11 +74,15 @@ class FactoredModel(Reparametrised):
 
     def __init__(self, model: nn.Module, plan: Factorisation) -> None:
         super().__init__()
-        layers = {layer.key: layer.shape for layer in layers_of(model)}
+        keys: dict[int, list[str]] = {}
+        for key, parameter in model.named_parameters(remove_duplicate=False):
+            keys.setdefault(id(parameter), []).append(key)
+        shapes = {own[0]: tuple(model.get_parameter(own[0]).shape) for own in keys.values() if len(own) == 1}
         for layer in plan.layers:
-            if layers.get(layer.key) != layer.shape:
+            if shapes.get(layer.key) != layer.shape:
                 raise ValueError(
-                    f"the model must have the plan's {layer.key} of shape {layer.shape}, got {layers}"
+                    f"the model must have the plan's {layer.key} of shape {layer.shape}, shared with no "
+                    f"other module, got {shapes}"
                 )
         self.plan = plan
         self.plain = copy.deepcopy(model)
@@ -89,6 +97,9 @@ class FactoredModel(Reparametrised):
                     value = torch.zeros(shape, device=weight.device)
                     trained = tree is self.factors
                     _plant(tree, f"{layer.key}:{role}", nn.Parameter(value, requires_grad=trained))
+        # The layers that train in parts, and those whose weights are built.
+        self._parts = tuple(layer for layer in plan.layers if layer.in_parts)
+        self._sums = replace(plan, layers=tuple(layer for layer in plan.layers if not layer.in_parts))
         self._cache: _Cache | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -147,7 +158,7 @@ class FactoredModel(Reparametrised):
     def plain_values(self, own: Mapping[str, Tensor]) -> State:
         """Return the plain model's parameters and buffers, its compressed weights reconstructed."""
         plain = {k.removeprefix(_PLAIN): value for k, value in own.items() if k.startswith(_PLAIN)}
-        return plain | self._reconstructed(own)
+        return plain | self._reconstructed(own, self.plan)
 
     def _weights(self) -> State:
         """Return the compressed layers' weights; in evaluation from the cache, if nothing has changed."""
@@ -155,18 +166,26 @@ class FactoredModel(Reparametrised):
         inputs = list(own.values())
         # Values that replace the model's own (functional_call) are no parameters, and are not cached.
         if self.training or torch.is_grad_enabled() or not all(type(v) is nn.Parameter for v in inputs):
-            return self._reconstructed(own)
+            parts = {layer.key: self._in_parts(layer, own) for layer in self._parts}
+            return parts | self._reconstructed(own, self._sums)
         if self._cache is None or not self._cache.holds(inputs):
-            self._cache = _Cache.of(inputs, self._reconstructed(own))
+            self._cache = _Cache.of(inputs, self._reconstructed(own, self.plan))
         return self._cache.weights
 
-    def _reconstructed(self, own: Mapping[str, Tensor]) -> State:
-        trainable = {key: own[_FACTORS + key] for key in self.plan.shapes}
-        frozen = {key.removeprefix(_FROZEN): v for key, v in own.items() if key.startswith(_FROZEN)}
+    def _in_parts(self, layer: FactoredLayer, own: Mapping[str, Tensor]) -> Tensor:
+        base = own[_PLAIN + layer.key]
+        trainable = {name: own[f"{_FACTORS}{layer.key}:{name}"] for name in layer.trainable}
+        frozen = {name: own[f"{_FROZEN}{layer.key}:{name}"] for name in layer.frozen}
+        left, right = (part.to(base.dtype) for part in layer.parts(trainable, frozen))
+        return LowRankWeight(base if self.plan.has_base else None, left, right)
+
+    def _reconstructed(self, own: Mapping[str, Tensor], plan: Factorisation) -> State:
+        trainable = {key: own[_FACTORS + key] for key in plan.shapes}
+        frozen = {key: own[_FROZEN + key] for key in plan.frozen_shapes}
         weights = {}
         device = next(iter(own.values())).device
         with torch.autocast(device.type, enabled=False):  # An update is small beside its base.
-            deltas = self.plan.deltas(trainable, frozen)
+            deltas = plan.deltas(trainable, frozen)
         for key, delta in deltas.items():
             base = own[_PLAIN + key]
             weights[key] = base + delta.to(base.dtype) if self.plan.has_base else delta.to(base.dtype)

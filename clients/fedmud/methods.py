@@ -6,7 +6,7 @@ Learning" (FedMUD), eqs. (3) to (9) and, for the baselines, its Section 5.
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
@@ -18,7 +18,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.factored_model import FactoredModel, plan_for
+from hedgerow.clients.fedmud.factored_model import FactoredModel
 from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import (
@@ -29,6 +29,7 @@ from hedgerow.clients.instructions import (
     positive,
     step_size,
     string,
+    strings,
     whole,
 )
 from hedgerow.clients.local_task import LocalTask
@@ -39,8 +40,8 @@ from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.elias_fano import added
 from hedgerow.wire.frozen import FROZEN_CHECKSUM
-from hedgerow.wire.layers import layers_of
-from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation, between
+from hedgerow.wire.layers import held_layers, trained_numbers
+from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation
 from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
 from hedgerow.wire.sign_shares import SignUpdates
@@ -94,6 +95,7 @@ class Instruction:
         config = self.config
         plan = _plan(
             self.task.model,
+            keys=self._layers(),
             variant=choice(config, "variant", VARIANTS),
             ratio=positive(config, "ratio"),
             budget=choice(config, "budget", BUDGETS),
@@ -101,7 +103,6 @@ class Instruction:
             layout=choice(config, "layout", LAYOUTS),
             tight=flag(config, "tight"),
             view=choice(config, "view", VIEWS) if "view" in config else VIEWS[0],
-            **self._skipped(),
         )
         if (sent := string(config, "fingerprint")) != plan.fingerprint:
             raise ValueError(
@@ -112,8 +113,7 @@ class Instruction:
 
     def compressed_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the compressed layers of a method without factors, by key."""
-        layers = between(layers_of(self.task.model), **self._skipped())
-        return {layer.key: layer.shape for layer in layers}
+        return {layer.key: layer.shape for layer in held_layers(self.task.model, self._layers())}
 
     def rest(self, compressed: Collection[str]) -> State:
         """Return the uncompressed arrays: copied, on the task's device, of the model's dtypes.
@@ -176,8 +176,8 @@ class Instruction:
         _log_drop(self.call.context.run_id, self.call.partition_id, samples)
         return 2
 
-    def _skipped(self) -> dict[str, int]:
-        return {f"skip_{side}": whole(self.config, f"skip-{side}", 0) for side in ("front", "back")}
+    def _layers(self) -> tuple[str, ...]:
+        return tuple(strings(self.config, "layers"))
 
     def _record(self, name: str) -> ArrayRecord:
         records = self.call.content.array_records
@@ -334,5 +334,13 @@ METHODS: Mapping[str, type[NodeMethod]] = {
 
 
 # A model's plans and wrapped copies are made once per process, not per node and round.
-_plan = lru_cache(maxsize=16)(plan_for)
+
+
+@lru_cache(maxsize=16)
+def _plan(model: nn.Module, keys: Sequence[str], **arguments: Any) -> Factorisation:
+    layers = held_layers(model, keys)
+    trained = trained_numbers(model, layers)
+    return Factorisation.plan(layers, num_parameters=trained, skip_front=0, skip_back=0, **arguments)
+
+
 _wrapped = lru_cache(maxsize=4)(FactoredModel)

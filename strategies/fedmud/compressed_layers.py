@@ -33,7 +33,7 @@ from hedgerow.strategies.options import FederationOptions
 from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterations, Sync, UpdateLog
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.layers import LayerShape, layers_of
+from hedgerow.wire.layers import LayerShape, layers_of, trained_numbers
 from hedgerow.wire.lowrank import Factorisation, between, check_reachable
 from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
@@ -63,17 +63,15 @@ class Compression:
     init_a: float | None = None
     layout: str = "flat"
     tight: bool = False
-    skip_front: int = 1
-    skip_back: int = 1
     view: str = "buffer"
 
     def instructions(self) -> dict[str, Scalar]:
         """Return the arguments as keys of a message's config."""
         return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
 
-    def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
+    def plan(self, layers: Sequence[LayerShape], num_parameters: int, **skipped: int) -> Factorisation:
         """Return the factors of a model; ValueError if an argument is out of range."""
-        arguments: dict[str, Any] = self.__dict__
+        arguments: dict[str, Any] = self.__dict__ | skipped
         return Factorisation.plan(layers, num_parameters=num_parameters, **arguments)
 
 
@@ -107,9 +105,10 @@ class CompressedLayers(Method[S]):
     usual_rate : float
         The method's default step size, > 0.
     layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` sets this and the next.
+        Weights of the model, by default ``layers_of(model)``; ``for_model`` sets this and the next. Nodes
+        are sent the keys of those that are compressed.
     num_parameters : int
-        Trainable scalars of the model.
+        Scalars that dense training changes, ``trained_numbers(model, layers)``.
     skip_front, skip_back : int (default: 1, 1)
         Uncompressed layers at either end, >= 0.
     sync : {"catchup", "dense", "broadcast"} (default: "catchup")
@@ -178,17 +177,19 @@ class CompressedLayers(Method[S]):
         federation = Federation(**options)
         if (seed := federation.settings.seed) >= 2**63:
             raise ValueError(f"seed must be an integer < 2^63, got {seed!r}")
-        self.compression = replace(compression, skip_front=skip_front, skip_back=skip_back)
+        self.compression, self._skipped = compression, {"skip_front": skip_front, "skip_back": skip_back}
         if self.compression.init_a is None:
             # Sizes do not depend on a.
             sized = replace(self.compression, init_a=1.0)
             self.compression = replace(
-                sized, init_a=init_width(sized.plan(layers, num_parameters), learning_rate)
+                sized,
+                init_a=init_width(sized.plan(layers, num_parameters, **self._skipped), learning_rate),
             )
         # The layout of the model and of its uncoded part.
         self._rest: tuple[Layout, Layout] | None = None
-        self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
+        self.plan, self.seed = self.compression.plan(layers, num_parameters, **self._skipped), seed
         self.coded = self._coded(layers)
+        federation.trained = frozenset(layer.key for layer in self.coded)
         if self.only_mean and not self.aggregation.rule.is_mean:
             raise ValueError(f"aggregation must be 'mean', got '{self.aggregation}': {self.only_mean}")
         self.sync, self.weighting = sync, weighting
@@ -232,11 +233,17 @@ class CompressedLayers(Method[S]):
         return self.sums or self.aggregation.aggregator(mean)
 
     @classmethod
-    def for_model(cls, model: nn.Module, **parameters: Any) -> Self:
-        """Return the strategy for a model: ``layers`` and ``num_parameters`` are its own."""
-        trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    def for_model(cls, model: nn.Module, layers: str = "", **parameters: Any) -> Self:
+        """Return the strategy for a model.
+
+        ``layers`` are the patterns of ``layers_of``. With them no layer is skipped by default.
+        """
+        chosen = layers_of(model, layers)
+        skipped = {"skip_front": 0, "skip_back": 0} if layers else {}
         make: Any = cls
-        strategy: Self = make(layers=layers_of(model), num_parameters=trainable, **parameters)
+        strategy: Self = make(
+            layers=chosen, num_parameters=trained_numbers(model, chosen), **{**skipped, **parameters}
+        )
         return strategy
 
     # Defaults for methods with factors.
@@ -432,8 +439,9 @@ class CompressedLayers(Method[S]):
         bounded: dict[str, tuple[slice | NDArray[np.intp], Vector]] = {"rest": (floats, theta[floats])}
         if start.size:
             bounded["coded"] = slice(d, d + start.size), start if near is None else near
-        config: dict[str, Scalar] = {
+        config: dict[str, Scalar | list[str]] = {
             **self.compression.instructions(),
+            "layers": [layer.key for layer in self.coded],
             "server-round": run.round,
             "fingerprint": self.plan.fingerprint,
             "run-seed": run.seed,
@@ -469,7 +477,7 @@ class WithoutFactors(CompressedLayers[S]):
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return the layers between the skipped ones; ValueError if there are none."""
-        return between(layers, self.compression.skip_front, self.compression.skip_back)
+        return between(layers, **self._skipped)
 
     @property
     def size(self) -> int:

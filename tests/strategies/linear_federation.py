@@ -160,11 +160,13 @@ class LinearFederation:
 
 def plan_of(config: ConfigRecord) -> Factorisation:
     plan = Factorisation.plan(
-        LAYERS,
+        [layer for layer in LAYERS if layer.key in config["layers"]],
         num_parameters=NUM_PARAMETERS,
+        skip_front=0,
+        skip_back=0,
         **{
             key: config[key.replace("_", "-")]
-            for key in ("variant", "ratio", "budget", "init_a", "layout", "tight", "skip_front", "skip_back")
+            for key in ("variant", "ratio", "budget", "init_a", "layout", "tight")
         },
     )
     assert plan.fingerprint == config["fingerprint"]

@@ -32,7 +32,8 @@ from hedgerow.clients.training.batches import epoch_batches
 from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud import CompressedLayers
-from hedgerow.wire import Call, Factorisation, to_record, to_state_dict
+from hedgerow.wire import Call, Factorisation, layers_of, to_record, to_state_dict
+from hedgerow.wire.lowrank import between
 
 NODES, CLASSES = 6, 3
 Make = Callable[..., CompressedLayers[Any]]
@@ -80,8 +81,6 @@ PLAN: dict[str, Any] = {
     "init-a": 0.1,
     "layout": "flat",
     "tight": False,
-    "skip-front": 1,
-    "skip-back": 1,
 }
 
 
@@ -105,7 +104,9 @@ def config_of(model: nn.Module, **changes: Any) -> dict[str, Any]:
         "batch-size": 4,
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }
-    return {"fingerprint": plan_of(model, config).fingerprint, **config}
+    dense = config["method"] == "dense"
+    coded = [] if dense else [layer.key for layer in between(layers_of(model), 1, 1)]
+    return {"fingerprint": plan_of(model, config).fingerprint, "layers": coded, **config}
 
 
 def message(
@@ -528,8 +529,10 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"init-a": -1.0}, "init-a must be .*got -1.0"),
     ({}, {"layout": "round"}, "layout must be .*got 'round'"),
     ({}, {"tight": 1}, "tight must be .*got 1"),
-    ({}, {"skip-front": -1}, "skip-front must be .*got -1"),
-    ({}, {"skip-back": 4}, "skip_back must be .*got 5"),
+    ({}, {"layers": ["x.weight"]}, "layers must be different weights .*got 'x.weight'"),
+    ({}, {"layers": 2 * ["3.weight"]}, "layers must be different weights .*got '3.weight'"),
+    ({}, {"layers": ["1.weight"]}, r"1.weight must have the shape \(out, in\)"),
+    ({}, {"layers": "3.weight"}, "layers must be a list of texts, got '3.weight'"),
     ({}, {"fingerprint": "0" * 16}, "fingerprint must be .*got '0000000000000000' .* different models"),
     ({"version": None}, {}, "version must be .*got None"),
     ({}, {"from-version": -1}, "from-version must be .*got -1"),
