@@ -42,7 +42,7 @@ from hedgerow.strategies.exchange import (
     together,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies.fedmud import EF21P, FedBAT, FedExLoRA, FedHM, FedLMT, FedMUD, FedPara, LoRA
 from hedgerow.strategies.gossip import (
     DivergenceError,
     Gossip,
@@ -142,6 +142,7 @@ __all__ = [
     "Exchange",
     "FedAvg",
     "FedBAT",
+    "FedExLoRA",
     "FedHM",
     "FedLMT",
     "FedMUD",
@@ -155,6 +156,7 @@ __all__ = [
     "GossipMethod",
     "HierFAvg",
     "InnerSolver",
+    "LoRA",
     "Matcha",
     "Mean",
     "Method",

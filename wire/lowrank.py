@@ -62,6 +62,7 @@ class _Form:
 _PRODUCT = (("U", "V"),)
 _FROZEN = (("U~", "V"),)
 _DECOUPLED = (("U", "V~"), ("U~", "V"))
+_LORA_FROZEN = (("U", "V~"),)
 _HADAMARD = (("X1", "Y1"), ("X2", "Y2"))
 _FORMS = {
     "mud": _Form(_PRODUCT, random=("U",)),
@@ -70,6 +71,8 @@ _FORMS = {
     "mud+bkd": _Form(_PRODUCT, random=("U",), kronecker=True),
     "mud+bkd+f": _Form(_FROZEN, kronecker=True),
     "mud+bkd+aad": _Form(_DECOUPLED, kronecker=True),
+    "lora": _Form(_PRODUCT, random=("V",)),
+    "lora+f": _Form(_LORA_FROZEN),
     "lmt": _Form(_PRODUCT, random=("U", "V"), has_base=False),
     "para": _Form(_HADAMARD, random=("X1", "Y1", "X2", "Y2"), has_base=False, hadamard=True),
 }
@@ -249,7 +252,10 @@ def factored(layer: LayerShape, variant: str, rho: float, layout: str, view: str
         while blocks * side**4 < m * n:
             side += 1
         return FactoredLayer(layer.key, layer.shape, variant, blocks=blocks, side=side, grid=grid)
-    scalars_per_rank = n if halved == 2 else (m + n) * len(form.terms) if form.hadamard else m + n
+    if halved == 2:
+        scalars_per_rank = m if form.terms == _LORA_FROZEN else n
+    else:
+        scalars_per_rank = (m + n) * len(form.terms) if form.hadamard else m + n
     rank = max(1, math.ceil(rho * m * n / scalars_per_rank))
     return FactoredLayer(layer.key, layer.shape, variant, rank=rank, view=view)
 
@@ -366,6 +372,8 @@ class Factorisation:
         - ``"mud+f"``: Delta = U~ V, U~ frozen.
         - ``"mud+aad"``: Delta = U V~ + U~ V, eq. (8): a mean of factors is a mean of updates.
         - ``"mud+bkd"``, ``"mud+bkd+f"``, ``"mud+bkd+aad"``: the same with Kronecker products in blocks.
+        - ``"lora"``: Delta = U V, V drawn at a reset (LoRA: U is its B, V its A).
+        - ``"lora+f"``: Delta = U V~, V~ frozen (FFA-LoRA).
         - ``"lmt"``: W = U V, no base (FedLMT, FedHM).
         - ``"para"``: W = (X1 Y1) * (X2 Y2) entrywise, no base (FedPara).
         - ``"dense"``: no compression.
@@ -595,6 +603,21 @@ class Factorisation:
             if not self.has_base:
                 return updates
             return {key: _to_cpu_float32(base[key]) + update for key, update in updates.items()}
+
+    def of_ranks(self, factors: Mapping[str, Tensor]) -> "Factorisation":
+        """Return the plan of products U V with the ranks of some factors; the form must be ``lora``.
+
+        A ValueError if they have other keys, or a rank below 1 or above that of the layer's matrix.
+        """
+        layers = []
+        for layer in self.layers:
+            found = factors.get(f"{layer.key}:V")
+            rank = len(found) if found is not None and found.ndim == 2 else 0
+            in_range(f"the rank of {layer.key}", rank, 1, min(layer.m, layer.n))
+            layers.append(replace(layer, rank=rank))
+        plan = replace(self, layers=tuple(layers))
+        plan.check(factors)
+        return plan
 
     def check(self, trainable: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless the factors have the keys and shapes of ``shapes``."""

@@ -260,6 +260,16 @@ class _Factored(NodeMethod):
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
 
 
+class _FedEx(_Factored):
+    """LoRA's factors, of a base to which the server adds products of other ranks (FedEx-LoRA)."""
+
+    def _merged(self, base: State, version: int, factors: Mapping[str, Tensor]) -> State:
+        return self.plan.of_ranks(factors).merge(base, factors, {})
+
+    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        raise ValueError("method must be 'factored' within a sum: the server multiplies each node's factors")
+
+
 class _MovingWeights(NodeMethod):
     """Weights that server and nodes update in the same way; a method sets the code of a node's change."""
 
@@ -327,6 +337,7 @@ class _FedBAT(_MovingWeights):
 
 METHODS: Mapping[str, type[NodeMethod]] = {
     "factored": _Factored,
+    "fedex": _FedEx,
     "dense": NodeMethod,
     "ef21p": _EF21P,
     "fedbat": _FedBAT,

@@ -4,6 +4,7 @@ from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP, CompressedLay
 from hedgerow.strategies.fedmud.ef21p import EF21P
 from hedgerow.strategies.fedmud.fedbat import FedBAT
 from hedgerow.strategies.fedmud.fedhm import FedHM
+from hedgerow.strategies.fedmud.lora import FedExLoRA, LoRA
 from hedgerow.strategies.fedmud.strategy import FedLMT, FedMUD, FedPara
 from hedgerow.strategies.parts import SYNCS
 
@@ -14,8 +15,10 @@ __all__ = [
     "UP",
     "CompressedLayers",
     "FedBAT",
+    "FedExLoRA",
     "FedHM",
     "FedLMT",
     "FedMUD",
     "FedPara",
+    "LoRA",
 ]

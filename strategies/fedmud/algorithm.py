@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from hedgerow.strategies.context import RoundContext
-from hedgerow.strategies.exchange import Steps, Vector
+from hedgerow.strategies.exchange import Exchange, Steps, Vector
 from hedgerow.strategies.fedmud.codings import Factors
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.vectors import joined, split
@@ -53,21 +53,24 @@ class FactorAveraging(CompressedLayers[State]):
         base = weights if self.plan.has_base else np.zeros(0, np.float32)
         return State(theta, base, self._drawn(0))
 
-    def round(self, state: State, run: RoundContext) -> Steps[State]:
-        """Let the participants train F and theta, average both, and merge F every s rounds."""
+    def factor_training(self, state: State, run: RoundContext, method: str = "factored") -> Exchange:
+        """Return the exchange in which the participants train F and theta, (3) and (8)."""
         fresh = self.plan.has_base and not state.age
         F = split(state.factors, self.plan.shapes)
-        train = self.training(
+        return self.training(
             run,
             state.theta,
             state.factors,
-            Factors(self.rest, self.uplink_bits, self.plan, self._frozen(state)),  # (3), (8)
+            Factors(self.rest, self.uplink_bits, self.plan, self._frozen(state)),
             # Nodes draw fresh factors themselves.
             records={} if fresh or not F else {"factors": to_record(F)},
             base=state.base,
-            keys={"method": "factored" if self.plan.layers else "dense"},
+            keys={"method": method if self.plan.layers else "dense"},
         )
-        mean = (yield from self.means(train, run)).get(0)
+
+    def round(self, state: State, run: RoundContext) -> Steps[State]:
+        """Let the participants train F and theta, average both, and merge F every s rounds."""
+        mean = (yield from self.means(self.factor_training(state, run), run)).get(0)
         if mean is None:
             return state
         theta, factors = self.halved(mean.model())  # (4)

@@ -132,6 +132,15 @@ def as_updates(exchange: Exchange) -> Exchange:
     return replace(exchange, asks=asks, coding=_Updates(factors, sent), bounded=bounded)
 
 
+def with_updates(exchange: Exchange) -> Exchange:
+    """Return an exchange of factors with rows (theta_i, F_i, Delta_i)."""
+    factors, (ask,) = exchange.coding, exchange.asks
+    assert isinstance(factors, Factors)
+    sent = exchange.sent(ask.pool)
+    start = np.concatenate([sent, factors.update(sent)])
+    return replace(exchange, asks=[replace(ask, model=start)], coding=_WithUpdates(factors))
+
+
 @dataclass(frozen=True)
 class Reconstructing:
     """An aggregator of factors that also reconstructs the update of every reply.
@@ -160,11 +169,7 @@ class Reconstructing:
         assert isinstance(factors, Factors)
         sent = exchange.sent(ask.pool)
         d, size = factors.rest.size, sent.size
-        if self.of_updates:
-            asked = as_updates(exchange)
-        else:
-            start = np.concatenate([sent, factors.update(sent)])
-            asked = replace(exchange, asks=[replace(ask, model=start)], coding=_WithUpdates(factors))
+        asked = as_updates(exchange) if self.of_updates else with_updates(exchange)
         means = yield from self.aggregator.means(asked, run)
         found: dict[int, Mean] = {}
         for pool, mean in means.items():

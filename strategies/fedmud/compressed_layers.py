@@ -203,7 +203,8 @@ class CompressedLayers(Method[S]):
                     f"num_clients_per_round must be from 1 to {places}, the number of clients, "
                     f"got {num_clients_per_round!r}"
                 )
-        most = num_clients_per_round or federation.members.places or federation.members.quorum
+        # The most replies of a round, as far as is known.
+        self.most = most = num_clients_per_round or federation.members.places or federation.members.quorum
         self.aggregation.check(most, "the nodes of a round")
         if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
             if self.no_sums:

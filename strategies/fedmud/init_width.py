@@ -52,7 +52,7 @@ def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
     ``init_a`` > 0. The gain of the matrix forms grows with the rank, r or r_F of the freezing variant, and
     differs between layers; that of the Kronecker forms does not.
     """
-    known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
+    known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad", "lora", "lora+f")
     one_of("variant", variant, known)
     positive(init_a=init_a)
     at_least(1, rank=rank)

@@ -23,7 +23,9 @@ FACTORS_RATE = 0.1
 UPDATE_VARIANTS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad", "dense")
 
 
-class _Averaged(FactorAveraging):
+class Averaged(FactorAveraging):
+    """Averages of factors with a user's settings; a subclass sets their form."""
+
     def __init__(
         self, compression: Compression, rate: float, measure_bias: bool, **options: Unpack[TrainingOptions]
     ) -> None:
@@ -79,7 +81,7 @@ class _Averaged(FactorAveraging):
         return State(theta, (state.base + update).astype(np.float32), self._drawn(nu), nu)
 
 
-class FedMUD(_Averaged):
+class FedMUD(Averaged):
     """FedMUD and its variants; ``dense`` is the family's FedAvg.
 
     Parameters
@@ -125,7 +127,7 @@ class FedMUD(_Averaged):
         super().__init__(compression, rate, measure_bias, **options)
 
 
-class TrainedFactors(_Averaged):
+class TrainedFactors(Averaged):
     """Clients train factors of the weights themselves, which are averaged; a subclass sets their form.
 
     The run starts from random factors: the compressed layers of the initial arrays are unused. A convolution

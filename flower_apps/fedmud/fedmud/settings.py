@@ -19,7 +19,7 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
-from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies import EF21P, FedBAT, FedExLoRA, FedHM, FedLMT, FedMUD, FedPara, LoRA
 from hedgerow.strategies.aggregate.flower import FLOWER_TEXT
 from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.fedmud import CompressedLayers
@@ -39,15 +39,22 @@ _VARIANTS = {
     "fedmud+bkd+f": "mud+bkd+f",
     "fedmud+bkd+aad": "mud+bkd+aad",
 }
+# LoRA adapters, whose nodes hold a base too.
+_LORA = ("lora", "ffa-lora", "fedex-lora")
 # More than any network has.
 _MAX_LAYERS = 2**16
 # Methods that factor the weight itself.
 _OF_WEIGHTS = ("fedlmt", "fedpara", "fedhm")
-METHODS = (*_VARIANTS, *_OF_WEIGHTS, "ef21-p", "fedbat")
+METHODS = (*_VARIANTS, *_LORA, *_OF_WEIGHTS, "ef21-p", "fedbat")
 # Methods whose nodes hold a base between rounds.
-_WITH_BASE = tuple(method for method in METHODS if method.startswith("fedmud"))
+_WITH_BASE = (*(method for method in METHODS if method.startswith("fedmud")), *_LORA)
 # Methods whose server must see each reply, with the reason.
-_NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no_sums}
+_NO_SUMS = {
+    "fedhm": FedHM.no_sums,
+    "ef21-p": EF21P.no_sums,
+    "fedbat": FedBAT.no_sums,
+    "fedex-lora": FedExLoRA.no_sums,
+}
 
 
 class Settings(TrainingSettings):
@@ -77,7 +84,9 @@ class Settings(TrainingSettings):
         "what `ratio` is a fraction of, for every method: the whole model, including what stays "
         "uncompressed (`model`), or each compressed layer (`layer`)",
     )
-    reset_interval: Rounds = setting(1, "rounds s between merges")
+    reset_interval: Annotated[int, whole(0, 2**20)] = setting(
+        0, "rounds s between merges (0: 1 for `fedmud…`, none for LoRA)"
+    )
     init_a: NotNegative = setting(
         0.0, "random factors are uniform in (-a, a) (0: chosen by method and step size)"
     )
@@ -88,6 +97,11 @@ class Settings(TrainingSettings):
         "and V as two convolutions (`convolutions`), as FedLMT's and FedHM's authors do",
     )
     tight: bool = setting(False, "omit the Kronecker blocks that a layer's size never reaches")
+    layers: str = setting(
+        "",
+        "patterns with commas of the weights to compress, also frozen ones: `*.query,*.value` (empty: all of "
+        "Linear and Conv2d but those skipped)",
+    )
     skip_front: Annotated[int, whole(0, _MAX_LAYERS)] = setting(
         1, "number of layers that stay dense at the front"
     )
@@ -151,6 +165,13 @@ class Settings(TrainingSettings):
                 "is sent the updates that it lacks)",
             )  # fmt: skip
             yield not self.measure_bias, "measure-bias", "False with secure-sum (it reads every update)"
+        yield not self.layers or self.method != "fedavg", "layers", "empty with method = 'fedavg'"
+        if self.layers:
+            yield from self.usual("with layers", "skip-front", "skip-back")
+        if self.method == "fedex-lora":
+            yield from self.usual(
+                "with method = 'fedex-lora' (its weights change every round)", "reset-interval"
+            )
         if self.method not in _OF_WEIGHTS:
             yield from self.usual(f"but for method = {', '.join(_OF_WEIGHTS)}", "view")
 
@@ -197,32 +218,38 @@ def build_strategy(
         "learning_rate": values.learning_rate or None,
         "local_epochs": values.local_epochs,
         "batch_size": values.batch_size,
-        "skip_front": values.skip_front,
-        "skip_back": values.skip_back,
+        "layers": values.layers,
+        **({} if values.layers else {"skip_front": values.skip_front, "skip_back": values.skip_back}),
         "seeded_base": True,
     }
-    budget = {"ratio": values.ratio, "budget": values.budget}
-    width = values.init_a or None
-    match values.method:
-        case "fedlmt":
-            return FedLMT.for_model(model, init_a=width, view=values.view, **budget, **options)
-        case "fedpara":
-            return FedPara.for_model(model, init_a=width, view=values.view, **budget, **options)
-        case "fedhm":
-            return FedHM.for_model(model, view=values.view, **budget, **options)
-        case "ef21-p":
-            return EF21P.for_model(model, scale=values.rand_k_scale, **budget, **options)
-        case "fedbat":
-            return FedBAT.for_model(model, **budget, **options)
-        case method:
-            return FedMUD.for_model(
-                model,
-                variant="dense" if values.flower else _VARIANTS[method],
-                reset_interval=values.reset_interval,
-                init_a=width,
-                layout=values.layout,
-                tight=values.tight,
-                measure_bias=values.measure_bias,
-                **budget,
-                **options,
-            )
+    strategy, own = _chosen(values)
+    made: CompressedLayers[Any] = strategy.for_model(
+        model, ratio=values.ratio, budget=values.budget, **own, **options
+    )
+    return made
+
+
+def _chosen(values: Settings) -> tuple[type[CompressedLayers[Any]], dict[str, Any]]:
+    """Return the method's strategy, and the options that it alone has."""
+    method, width, view = values.method, {"init_a": values.init_a or None}, {"view": values.view}
+    merged = {**width, "measure_bias": values.measure_bias}
+    lora = {"freeze": method == "ffa-lora", "reset_interval": values.reset_interval or None, **merged}
+    others: dict[str, tuple[type[CompressedLayers[Any]], dict[str, Any]]] = {
+        "lora": (LoRA, lora),
+        "ffa-lora": (LoRA, lora),
+        "fedex-lora": (FedExLoRA, width),
+        "fedlmt": (FedLMT, {**width, **view}),
+        "fedpara": (FedPara, {**width, **view}),
+        "fedhm": (FedHM, view),
+        "ef21-p": (EF21P, {"scale": values.rand_k_scale}),
+        "fedbat": (FedBAT, {}),
+    }
+    if method in others:
+        return others[method]
+    return FedMUD, {
+        "variant": "dense" if values.flower else _VARIANTS[method],
+        "reset_interval": values.reset_interval or 1,
+        "layout": values.layout,
+        "tight": values.tight,
+        **merged,
+    }
