@@ -66,6 +66,8 @@ class Federation:
         self.limits = Limits(self.settings)
         self.timeout = 3600.0
         self._loaded = False
+        # Keys that the method trains though they are frozen in the model.
+        self.trained: frozenset[str] = frozenset()
         self.reset()
 
     @classmethod
@@ -85,8 +87,6 @@ class Federation:
         # All keys of the model, and the frozen arrays; the clients that are sent them next.
         self._keys: tuple[str, ...] = ()
         self.frozen = ArrayRecord()
-        # Keys that the method trains though they are frozen in the model.
-        self.trained: frozenset[str] = frozenset()
         self.lacking: set[int] = set()
         # Clients that are at work beside the round, and not asked to evaluate.
         self.busy: Collection[int] = ()

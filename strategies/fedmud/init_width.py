@@ -14,6 +14,8 @@ from hedgerow.wire.lowrank import FactoredLayer, Factorisation
 
 # eta gamma of the published pair: 0.01 * 2 * 5^2 / 3.
 PUBLISHED_GAIN = 1 / 6
+# LoRA's adapters are not drawn anew: their first step is that of dense training with FedAvg's step size.
+LORA_GAIN = 0.03
 # Significant digits, for a number that is easy to write down; the rules are no more precise.
 _DIGITS = 4
 
@@ -21,14 +23,15 @@ _DIGITS = 4
 def init_width(plan: Factorisation, learning_rate: float) -> float:
     """Return a to four digits, for SGD's step eta > 0; 1 if nothing is compressed. The plan's a is unused.
 
-    For an update, eta times the mean of the layers' gains is ``PUBLISHED_GAIN``. For FedLMT and FedPara it is
-    the geometric mean of the layers' widths that give each weight He's variance.
+    For an update, eta times the mean of the layers' gains is ``PUBLISHED_GAIN``, or ``LORA_GAIN`` for LoRA's.
+    For FedLMT and FedPara it is the geometric mean of the layers' widths that give each weight He's variance.
     """
     if not plan.layers:
         return 1.0
     if plan.has_base:
         gains = [step_gain(plan.variant, 1.0, max(1, layer.rank)) for layer in plan.layers]  # gamma / a^2
-        a = math.sqrt(PUBLISHED_GAIN * len(gains) / (learning_rate * math.fsum(gains)))
+        wanted = LORA_GAIN if plan.variant.startswith("lora") else PUBLISHED_GAIN
+        a = math.sqrt(wanted * len(gains) / (learning_rate * math.fsum(gains)))
     else:
         a = math.exp(math.fsum(math.log(_he_width(layer)) for layer in plan.layers) / len(plan.layers))
     return float(f"{a:.{_DIGITS}g}")

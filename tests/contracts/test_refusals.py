@@ -245,6 +245,8 @@ TRAINING = {"learning_rate": POSITIVE | NONE, "local_epochs": COUNT, "batch_size
 LAYERED_SETTINGS = ("budget", "sync", "weighting")
 for name, more in (
     ("FedMUD", ("reset_interval", "layout")),
+    ("LoRA", ("reset_interval",)),
+    ("FedExLoRA", ()),
     ("FedLMT", ("view",)),
     ("FedPara", ("view",)),
     ("FedHM", ("view",)),
@@ -252,7 +254,7 @@ for name, more in (
     ("FedBAT", ()),
 ):
     case(f"strategies:{name}", LAYERED, settings=FEDMUD, only=(*LAYERED_SETTINGS, *more), **TRAINING)
-for name in ("FedMUD", "FedLMT", "FedPara"):
+for name in ("FedMUD", "LoRA", "FedExLoRA", "FedLMT", "FedPara"):
     CASES[f"strategies:{name}"].ranges["init_a"] = POSITIVE | NONE
 CASES["strategies:FedMUD"].ranges["variant"] = one_of("mud", "mud+f", "mud+aad", "mud+bkd",
     "mud+bkd+aad")

@@ -137,7 +137,7 @@ def _methods() -> Iterator[Row]:
         yield _row("similarity-free", f"method {method}", "method", settings={"algorithm": method})
     for method in (
         "fedavg", "fedmud", "fedmud+f", "fedmud+aad", "fedmud+bkd", "fedmud+bkd+f", "fedmud+bkd+aad",
-        "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat",
+        "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat", "lora", "ffa-lora", "fedex-lora",
     ):  # fmt: skip
         yield _row("fedmud", f"method {method}", "method", settings={"method": method, "num-rounds": 3})
     for method in (

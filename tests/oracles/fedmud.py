@@ -16,16 +16,17 @@ Array = npt.NDArray[np.float64]
 Factors = dict[str, Array]
 
 # What is drawn from U(-a, a) at a reset, and what starts at zero. A tilde: drawn, and never trained.
-RANDOM = {"mud": ("U",), "mud+f": ("U~",), "mud+aad": ("U~", "V~")}
-TRAINED = {"mud": ("U", "V"), "mud+f": ("V",), "mud+aad": ("U", "V")}
+RANDOM = {"mud": ("U",), "mud+f": ("U~",), "mud+aad": ("U~", "V~"), "lora": ("V",), "lora+f": ("V~",)}
+TRAINED = {"mud": ("U", "V"), "mud+f": ("V",), "mud+aad": ("U", "V"), "lora": ("U", "V"), "lora+f": ("U",)}
 # Delta is the sum of the products of these, eq. (8) for AAD.
 TERMS = {"mud": (("U", "V"),), "mud+f": (("U~", "V"),), "mud+aad": (("U", "V~"), ("U~", "V"))}
+TERMS |= {"lora": (("U", "V"),), "lora+f": (("U", "V~"),)}
 
 
 class Form(NamedTuple):
     """How the m x n matrix is factored: rank r, or b Kronecker blocks of z x z factors."""
 
-    variant: str  # "mud", "mud+f" or "mud+aad"
+    variant: str  # "mud", "mud+f", "mud+aad", "lora" or "lora+f"
     m: int
     n: int
     rank: int = 0
@@ -118,8 +119,13 @@ def run(
     steps: int,
     a: float,
     seed: int,
+    residual: bool = False,
 ) -> list[Round]:
-    """Run all rounds; nodes weigh as much as they have samples."""
+    """Run all rounds; nodes weigh as much as they have samples.
+
+    With ``residual``, what the product of mean factors misses of the mean product is added to W each round
+    (FedEx-LoRA), which counts as a version.
+    """
     version, F = 0, at_reset(form, a, seed, 0)
     history = []
     for t in range(1, rounds + 1):
@@ -127,10 +133,15 @@ def run(
         trained = [local_training(form, W, F, b, *data[i], eta, steps) for i in chosen]
         p = np.array([len(data[i][0]) for i in chosen], np.float64)
         p /= p.sum()
+        products = sum(
+            (p_i * form.delta(F_i) for p_i, (F_i, _) in zip(p, trained, strict=True)), np.zeros_like(W)
+        )
         F = {
             name: sum(p_i * F_i[name] for p_i, (F_i, _) in zip(p, trained, strict=True)) for name in F
         }  # (4)
         b = sum((p_i * b_i for p_i, (_, b_i) in zip(p, trained, strict=True)), np.zeros_like(b))
+        if residual:
+            W, version = W + products - form.delta(F), version + 1
         if t % reset_interval == 0:
             W, version = W + form.delta(F), version + 1  # (5)
             F = at_reset(form, a, seed, version)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hedgerow.wire import FactoredLayer, LayerShape
 from hedgerow.wire.lowrank import LAYOUTS, VARIANTS, exact_product, factored, uniform
 
-LINEAR = ("mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad")
+LINEAR = ("mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad", "lora+f")
 FACTORED = tuple(variant for variant in VARIANTS if variant != "dense")
 
 
@@ -35,6 +35,10 @@ def matrix_layer(m, n, variant="mud", rank=1):
 
 def kronecker_layer(m, n, variant="mud+bkd", blocks=1, side=2, grid=0):
     return FactoredLayer("w", (m, n), variant, blocks=blocks, side=side, grid=grid)
+
+
+def factored_sizes(layer):
+    return (layer.blocks, layer.side, layer.count) if layer.side else (layer.rank, layer.count)
 
 
 def normal(shapes, generator, *leading):
@@ -96,13 +100,13 @@ def seeded(seed):
 )  # fmt: skip
 def test_a_ratio_gives_a_layer_its_golden_sizes(shape, rho, r, r_f, kronecker, kronecker_f, para):
     plain = {variant: factored(LayerShape("w", shape), variant, rho, "flat") for variant in FACTORED}
-    found = {
-        variant: (layer.blocks, layer.side, layer.count) if layer.side else (layer.rank, layer.count)
-        for variant, layer in plain.items()
-    }
+    found = {variant: factored_sizes(layer) for variant, layer in plain.items()}
+    m, n = plain["mud"].m, plain["mud"].n
     blocks, side, reachable, count = kronecker
     assert found == {
-        **dict.fromkeys(("mud", "mud+aad", "lmt"), r), "mud+f": r_f, "para": para,
+        **dict.fromkeys(("mud", "mud+aad", "lmt", "lora"), r), "mud+f": r_f, "para": para,
+        # FFA-LoRA sends the other side: that of the transposed matrix.
+        "lora+f": factored_sizes(factored(LayerShape("w", (m, n)[::-1]), "mud+f", rho, "flat")),
         **dict.fromkeys(("mud+bkd", "mud+bkd+aad"), (blocks, side, count)), "mud+bkd+f": kronecker_f,
     }  # fmt: skip
     assert plain["mud+bkd"].reachable == plain["mud+bkd+aad"].reachable == reachable
@@ -257,8 +261,13 @@ def by_hand(layer, trainable, frozen):
     every = {**trainable, **frozen}
     if layer.variant == "para":
         return ((every["X1"] @ every["Y1"]) * (every["X2"] @ every["Y2"])).reshape(layer.shape)
-    left, right = ("U~", "V") if layer.variant.endswith("+f") else ("U", "V")
-    pairs = [("U", "V~"), ("U~", "V")] if layer.variant.endswith("+aad") else [(left, right)]
+    pairs = [("U", "V")]
+    if layer.variant == "lora+f":
+        pairs = [("U", "V~")]
+    elif layer.variant.endswith("+f"):
+        pairs = [("U~", "V")]
+    elif layer.variant.endswith("+aad"):
+        pairs = [("U", "V~"), ("U~", "V")]
     if layer.side:
         return sum(kronecker_by_hand(layer, every[u], every[v]) for u, v in pairs)
     return sum(every[u] @ every[v] for u, v in pairs).reshape(layer.shape)
@@ -287,7 +296,7 @@ def test_a_mean_of_decoupled_or_freezing_factors_is_the_mean_of_their_updates(la
 
 
 @settings(deadline=None, max_examples=60)
-@given(layer=factored_layers(("mud", "mud+bkd", "lmt")), seed=seeds, agree=st.booleans())
+@given(layer=factored_layers(("mud", "mud+bkd", "lmt", "lora")), seed=seeds, agree=st.booleans())
 def test_the_bias_of_plain_factors_is_their_covariance_and_nil_where_clients_agree_on_one(layer, seed, agree):
     generator = seeded(seed)
     weights = (0.2, 0.5, 0.3)

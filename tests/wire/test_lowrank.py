@@ -14,7 +14,7 @@ from hedgerow.tasks import build_model, count_parameters
 from hedgerow.wire import Factorisation, LayerShape, layers_of
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS
 
-UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
+UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad", "lora", "lora+f")
 FMNIST, SVHN, CIFAR10, CIFAR100 = (
     ("cnn4", 1, 28, 10),
     ("cnn4", 3, 32, 10),
@@ -362,7 +362,7 @@ def test_only_what_the_variant_draws_is_not_zero_at_a_reset():
     assert nonzero == {
         "mud": {"U"}, "mud+bkd": {"U"},
         "mud+f": set(), "mud+aad": set(), "mud+bkd+f": set(), "mud+bkd+aad": set(),
-        "lmt": {"U", "V"}, "para": {"X1", "Y1", "X2", "Y2"},
+        "lora": {"V"}, "lora+f": set(), "lmt": {"U", "V"}, "para": {"X1", "Y1", "X2", "Y2"},
     }  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 side, against the plain loop of eqs. (3) to (9) of FedMUD, S. Li et al."""
 
 import copy
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from hedgerow.clients import (
 from hedgerow.clients.fedmud.factored_model import plan_for
 from hedgerow.clients.training.batches import epoch_batches
 from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
-from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies import EF21P, FedBAT, FedExLoRA, FedHM, FedLMT, FedMUD, FedPara, LoRA
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.wire import Call, Factorisation, layers_of, to_record, to_state_dict
 from hedgerow.wire.lowrank import between
@@ -150,8 +152,14 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().sum(-1) / 2
 
 
-@pytest.mark.parametrize("variant", FORMS)
-@pytest.mark.parametrize("reset_interval", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("variant", "reset_interval"),
+    [
+        *itertools.product(FORMS, [1, 3, 100]),
+        *itertools.product(["lora", "lora+f"], [3, 100]),
+        ("fedex", 100),
+    ],
+)
 def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -> None:
     stream = np.random.default_rng(8)
     data = [(stream.normal(size=(4 + i, N)), stream.normal(size=(4 + i, M))) for i in range(NODES)]
@@ -163,15 +171,20 @@ def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -
         i = int(own.node_config["partition-id"])
         return LocalTask(model, x, y, np.arange(ends[i], ends[i + 1]))
 
-    strategy = FedMUD.for_model(
+    make: Make = partial(FedMUD.for_model, variant=variant)
+    if variant.startswith("lora"):
+        make = partial(LoRA.for_model, freeze=variant == "lora+f")
+    elif variant == "fedex":
+        make = FedExLoRA.for_model
+    interval = {} if variant == "fedex" else {"reset_interval": reset_interval}
+    strategy = make(
         model,
-        variant=variant,
         ratio=0.9,
         budget="layer",
         init_a=0.5,
         skip_front=0,
         skip_back=0,
-        reset_interval=reset_interval,
+        **interval,
         min_available_nodes=NODES,
         num_clients_per_round=3,
         fraction_evaluate=0.0,
@@ -186,7 +199,7 @@ def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -
         result = strategy.start(grid, to_record(initial), num_rounds=7)
 
     (layer,) = strategy.plan.layers
-    form = oracle.Form(variant.replace("+bkd", ""), M, N, layer.rank, layer.blocks, layer.side)
+    form = oracle.Form(strategy.plan.variant.replace("+bkd", ""), M, N, layer.rank, layer.blocks, layer.side)
     expected = oracle.run(
         form,
         data,
@@ -199,6 +212,7 @@ def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -
         steps=4,
         a=0.5,
         seed=2,
+        residual=variant == "fedex",
     )[-1]
     assert strategy.downlink.log.version == expected.version
     assert np.abs(expected.effective - initial["weight"].numpy()).max() > 0.1
@@ -211,6 +225,9 @@ def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -
 METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
     "mud": (FedMUD.for_model, {"variant": "mud", "ratio": 0.3}),
     "mud+bkd+aad": (FedMUD.for_model, {"variant": "mud+bkd+aad", "ratio": 0.3, "reset_interval": 2}),
+    "lora": (LoRA.for_model, {"ratio": 0.3}),
+    "ffa-lora": (LoRA.for_model, {"ratio": 0.3, "freeze": True, "reset_interval": 2}),
+    "fedex-lora": (FedExLoRA.for_model, {"ratio": 0.3}),
     "fedavg": (FedMUD.for_model, {"variant": "dense"}),
     "fedlmt": (FedLMT.for_model, {"ratio": 0.3}),
     "fedpara": (FedPara.for_model, {"ratio": 0.4}),
@@ -521,7 +538,7 @@ def test_a_node_without_a_base_says_so(method: str) -> None:
 DENSE = {"variant": "dense"}
 # How the message is made, what its config has then, and what is wrong.
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"method": "fedsgd"}, "method must be 'factored' or 'dense'.*got 'fedsgd'"),
+    ({}, {"method": "fedsgd"}, "method must be 'factored' or .*got 'fedsgd'"),
     ({}, {"variant": "svd"}, "variant must be .*got 'svd'"),
     ({}, {"ratio": 0.0}, "ratio must be .*got 0.0"),
     ({}, {"ratio": 1.5}, "ratio must be .*got 1.5"),
