@@ -35,6 +35,13 @@ def export(
         Path | None,
         typer.Option("--torchscript", metavar="FILE", help="One run's trained model as TorchScript."),
     ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option("--adapter", metavar="FOLDER", help="One run's change as a PEFT adapter."),
+    ] = None,
+    max_rank: Annotated[
+        int, typer.Option(min=1, max=2**20, help="The largest rank that an adapter may have.")
+    ] = 256,
     app: Annotated[
         str | None,
         typer.Option(metavar="APP", help="The app of the model. Default: the suite's app of the run."),
@@ -44,20 +51,22 @@ def export(
         typer.Option(metavar="N,N,...", help="Shape of one sample. Default: that of the run's data."),
     ] = None,
 ) -> None:
-    """Write runs for other tools: a CSV file, one JSON file, TensorBoard logs, or a trained model.
+    """Write runs for other tools: a CSV file, one JSON file, TensorBoard logs, a trained model or adapter.
 
     Beside a model's file, FILE.json says what its input and output are, and how the nodes scaled their data.
     """
     from hedgerow.sim.runs.results import write_collected
 
     with bad_options():
-        if not any((csv, json, tensorboard, onnx, torchscript)):
+        if not any((csv, json, tensorboard, onnx, torchscript, adapter)):
             raise ValueError(
-                "nothing to write: give --csv FILE, --json FILE, --tensorboard FOLDER, --onnx FILE or "
-                "--torchscript FILE"
+                "nothing to write: give --csv FILE, --json FILE, --tensorboard FOLDER, --onnx FILE, "
+                "--torchscript FILE or --adapter FOLDER"
             )
         if onnx is not None or torchscript is not None:
-            _export_model(paths, onnx, torchscript, app, input_shape)
+            _export_model(_only(paths, "--onnx and --torchscript"), onnx, torchscript, app, input_shape)
+        if adapter is not None:
+            _export_adapter(_only(paths, "--adapter"), adapter, app, max_rank)
         if not any((csv, json, tensorboard)):
             return
         results = load_results(paths)
@@ -69,19 +78,32 @@ def export(
             typer.echo(f"{tensorboard}: {write_tensorboard(results, tensorboard)} logs")
 
 
-def _export_model(
-    paths: list[Path], onnx: Path | None, torchscript: Path | None, app: str | None, shape: str | None
-) -> None:
+def _only(paths: list[Path], options: str) -> Path:
     from hedgerow.sim.runs.folder import CONFIG
 
     if len(paths) != 1 or not (paths[0] / CONFIG).is_file():
-        raise ValueError("--onnx and --torchscript must be used with the folder of one run")
+        raise ValueError(f"{options} must be used with the folder of one run")
+    return paths[0]
+
+
+def _export_adapter(run: Path, folder: Path, app: str | None, max_rank: int) -> None:
+    from hedgerow.sim.cli.adapters import write_adapter
+
+    made = write_adapter(run, folder, app, max_rank)
+    ranks = [len(a) for a, _ in made.factors.values()]
+    whole = f", and {', '.join(sorted(made.whole))} in full" if made.whole else ""
+    typer.echo(f"{folder}: {len(ranks)} layers of rank {min(ranks)} to {max(ranks)}{whole}")
+
+
+def _export_model(
+    run: Path, onnx: Path | None, torchscript: Path | None, app: str | None, shape: str | None
+) -> None:
     if shape is not None and not all(part.strip().isdigit() and int(part) for part in shape.split(",")):
         raise ValueError(f"--input-shape must be integers >= 1 with commas between them, got {shape!r}")
 
     from hedgerow.sim.cli.shipping import shipped, write_onnx, write_torchscript
 
-    model = shipped(paths[0], app, None if shape is None else [int(part) for part in shape.split(",")])
+    model = shipped(run, app, None if shape is None else [int(part) for part in shape.split(",")])
     if onnx is not None:
         typer.echo(f"{onnx}: the model; {write_onnx(model, onnx)}: its preprocessing")
     if torchscript is not None:

@@ -70,6 +70,19 @@ def trained_model(
 
     These are None where nodes do not standardise.
     """
+    model, scale = _built(run, app)
+    place = run if node is None else run / NODES / f"partition-{node}"
+    model.load_state_dict(_tensors(read_model(place)))
+    return model, scale
+
+
+def initial_model(run: Path, app: str | Path | None = None) -> nn.Module:
+    """Return the model with which a run began, as its app builds it again; errors as in ``load_model``."""
+    return _built(run, app)[0]
+
+
+def _built(run: Path, app: str | Path | None) -> tuple[nn.Module, Scale | None]:
+    """Return a run's model before its first round, and mean and deviation of its inputs."""
     if app is None:
         app = str(read_config(run)["app"])
     made, scale = _experiment(run, app)[0], None
@@ -79,10 +92,7 @@ def trained_model(
         made = made.make(_Recorded(tuple(data["input-shape"]), data["num-classes"]))
     if made.module is None:
         raise ValueError(f"run must be of a model that is a module, got {run}; its arrays: read_model")
-    place = run if node is None else run / NODES / f"partition-{node}"
-    model = made.module.cpu()
-    model.load_state_dict(_tensors(read_model(place)))
-    return model, scale
+    return made.module.cpu(), scale
 
 
 def evaluate_model(

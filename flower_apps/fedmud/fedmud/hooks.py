@@ -1,9 +1,10 @@
-"""FedMUD's hooks: its row in ``hedgerow check``."""
+"""FedMUD's hooks: its planner, and its row in ``hedgerow check``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedmud.plan import plan
 from hedgerow.sim import CheckedNodes, Hooks, Verdict
 
 
@@ -44,4 +45,4 @@ def check(nodes: CheckedNodes) -> Iterator[Verdict]:
         yield outcome.verdict(name, mend)
 
 
-HOOKS = Hooks(check=check)
+HOOKS = Hooks(plan=plan, check=check)

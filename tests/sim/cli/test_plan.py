@@ -208,3 +208,17 @@ def test_a_run_that_measured_nothing_says_how_to_make_one_that_does(
     assert result.exit_code == 2
     assert lacks in result.stderr
     assert f'-c "{remedy}"' in result.stderr
+
+
+def test_the_plan_of_fedmud_says_what_of_a_model_is_factors_in_full_or_at_home() -> None:
+    named = ("plan", "fedmud", "--model", "mlp", "--method", "lora", "--layers", "linear1", "--ratio", "0.1")
+    told = hedgerow(*named)
+    assert told.exit_code == 0, told.output
+    assert "linear1.weight" in told.stdout
+    assert "as factors, rank" in told.stdout
+    assert "0 frozen, never sent; 2,210 in full; 156,800 compressed" in told.stdout
+    assert "of what dense training sends" in told.stdout
+    unknown = hedgerow(*named[:-3], "linear9")
+    assert (unknown.exit_code, "layers must match" in unknown.output) == (2, True)
+    small = hedgerow(*named[:-1], "0.001")
+    assert (small.exit_code, "ratio must be at least" in small.output) == (2, True)
