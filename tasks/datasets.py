@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import at_least, check_inputs, check_labels
+from .checks import at_least, check_inputs, check_labels, check_sources
 from .images import Images, pixel_constants, scaled
 from .imports import is_import_path
 from .sources import DATASETS, SOURCES, find, imported, known, resolve_data_dir
@@ -30,6 +30,9 @@ class Dataset:
         Labels, (N,), each in 0..num_classes - 1.
     num_classes : int
         Number of classes, at least 2.
+    sources : ndarray of str or integers, or None (default: None)
+        Where each training sample comes from, such as its site, speaker or file, (N,); None if unknown. The
+        partition schemes ``source`` and ``source(share)`` use it.
 
     Raises
     ------
@@ -43,12 +46,15 @@ class Dataset:
     x_test: NDArray[Any]
     y_test: NDArray[np.int64]
     num_classes: int
+    sources: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         at_least(2, **{f"data set {self.name!r}: num_classes": self.num_classes})
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             check_labels(f"data set {self.name!r}: y_{part}", y, self.num_classes)
             check_inputs(f"data set {self.name!r}: x_{part}", x, len(y), integers=True)
+        if self.sources is not None:
+            check_sources(f"data set {self.name!r}: sources", self.sources, len(self.y_train))
         if self.x_train.dtype != self.x_test.dtype:
             raise ValueError(
                 f"data set {self.name!r}: x_test must be {self.x_train.dtype}, as x_train, got "
