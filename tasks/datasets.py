@@ -1,4 +1,4 @@
-"""Data sets by name, read from their published files and standardised per channel."""
+"""Data sets by name, read from their published files; images are standardised per channel."""
 
 import os
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from .checks import at_least, check_inputs, check_labels, check_sources
 from .images import Images, pixel_constants, scaled
 from .imports import is_import_path
 from .sources import DATASETS, SOURCES, find, imported, known, resolve_data_dir
+from .text import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +85,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str
         The folder with the files or their subfolder; relative, absolute or with ``~``. None or empty uses
         the environment variable HEDGEROW_DATA_DIR.
     scaling : {"standard", "unit"} (default: "standard")
-        Pixels with the training set's mean 0 and deviation 1 per channel, or in [0, 1]. The result of a
-        function is not scaled.
+        Pixels with the training set's mean 0 and deviation 1 per channel, or in [0, 1]. Token ids and the
+        result of a function are not scaled.
 
     Raises
     ------
@@ -105,19 +106,21 @@ def preprocessing(
 ) -> tuple[list[float], list[float]] | None:
     """Return what ``load`` subtracts from each channel's pixels (0 to 255), and divides them by.
 
-    None for the result of a function, which is not scaled. Parameters and errors as in ``load``.
+    None for token ids and the result of a function, which are not scaled. Parameters and errors are those of
+    ``load``.
     """
     if is_import_path(name):
         return None
     images = SOURCES[known(name, DATASETS)].read(find(name, resolve_data_dir(data_dir)))
-    assert isinstance(images, Images)
-    return pixel_constants(images, scaling)
+    return pixel_constants(images, scaling) if isinstance(images, Images) else None
 
 
 @lru_cache(maxsize=2)
 def _read(name: str, folder: Path, scaling: str) -> Dataset:
-    images = SOURCES[name].read(folder)
-    assert isinstance(images, Images)
-    x_train, x_test = scaled(images, scaling)
-    y_train, y_test = images.y_train.astype(np.int64), images.y_test.astype(np.int64)
-    return Dataset(name, x_train, y_train, x_test, y_test, len(SOURCES[name].classes))
+    raw, num_classes = SOURCES[name].read(folder), len(SOURCES[name].classes)
+    if isinstance(raw, Text):
+        return Dataset(name, raw.x_train, raw.y_train, raw.x_test, raw.y_test, num_classes, raw.sources)
+    assert isinstance(raw, Images)
+    x_train, x_test = scaled(raw, scaling)
+    y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes)
