@@ -34,10 +34,12 @@ from .own_data import (
     read_own,
 )
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
+from .pretrained import minilm
 from .regression import LinearData, linear_part, sparse_truth
 from .sources import DATASETS, VERTICAL_DATASETS, CatalogueEntry, DatasetNotFound, catalogue
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
 from .splits import write_group_split, write_groups, write_split
+from .text import NO_TOKEN, padded
 from .vertical import VerticalDataset, load_vertical
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "GROUP_SCHEMES",
     "MODELS",
     "NODE_DATA_KEYS",
+    "NO_TOKEN",
     "OWN",
     "SCALINGS",
     "SCHEMES",
@@ -88,9 +91,11 @@ __all__ = [
     "load_vertical",
     "logit_metrics",
     "match_ids",
+    "minilm",
     "moments",
     "normalised_utility",
     "num_features",
+    "padded",
     "parse_classes",
     "parse_scheme",
     "parse_standardise",

@@ -49,6 +49,16 @@ def check_inputs(key: str, x: NDArray[Any], count: int, *, integers: bool = Fals
         raise ValueError(f"{key} must be finite, got NaN or infinity")
 
 
+def check_sources(key: str, sources: NDArray[Any], count: int) -> None:
+    """Raise ValueError unless these are names or integers (count,), one for each sample."""
+    named = isinstance(sources, np.ndarray) and sources.dtype.kind in "iuU"
+    if not named or sources.shape != (count,):
+        raise ValueError(
+            f"{key} must be an array of names or integers ({count},), one for each sample, got "
+            f"{described(sources)}"
+        )
+
+
 def check_axes(key: str, x: NDArray[Any]) -> None:
     """Raise ValueError if these are images with the channels last; the suite's are (N, C, H, W)."""
     if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] > 4 and x.shape[2] > 4:

@@ -1,4 +1,4 @@
-"""Data sets by name, read from their published files and standardised per channel."""
+"""Data sets by name, read from their published files; images are standardised per channel."""
 
 import os
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import at_least, check_inputs, check_labels
+from .checks import at_least, check_inputs, check_labels, check_sources
 from .images import Images, pixel_constants, scaled
 from .imports import is_import_path
 from .sources import DATASETS, SOURCES, find, imported, known, resolve_data_dir
+from .text import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,9 @@ class Dataset:
         Labels, (N,), each in 0..num_classes - 1.
     num_classes : int
         Number of classes, at least 2.
+    sources : ndarray of str or integers, or None (default: None)
+        Where each training sample comes from, such as its site, speaker or file, (N,); None if unknown. The
+        partition schemes ``source`` and ``source(share)`` use it.
 
     Raises
     ------
@@ -43,12 +47,15 @@ class Dataset:
     x_test: NDArray[Any]
     y_test: NDArray[np.int64]
     num_classes: int
+    sources: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         at_least(2, **{f"data set {self.name!r}: num_classes": self.num_classes})
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             check_labels(f"data set {self.name!r}: y_{part}", y, self.num_classes)
             check_inputs(f"data set {self.name!r}: x_{part}", x, len(y), integers=True)
+        if self.sources is not None:
+            check_sources(f"data set {self.name!r}: sources", self.sources, len(self.y_train))
         if self.x_train.dtype != self.x_test.dtype:
             raise ValueError(
                 f"data set {self.name!r}: x_test must be {self.x_train.dtype}, as x_train, got "
@@ -78,8 +85,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str
         The folder with the files or their subfolder; relative, absolute or with ``~``. None or empty uses
         the environment variable HEDGEROW_DATA_DIR.
     scaling : {"standard", "unit"} (default: "standard")
-        Pixels with the training set's mean 0 and deviation 1 per channel, or in [0, 1]. The result of a
-        function is not scaled.
+        Pixels with the training set's mean 0 and deviation 1 per channel, or in [0, 1]. Token ids and the
+        result of a function are not scaled.
 
     Raises
     ------
@@ -99,19 +106,21 @@ def preprocessing(
 ) -> tuple[list[float], list[float]] | None:
     """Return what ``load`` subtracts from each channel's pixels (0 to 255), and divides them by.
 
-    None for the result of a function, which is not scaled. Parameters and errors as in ``load``.
+    None for token ids and the result of a function, which are not scaled. Parameters and errors are those of
+    ``load``.
     """
     if is_import_path(name):
         return None
     images = SOURCES[known(name, DATASETS)].read(find(name, resolve_data_dir(data_dir)))
-    assert isinstance(images, Images)
-    return pixel_constants(images, scaling)
+    return pixel_constants(images, scaling) if isinstance(images, Images) else None
 
 
 @lru_cache(maxsize=2)
 def _read(name: str, folder: Path, scaling: str) -> Dataset:
-    images = SOURCES[name].read(folder)
-    assert isinstance(images, Images)
-    x_train, x_test = scaled(images, scaling)
-    y_train, y_test = images.y_train.astype(np.int64), images.y_test.astype(np.int64)
-    return Dataset(name, x_train, y_train, x_test, y_test, len(SOURCES[name].classes))
+    raw, num_classes = SOURCES[name].read(folder), len(SOURCES[name].classes)
+    if isinstance(raw, Text):
+        return Dataset(name, raw.x_train, raw.y_train, raw.x_test, raw.y_test, num_classes, raw.sources)
+    assert isinstance(raw, Images)
+    x_train, x_test = scaled(raw, scaling)
+    y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes)

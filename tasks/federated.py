@@ -130,5 +130,5 @@ def _federated(
         y=torch.from_numpy(dataset.y_train),
         x_test=torch.from_numpy(dataset.x_test),
         y_test=torch.from_numpy(dataset.y_test),
-        parts=partition(scheme, dataset.y_train, num_partitions, seed),
+        parts=partition(scheme, dataset.y_train, num_partitions, seed, dataset.sources),
     )

@@ -49,10 +49,11 @@ def build_model(
         - ``"resnet18"``: ResNet-18 with a 3x3 stem without pooling.
         - ``"logistic"``: softmax regression.
         - ``"mlp"``: one hidden layer of 200.
+        - ``"text-transformer"``: two encoder layers of width 64 on token ids (T,), see ``TextTransformer``.
         - ``module:function``: a function (input_shape, num_classes) that returns a ``torch.nn.Module``.
     input_shape : tuple of int
         The shape of one sample; (C, H, W) with H, W >= 16 for the convolutional ones, >= 32 for
-        ``"cnn10"``.
+        ``"cnn10"``; (T,) for ``"text-transformer"``.
     num_classes : int
         Number of classes, at least 2.
     seed : int
@@ -89,12 +90,18 @@ def input_type(model: nn.Module, input_shape: Shape) -> torch.dtype:
 
 
 def check_takes(name: str, dtype: str) -> None:
-    """Raise ValueError if a model of the suite, which takes measurements, would get integers (token ids)."""
-    if name in MODELS and dtype.startswith(("int", "uint")):
+    """Raise ValueError if a model of the suite would get ids (integers) for measurements, or the reverse."""
+    if name not in MODELS or dtype.startswith(("int", "uint")) == (name in OF_IDS):
+        return
+    if name in OF_IDS:
         raise ValueError(
-            f"model must be an import path module:function of a model of ids, got {name!r}: the samples are "
-            f"{dtype}, and integers stay as they are. If they are measurements, save them as float32"
+            f"model must be one of measurements, got {name!r}, which takes ids: the samples are {dtype}"
         )
+    raise ValueError(
+        f"model must be {', '.join(OF_IDS)}, or an import path module:function of a model of ids, got "
+        f"{name!r}: the samples are {dtype}, and integers stay as they are. If they are measurements, save "
+        "them as float32"
+    )
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -149,6 +156,8 @@ def _check_arguments(name: str, input_shape: Shape, num_classes: int, seed: int,
     side = _SMALLEST_SIDE.get(name)
     if side is not None and (len(input_shape) != 3 or min(input_shape[1:]) < side):
         raise ValueError(f"input_shape must be (C, H, W) with H, W >= {side} for {name}, got {input_shape}")
+    if name in OF_IDS and len(input_shape) != 1:
+        raise ValueError(f"input_shape must be (T,) token ids for {name}, got {input_shape}")
     at_least(2, num_classes=num_classes)
     at_least(0, seed=seed)
     if not is_number(dropout) or not 0 <= dropout < 1:
@@ -240,14 +249,23 @@ def _mlp(input_shape: Shape, num_classes: int, hidden: int = 200) -> nn.Module:
     )
 
 
+def _text_transformer(input_shape: Shape, num_classes: int) -> nn.Module:
+    return TextTransformer(input_shape[0], num_classes)
+
+
 def initialise(model: nn.Module, generator: np.random.Generator) -> None:
-    """Draw every weight and bias from U(-b, b), b = 1 / sqrt(inputs of a unit), as torch does by default."""
+    """Draw every weight and bias from U(-b, b), b = 1 / sqrt(inputs of a unit), as torch does by default.
+
+    An embedding's are N(0, 1 / width), so that its rows have norm 1 on average.
+    """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             bound = 1 / math.sqrt(layer.weight[0].numel())  # weight[0]: the inputs of one unit
             draw_uniform(layer.weight, bound, generator)
             if layer.bias is not None:
                 draw_uniform(layer.bias, bound, generator)
+        elif isinstance(layer, nn.Embedding):
+            draw_normal(layer.weight, 1 / math.sqrt(layer.embedding_dim), generator)
 
 
 def _initialise_normal(model: nn.Module, generator: np.random.Generator) -> None:
@@ -318,9 +336,12 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "resnet18": _resnet18,
     "logistic": _logistic,
     "mlp": _mlp,
+    "text-transformer": _text_transformer,
 }
 _SMALLEST_SIDE = {"lenet": 16, "cnn-431k": 16, "cnn4": 16, "cnn8": 16, "cnn10": 32, "resnet18": 16}
 _BATCH_NORMALISED = {"cnn4", "cnn8", "cnn10", "resnet18"}
+# Models of token ids; all others take measurements.
+OF_IDS = ("text-transformer",)
 
 MODELS = tuple(_BUILDERS)
 
@@ -379,6 +400,77 @@ class _BasicBlock(nn.Module):
 
 def _conv3x3(in_channels: int, channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+
+
+class TextTransformer(nn.Module):
+    """A small encoder of token ids, the mean over a row's tokens, and a linear classifier.
+
+    Paper: A. Vaswani et al., "Attention Is All You Need", Section 3.1 (encoder). Differs: normalisation comes
+    before each block, positions are learned, and there is no dropout.
+
+    Parameters
+    ----------
+    length, num_classes : int
+        Ids per row T, and classes.
+    vocabulary : int (default: 2048)
+        Rows of the embedding; an id uses row id modulo this, so ids of any tokenizer work.
+    width, layers, heads : int (default: 64, 2, 4)
+        Width of a token, a multiple of ``heads``; encoder layers; heads of their attention. With the
+        defaults, T = 48 and three classes it has 201,411 parameters.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        num_classes: int,
+        vocabulary: int = 2048,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(length, width)
+        self.layers = nn.ModuleList(_EncoderLayer(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, num_classes) of token ids (N, T); -1 is no token."""
+        mask = x >= 0
+        hidden = self.embedding(x.clamp(min=0) % self.embedding.num_embeddings) + self.position.weight
+        for layer in self.layers:
+            hidden = layer(hidden, mask)  # (N, T, width)
+        tokens = mask[..., None].to(hidden.dtype)
+        mean = (self.norm(hidden) * tokens).sum(1) / tokens.sum(1).clamp(min=1)
+        logits: Tensor = self.head(mean)
+        return logits
+
+
+class _EncoderLayer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.dense = nn.Linear(width, width)
+        self.dense_in, self.dense_out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        hidden = hidden + self._attention(self.norm1(hidden), mask)
+        out: Tensor = hidden + self.dense_out(functional.relu(self.dense_in(self.norm2(hidden))))
+        return out
+
+    def _attention(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            layer(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (N, heads, T, width / heads)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (N, heads, T, T)
+        # Not -inf, which gives NaN for a row without tokens.
+        scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
+        mixed: Tensor = self.dense((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+        return mixed
 
 
 def weight_generator(seed: int) -> np.random.Generator:

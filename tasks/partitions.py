@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import at_least, described
+from .checks import at_least, check_sources, described
 from .flower_partitions import PREFIX, named_partitioner, parts_of
 
 Indices = NDArray[np.int64]
@@ -26,6 +26,7 @@ _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 1e9
 # Random streams are keyed (seed, attempt, 0, purpose), as in the whole suite; 2 is the purpose "partition".
 _PURPOSE = 2
 _WITH_REPLACEMENT = "with-replacement"
+_SOURCE = "source"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,13 @@ class DrawnParts(Sequence[Indices]):
         return np.sort(rng.integers(self.most, size=self.num_samples))
 
 
-def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> Sequence[Indices]:
+def partition(
+    scheme: str,
+    labels: NDArray[Any],
+    num_partitions: int,
+    seed: int,
+    sources: NDArray[Any] | None = None,
+) -> Sequence[Indices]:
     """Assign samples to non-empty partitions, each to exactly one except with replacement.
 
     Parameters
@@ -105,6 +112,12 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
           partitions of any two classes differ by at most one, and the partitions of a class share it
           equally. Each partition in turn takes the least assigned classes, with ties broken at random: a
           stable order would give only a few distinct sets of classes.
+        - ``"source"``: each partition has samples of one source. Partitions are given to sources one by one,
+          to that with the most samples per partition so far: sources have partitions in proportion to their
+          samples, at least one each. The partitions of a source follow each other, sources ascend, and the
+          parts of one source are random and differ in size by at most one.
+        - ``"source(share)"``, 0 < share <= 1: the same, but a partition keeps that share of its samples,
+          rounded, and all others are shuffled together and dealt again, to each partition as many as it gave.
         - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement,
           independently and on access: for federations with more nodes than samples.
         - ``"flwr_datasets:NAME(key=value, ...)"``: a partitioner of flwr-datasets, see ``parts_of``.
@@ -114,6 +127,8 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
         Number of partitions, 1..N; unlimited with replacement.
     seed : int
         The run's seed, >= 0. The same seed gives the same partition.
+    sources : ndarray of str or integers, (N,), or None (default: None)
+        The source of each sample, for ``"source"``; None if unknown.
 
     Returns
     -------
@@ -123,7 +138,8 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     Raises
     ------
     ValueError
-        If an argument is out of range, or the scheme cannot give every partition a sample.
+        If an argument is out of range, the scheme cannot give every partition a sample, or ``"source"`` has
+        no sources or more than there are partitions.
     """
     labels = np.asarray(labels)
     if scheme.startswith(PREFIX):
@@ -135,9 +151,10 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
         assert isinstance(parsed.argument, int)
         return DrawnParts(labels.size, num_partitions, parsed.argument, seed)
     deal, smallest = _DEALS[parsed.name], _SMALLEST.get(parsed.name, 1)
+    dealt_by = labels if parsed.name != _SOURCE else _sources(scheme, sources, labels.size)
     for attempt in range(_ATTEMPTS if parsed.name in _REDRAWN else 1):
         rng = np.random.default_rng(np.random.SeedSequence([seed, attempt, 0, _PURPOSE]))
-        parts = deal(labels, num_partitions, parsed.argument, rng)
+        parts = deal(dealt_by, num_partitions, parsed.argument, rng)
         if all(part.size >= smallest for part in parts):
             return [np.sort(part).astype(np.int64) for part in parts]
     lack = "no sample" if smallest == 1 else f"fewer than {smallest} samples"
@@ -225,6 +242,16 @@ def _concentration(scheme: str, text: str | None) -> float:
     return alpha
 
 
+def _share(scheme: str, text: str | None) -> float | None:
+    try:
+        share = None if text is None else float(text)
+    except ValueError:
+        share = math.nan
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"partition must have a share in (0, 1], 'source(0.7)' for example, got {scheme!r}")
+    return share
+
+
 def _count(scheme: str, text: str | None) -> int:
     text = (text or "").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
@@ -243,6 +270,15 @@ def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int, *, dr
             f"num_partitions must be from 1 to {labels.size} (one sample each), got {num_partitions}; "
             f"partition = '{_WITH_REPLACEMENT}(n)' has no such limit"
         )
+
+
+def _sources(scheme: str, sources: NDArray[Any] | None, count: int) -> NDArray[np.int64]:
+    """Return the number of each sample's source, sources in ascending order."""
+    if sources is None:
+        raise ValueError(f"partition = {scheme!r}: the data set has no sources (Dataset's sources)")
+    check_sources("sources", sources, count)
+    numbers: NDArray[np.int64] = np.unique(sources, return_inverse=True)[1]
+    return numbers
 
 
 def _deal_iid(
@@ -308,6 +344,32 @@ def _deal_ring(labels: NDArray[Any], num_partitions: int, k: int, rng: np.random
     return _deal_classes(labels, classes, holders, num_partitions, rng)
 
 
+def _deal_sources(
+    sources: NDArray[np.int64], num_partitions: int, share: float | None, rng: np.random.Generator
+) -> list[Indices]:
+    samples = np.bincount(sources)
+    if samples.size > num_partitions:
+        raise ValueError(
+            f"partition = '{Scheme(_SOURCE, share)}': num_partitions must be at least {samples.size}, the "
+            f"number of sources, got {num_partitions}"
+        )
+    holders = np.ones(samples.size, np.int64)
+    for _ in range(num_partitions - samples.size):
+        holders[np.argmax(samples / holders)] += 1
+    parts = [
+        part
+        for source, number in enumerate(holders)
+        for part in np.array_split(rng.permutation(np.flatnonzero(sources == source)), number)
+    ]
+    if share is None:
+        return parts
+    kept = [round(share * part.size) for part in parts]
+    others = rng.permutation(np.concatenate([part[k:] for part, k in zip(parts, kept, strict=True)]))
+    ends = np.cumsum([part.size - k for part, k in zip(parts, kept, strict=True)])
+    pieces = np.split(others, ends[:-1])
+    return [np.concatenate([part[:k], piece]) for part, k, piece in zip(parts, kept, pieces, strict=True)]
+
+
 def _classes(name: str, labels: NDArray[Any], k: int) -> NDArray[Any]:
     classes = np.unique(labels)
     if k > classes.size:
@@ -351,6 +413,7 @@ _ARGUMENTS: dict[str, Callable[[str, str | None], float | int | None]] = {
     "labels": _count,
     "ring": _count,
     "capped-dirichlet": _concentration,
+    _SOURCE: _share,
     _WITH_REPLACEMENT: _count,
 }
 _DEALS: dict[str, Callable[..., list[Indices]]] = {
@@ -360,6 +423,7 @@ _DEALS: dict[str, Callable[..., list[Indices]]] = {
     "labels": _deal_labels,
     "ring": _deal_ring,
     "capped-dirichlet": capped_dirichlet,
+    _SOURCE: _deal_sources,
 }
 _FORMS = (
     "iid",
@@ -368,6 +432,8 @@ _FORMS = (
     "labels(k)",
     "ring(k)",
     "capped-dirichlet(alpha)",
+    _SOURCE,
+    f"{_SOURCE}(share)",
     f"{_WITH_REPLACEMENT}(n)",
     f"{PREFIX}NAME(key=value, ...)",
 )

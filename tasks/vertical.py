@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_inputs, check_labels, described
-from .images import scaled
+from .images import Images, scaled
 from .imports import is_import_path
 from .sources import SOURCES, DataSource, find, imported, known, resolve_data_dir, vertical_datasets
 from .tabular import Table
@@ -181,6 +181,7 @@ def _load(name: str, source: DataSource, folder: Path | None) -> VerticalDataset
     raw = source.read(find(name, folder, source))
     if isinstance(raw, Table):
         return _from_table(name, raw)
+    assert isinstance(raw, Images)
     x_train, x_test = scaled(raw, "unit")
     y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
     return _from_images(name, x_train, y_train, x_test, y_test, source.classes)

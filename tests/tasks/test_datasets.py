@@ -163,6 +163,12 @@ def test_a_user_s_own_function_is_called_with_the_data_folder_and_must_return_a_
         ({"y_train": np.zeros(4, np.int32)}, r"y_train must be a non-empty int64 array \(N,\), got int32"),
         ({"y_train": np.zeros(3, np.int64)}, r"x_train must be a non-empty float32 array \(3, \.\.\.\)"),
         ({"y_test": np.array([0, -1])}, "y_test must be from 0 to 2, got -1 to 0"),
+        (
+            {"sources": np.array(["a", "b"])},
+            r"sources must be an array of names or integers \(4,\), .*got <U1",
+        ),
+        ({"sources": np.zeros(4)}, "sources must be an array of names or integers .*got float64"),
+        ({"sources": [1, 2, 3, 1]}, "sources must be .*got a list"),
     ],
 )
 def test_an_invalid_set_is_an_error_that_names_the_array(small, change, reason):

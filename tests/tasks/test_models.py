@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.tasks import MODELS, ChannelsLast, build_model, count_parameters, forward_macs
+from hedgerow.tasks import MODELS, ChannelsLast, build_model, check_takes, count_parameters, forward_macs
+from hedgerow.tasks.models import OF_IDS
 
 OWN_MODEL = """
 from torch import nn
@@ -21,8 +22,9 @@ def no_model(input_shape, num_classes):
 
 
 BATCH_NORMALISED = ("cnn4", "cnn8", "cnn10", "resnet18")
-PLAIN = tuple(name for name in MODELS if name not in BATCH_NORMALISED)
-SMALLEST = {"cnn10": (1, 32, 32)}
+OF_IMAGES = tuple(name for name in MODELS if name not in OF_IDS)
+PLAIN = tuple(name for name in OF_IMAGES if name not in BATCH_NORMALISED)
+SMALLEST = {"cnn10": (1, 32, 32), "text-transformer": (9,)}
 
 
 def smallest(name: str) -> tuple[int, ...]:
@@ -47,7 +49,7 @@ def weights(model: nn.Module) -> torch.Tensor:
         ("cnn4", (3, 32, 32), 10, 399_136), ("cnn8", (3, 32, 32), 10, 1_183_456),
         ("cnn8", (3, 32, 32), 100, 1_275_616), ("cnn10", (3, 32, 32), 10, 4_719_328),
         ("cnn10", (3, 32, 32), 100, 4_765_408), ("resnet18", (3, 32, 32), 10, 11_173_962),
-        ("resnet18", (3, 32, 32), 200, 11_271_432),
+        ("resnet18", (3, 32, 32), 200, 11_271_432), ("text-transformer", (48,), 3, 201_411),
     ],
 )  # fmt: skip
 def test_models_have_the_papers_parameter_counts(name, input_shape, num_classes, parameters):
@@ -141,7 +143,7 @@ def test_the_lenet_applies_relu_after_max_pooling():
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_IMAGES)
 @pytest.mark.parametrize("input_shape", [(1, 28, 28), (3, 32, 32), (2, 17, 20), (1, 35, 40)])
 def test_models_map_images_to_logits(name, input_shape):
     if name == "cnn10" and min(input_shape[1:]) < 32:
@@ -150,7 +152,7 @@ def test_models_map_images_to_logits(name, input_shape):
     assert model(torch.zeros(5, *input_shape)).shape == (5, 7)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logistic", "mlp")])
+@pytest.mark.parametrize("name", [name for name in OF_IMAGES if name not in ("logistic", "mlp")])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_feature_maps_on_a_cpu_are_channels_last_which_changes_no_value(name, channels):
     model, seen = build_model(name, (channels, 32, 32), 10, seed=0), []
@@ -220,3 +222,67 @@ def test_a_user_s_own_model_is_built_from_the_seed_alone_and_another_one_is_an_e
     }.items():
         with pytest.raises(ValueError, match=rf"model = 'own_model:{function}' {reason}"):
             build_model(f"own_model:{function}", (5,), 3, seed=0)
+
+
+# Token ids
+
+
+@pytest.mark.parametrize("vocabulary", [2**11, 2**40])
+def test_a_text_transformer_takes_any_ids_and_does_not_see_what_follows_a_row(vocabulary):
+    model = build_model("text-transformer", (12,), 3, seed=0)
+    x = torch.randint(0, vocabulary, (5, 12), generator=torch.Generator().manual_seed(0))
+    short = x.clone()
+    short[:, 7:] = -1
+    alone = build_model("text-transformer", (7,), 3, seed=0)
+    state = model.state_dict()
+    alone.load_state_dict({**state, "position.weight": state["position.weight"][:7]})
+    torch.testing.assert_close(model(short), alone(x[:, :7]))
+    assert not torch.allclose(model(short), model(x))
+    short[2] = -1  # A row without tokens.
+    assert model(short).isfinite().all()
+
+
+def test_a_text_transformer_reads_the_order_of_its_ids():
+    model = build_model("text-transformer", (6,), 3, seed=0)
+    x = torch.arange(6)[None]
+    assert not torch.allclose(model(x), model(x.flip(1)))
+
+
+def test_the_layers_of_a_text_transformer_have_the_names_of_an_encoder():
+    linear = {
+        name.split(".")[-1]
+        for name, layer in build_model("text-transformer", (6,), 3, seed=0).named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+    assert linear == {"query", "key", "value", "dense", "dense_in", "dense_out", "head"}
+
+
+def test_an_embedding_is_drawn_by_numpy_with_rows_of_norm_one():
+    model = build_model("text-transformer", (6,), 3, seed=5)
+    weight = model.state_dict()["embedding.weight"]
+    drawn = np.random.default_rng(np.random.SeedSequence([5, 0, 0, 1])).standard_normal((2048, 64))
+    assert np.array_equal(weight.numpy(), (drawn / 8).astype(np.float32))
+
+
+def test_a_text_transformer_counts_products_of_every_layer():
+    width, length = 64, 10
+    layer = length * (4 * width * width + 4 * width * width) + 2 * length * length * width
+    assert forward_macs(build_model("text-transformer", (length,), 3, 0), (length,)) == 2 * layer + 3 * width
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("lenet", "int64", "model must be text-transformer, or an import path .*got 'lenet': .*are int64"),
+        ("text-transformer", "float32", "'text-transformer', which takes ids: the samples are float32"),
+        ("text-transformer", "int64", None),
+        ("lenet", "float32", None),
+        ("own:model", "int64", None),
+    ],
+)
+def test_models_of_ids_get_ids_and_others_measurements(name, dtype, reason):
+    if reason is None:
+        check_takes(name, dtype)
+    else:
+        with pytest.raises(ValueError, match=reason):
+            check_takes(name, dtype)

@@ -210,9 +210,60 @@ def test_a_scheme_is_parsed_into_name_and_argument_and_written_as_it_is_read():
     assert parse_scheme("iid") == Scheme("iid", None)
     assert parse_scheme(" dirichlet( 5e-1 ) ") == Scheme("dirichlet", 0.5)
     assert parse_scheme("labels (3)") == Scheme("labels", 3)
-    every = (*EXAMPLES, "ring(2)", CAPPED, "with-replacement(20)")
+    every = (*EXAMPLES, "ring(2)", CAPPED, "source(0.7)", "with-replacement(20)")
+    assert parse_scheme("source") == Scheme("source", None)
+    assert parse_scheme("source(1)") == Scheme("source", 1.0)
     assert [str(parse_scheme(scheme)) for scheme in every] == list(every)
     assert tuple(parse_scheme(scheme).name for scheme in every) == SCHEMES
+
+
+@st.composite
+def any_sources(draw):
+    sizes = draw(st.lists(st.integers(1, 80), min_size=1, max_size=5))
+    names = np.repeat([f"site {number}" for number in range(len(sizes))], sizes)
+    most = min(12, names.size)
+    return np.random.default_rng(0).permutation(names), draw(st.integers(len(sizes), most + len(sizes)))
+
+
+@settings(deadline=None, max_examples=100)
+@given(drawn=any_sources(), share=st.floats(0.01, 1.0), seed=any_seed)
+def test_source_gives_a_node_one_source_and_sources_nodes_in_proportion(drawn, share, seed):
+    sources, nodes = drawn
+    assume(nodes <= sources.size)
+    labels = np.zeros(sources.size, int)
+    pure, mixed = (partition(s, labels, nodes, seed, sources) for s in ("source", f"source({share})"))
+    numbers = np.unique(sources, return_inverse=True)[1]
+    own = [np.unique(numbers[part]) for part in pure]
+    assert all(number.size == 1 for number in own)
+    held, samples = np.bincount(np.concatenate(own)), np.bincount(numbers)
+    # No source would have more samples per node than another with one node less.
+    assert (samples[:, None] * (held - 1) <= samples * held[:, None])[:, held > 1].all()
+    assert [int(number[0]) for number in own] == np.repeat(np.arange(held.size), held).tolist()
+    for number, size in enumerate(samples):
+        sizes = {part.size for part, of in zip(pure, own, strict=True) if of[0] == number}
+        assert sizes <= {size // held[number], -(-size // held[number])}
+    for parts in (pure, mixed):
+        assert np.sort(np.concatenate(parts)).tolist() == list(range(sources.size))
+    for part, other, number in zip(pure, mixed, own, strict=True):
+        assert other.size == part.size
+        assert np.intersect1d(part, other).size >= round(share * part.size)
+        assert (numbers[other] == number).sum() >= round(share * part.size)
+    again = partition(f"source({share})", labels, nodes, seed, sources)
+    assert all(map(np.array_equal, mixed, again))
+
+
+def test_the_rest_of_a_node_s_samples_are_of_all_sources_and_follow_from_the_seed():
+    sources = np.repeat([3, 1, 2], 1000)
+    labels = np.zeros(3000, int)
+    parts = partition("source(0.7)", labels, 6, 0, sources)
+    for number, part in enumerate(parts):
+        counts = np.bincount(sources[part], minlength=4)[1:]
+        assert part.size == 500
+        # 350 of its own, and 150 of the three alike: 50 each, of which 30 may be missing by chance.
+        assert abs(counts[number // 2] - 400) < 30
+        assert (np.abs(np.delete(counts, number // 2) - 50) < 30).all()
+    other = partition("source(0.7)", labels, 6, 1, sources)
+    assert not any(map(np.array_equal, parts, other))
 
 
 def test_with_replacement_draws_each_partition_by_itself_and_every_sample_as_often():
