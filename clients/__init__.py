@@ -31,6 +31,7 @@ from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
 from hedgerow.clients.training.batches import batch_indices
+from hedgerow.clients.training.optimisers import LOCAL_OPTIMISER_TEXTS, LocalAdamW, LocalSGD
 from hedgerow.clients.training.own import TrainingConfig, TrainingData, TrainingLoop
 from hedgerow.clients.training.sgd import TrainingMode, local_sgd
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
@@ -39,6 +40,7 @@ from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entro
 Learning, Learnt = TrainHandler, TrainResult
 
 __all__ = [
+    "LOCAL_OPTIMISER_TEXTS",
     "TASK_TEXTS",
     "BatchClientApp",
     "FactoredModel",
@@ -47,6 +49,8 @@ __all__ = [
     "GossipPlace",
     "GradientPrivacy",
     "LinearRegression",
+    "LocalAdamW",
+    "LocalSGD",
     "LocalTask",
     "LocalTaskFn",
     "LocalWork",

@@ -23,6 +23,7 @@ from torch import nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic, Precision
 from hedgerow.clients.training.loop import train_loop
+from hedgerow.clients.training.optimisers import parse_local_optimiser
 from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.stack import Form, form_of, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised
@@ -248,9 +249,15 @@ def training_of(
 ) -> Training:
     """Return how a run's nodes train: by ``LocalTraining.of`` or, if given, by the user's own loop.
 
-    ValueError if there is an own loop and the run asks for a stack, bf16 or compilation.
+    The run's ``local-optimiser`` (absent: empty) is such a loop too. ValueError if there are both, or there
+    is a loop and the run asks for a stack, bf16 or compilation.
     """
     built_in = LocalTraining.of(context, mode, loss)
+    if named := str(context.run_config.get("local-optimiser", "")):
+        if train is not None:
+            raise ValueError(f"local-optimiser must be empty with your own training loop, got {named!r}")
+        optimiser = parse_local_optimiser(named)
+        train = None if optimiser is None else optimiser.loop(loss)
     if train is None:
         return built_in
     if built_in.mode not in ("auto", "loop"):

@@ -370,6 +370,34 @@ class StackSettings(AppSettings):
         yield not stacked, "compile", "False with training-mode = 'stack' (a stack is not compiled)"
 
 
+class LocalOptimiserSettings(StackSettings):
+    """The optimiser of a node's local steps; the app declares the valid texts (``TEXTS``)."""
+
+    GROUP = "training"
+
+    local_optimiser: str = setting(
+        "",
+        "optimiser of the nodes' local steps with the method's step size: `adamw(weight_decay=0.01, "
+        "warm_up=0.1)`, or `sgd(accumulate=4)` for micro-batches; empty: the method's SGD",
+    )
+
+    @property
+    def no_local_optimiser(self) -> str:
+        """Why the method cannot have another optimiser; empty if it can."""
+        return ""
+
+    def rules(self) -> Rules:
+        """Yield the conditions between values that are each valid."""
+        yield from super().rules()
+        if self.local_optimiser:
+            why = "with local-optimiser, whose nodes train one after the other in float32"
+            yield self.training_mode != "stack", "training-mode", f"'auto' or 'loop' {why}"
+            keys = [key for key in ("precision", "compile", "augmentation") if key in self.table()]
+            yield from self.usual("with local-optimiser", *keys)
+            no = self.no_local_optimiser
+            yield not no, "local-optimiser", f"empty with {no}"
+
+
 class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, BufferSettings):
     """Settings of apps whose nodes train in stacks and send bounded, masked or noised updates."""
 

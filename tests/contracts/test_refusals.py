@@ -607,6 +607,9 @@ def work(batches: list[np.ndarray]) -> list[LocalWork]:
 
 case("clients:local_sgd", {"model": LINEAR, "works": []}, mode=one_of("auto", "loop", "stack"),
     max_nodes=COUNT | NONE)
+case("clients:LocalSGD", {}, warm_up=real(0, 1), accumulate=COUNT)
+case("clients:LocalAdamW", {}, warm_up=real(0, 1), accumulate=COUNT, weight_decay=real(0, 1),
+    beta1=real(0, 1, "high"), beta2=real(0, 1, "high"), eps=POSITIVE)
 case("clients.training.arithmetic:Arithmetic", {}, precision=one_of("float32", "bf16"), compiled=COUNT_OR_0)
 case("clients.training.batches:epoch_batches",
     {"part": np.arange(4), "seed": 0, "round": 0, "partition_id": 0, "epochs": 1, "batch_size": 1},

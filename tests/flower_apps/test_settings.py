@@ -21,6 +21,8 @@ PEERS = "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502"
 DIRECT = {"edge-servers": "direct", "num-servers": 3, "num-clients": 7, "topology": "path", "peers": PEERS}
 SITE = {"peers": PEERS, "num-clients": 7, "topology": "ring", "monitor": False}
 SUMS = {"secure-sum": True}
+ADAMW = {"local-optimiser": "adamw"}
+PROX = "flwr:FedProx(proximal_mu=2.0)"
 SMALL_SUMS = {**SUMS, "num-servers": 10, "aggregation": "median", "edge-servers": "nodes"}
 
 # fmt: off
@@ -54,6 +56,14 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (FEDMUD, {**SUMS, "method": "fedbat"}, "False with method = 'fedbat' (nodes"),
     (FEDMUD, {**SUMS, "measure-bias": True}, "measure-bias must be False with secure-sum"),
     (FEDMUD, {**SUMS, "clients-per-round": 2}, "sum-min-nodes must be at most 2"),
+    (SD_FEEL, {**ADAMW, "training-mode": "stack"}, "training-mode must be 'auto' or 'loop' with local-opt"),
+    (SD_FEEL, {**ADAMW, "precision": "bf16"}, "precision must be 'float32' with local-optimiser, got 'bf16'"),
+    (SD_FEEL, {**ADAMW, "compile": True}, "compile must be False with local-optimiser"),
+    (FEDMUD, {**ADAMW, "augmentation": "flips"}, "augmentation must be 'none' with local-optimiser"),
+    (FEDMUD, {**ADAMW, "method": "fedbat"}, "local-optimiser must be empty with method = 'fedbat', which"),
+    (SIMILARITY_FREE, {**ADAMW, "algorithm": "fedprox"}, "must be empty with algorithm = 'fedprox', whose"),
+    (SIMILARITY_FREE, {**ADAMW, "algorithm": "ef-fedprox"}, "must be empty with algorithm = 'ef-fedprox'"),
+    (SIMILARITY_FREE, {**ADAMW, "algorithm": PROX}, "must be empty with algorithm = 'flwr:FedProx"),
     (CEPS, {**SITE, "peers": "", "site": 1}, "site must be 0 where peers is empty, got 1"),
     (CEPS, {**SITE, "num-clients": 2, "topology": ""}, "peers must have at most 2 sites, a node for each"),
     (CEPS, {**SITE, "monitor": True}, "monitor must be False with peers, got True"),

@@ -100,6 +100,9 @@ _BASE: Mapping[str, Settings] = {
 _DEALT = ("train-loss-samples", "features", "samples-low", "samples-high", "patients-per-group")
 # One table per node, two classes.
 _TABLES = {"partition": "own", "classes": "well,sick", "model": "logistic"}
+# One node after the other, as a local optimiser wants it.
+_ALONE: Settings = {"training-mode": "loop"}
+_TEXT: Settings = {"dataset": "sentences-small", "partition": "source(0.7)", "model": "text-transformer"}
 _SUMS: dict[str, Any] = {"secure-sum": True}
 _NOISED_SUMS = {**_SUMS, "upload-clip": 0.1, "upload-noise-multiplier": 0.5, "noise-source": "seed"}
 # What every simulated node answers, with its own ledger.
@@ -129,6 +132,9 @@ def _methods() -> Iterator[Row]:
             yield Row(name, one.app, {**one.small, one.method: method}, tags=("method",))
     for app in ("sd-feel", "similarity-free", "fedmud"):
         yield _row(app, f"local layers of {app}", "method", settings={"local-layers": "*bias"})
+        optimiser = {"local-optimiser": "adamw(warm_up=0.5, accumulate=2)"}
+        yield _row(app, f"local optimiser of {app}", "method", settings={**optimiser, **_ALONE})
+    yield _row("sd-feel", "text of four sources", settings=_TEXT)
     for step in ("adam(lr=0.02)", "yogi(lr=0.02)", "adagrad(lr=0.02)", "momentum"):
         yield _row("sd-feel", f"server step {step}", "method", settings={"server-step": step})
     for method in ("sd-feel", "hierfavg", "feel", "fedavg"):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
-from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import TrainingSettings
+from hedgerow.clients import LOCAL_OPTIMISER_TEXTS, TASK_TEXTS
+from hedgerow.sim.runs.common_settings import LocalOptimiserSettings, TrainingSettings
 from hedgerow.sim.runs.kinds import (
     Nodes,
     NotNegative,
@@ -57,10 +57,10 @@ _NO_SUMS = {
 }
 
 
-class Settings(TrainingSettings):
+class Settings(LocalOptimiserSettings, TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **LOCAL_OPTIMISER_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
     SENDERS = "clients-per-round"
 
     method: Annotated[str, choice_or(*FLOWER_TEXT, *METHODS)] = setting(
@@ -147,6 +147,11 @@ class Settings(TrainingSettings):
     )
     evaluate_every: int = setting(2)
     train_loss_samples: int = setting(1000)
+
+    @property
+    def no_local_optimiser(self) -> str:
+        """Why the method cannot have another optimiser; empty if it can."""
+        return "method = 'fedbat', which trains by its own rule" if self.method == "fedbat" else ""
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""

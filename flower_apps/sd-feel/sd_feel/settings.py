@@ -3,8 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import IterationSettings, PeerSettings, TrainingSettings
+from hedgerow.clients import LOCAL_OPTIMISER_TEXTS, TASK_TEXTS
+from hedgerow.sim.runs.common_settings import (
+    IterationSettings,
+    LocalOptimiserSettings,
+    PeerSettings,
+    TrainingSettings,
+)
 from hedgerow.sim.runs.kinds import (
     Nodes,
     NodesOr0,
@@ -39,10 +44,10 @@ from hedgerow.wire.robust_means import parse_aggregation
 DIRECT = "direct"
 
 
-class Settings(PeerSettings, IterationSettings, TrainingSettings):
+class Settings(PeerSettings, IterationSettings, LocalOptimiserSettings, TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **LOCAL_OPTIMISER_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
 
     method: Annotated[str, choice_or(*FLOWER_TEXT, "sd-feel", "hierfavg", "feel", "fedavg")] = setting(
         "sd-feel",

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from flwr.serverapp.strategy import FedProx
 
-from hedgerow.clients import TASK_TEXTS, parse_inner_lr
-from hedgerow.sim.runs.common_settings import TrainingSettings
+from hedgerow.clients import LOCAL_OPTIMISER_TEXTS, TASK_TEXTS, parse_inner_lr
+from hedgerow.sim.runs.common_settings import LocalOptimiserSettings, TrainingSettings
 from hedgerow.sim.runs.kinds import (
     FractionBelow1,
     Nodes,
@@ -44,10 +44,10 @@ _ALGORITHMS = {
 }
 
 
-class Settings(TrainingSettings):
+class Settings(LocalOptimiserSettings, TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
+    TEXTS: ClassVar = {**TASK_TEXTS, **LOCAL_OPTIMISER_TEXTS, **REGISTRY_TEXTS, **SERVER_STEP_TEXTS}
     METHOD = "algorithm"
 
     algorithm: Annotated[str, choice_or(*FLOWER_TEXT, *_ALGORITHMS)] = setting(
@@ -120,6 +120,12 @@ class Settings(TrainingSettings):
         "training",
     )
     min_replies: int = setting(1, "minimum number of valid replies per round (0: from every worker)")
+
+    @property
+    def no_local_optimiser(self) -> str:
+        """Why the method cannot have another optimiser; empty if it can."""
+        prox = self.proximal_mu or (not self.flower and _ALGORITHMS[self.algorithm][0] == "prox")
+        return f"algorithm = {self.algorithm!r}, whose nodes solve a proximal step" if prox else ""
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""

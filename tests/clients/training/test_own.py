@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hedgerow.clients import (
     BatchClientApp,
+    LocalAdamW,
     LocalTask,
     TrainingConfig,
     TrainingData,
@@ -130,12 +131,15 @@ METHODS: dict[str, Federated] = {
 }
 
 
-def learnt(name: str, train: TrainingLoop | None) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+def learnt(
+    name: str, train: TrainingLoop | None, optimiser: str = ""
+) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
     client, make = METHODS[name]
     strategy = make()
     told = {"learning-rate": 0.1, "batch-size": 4, "seed": 5} if name == "sd-feel" else {}
     with flower_identity(1):
-        grid = InProcessGrid(client(task, "loop", train=train), NODES)
+        asked = {"local-optimiser": optimiser}
+        grid = InProcessGrid(client(task, "loop", train=train), NODES, run_config=asked)
         result = strategy.start(grid, INITIAL, num_rounds=3, train_config=ConfigRecord(told))
     arrays = {key: array.numpy() for key, array in result.arrays.items()}
     return arrays, [dict(m) for _, m in sorted(result.train_metrics_clientapp.items())], strategy
@@ -162,6 +166,20 @@ def test_adam_on_dict_batches_learns_and_repeats_to_the_bit(name: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
     for key, array in first.items():
         np.testing.assert_array_equal(array, again[key])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_local_optimiser_works_in_every_method_and_plain_sgd_is_the_built_in_loop(name: str) -> None:
+    (plain, plain_metrics, _), (built_in, metrics, _) = learnt(name, None, "sgd()"), learnt(name, None)
+    assert plain_metrics == metrics
+    for key, array in plain.items():
+        np.testing.assert_array_equal(array, built_in[key])
+    other, metrics, strategy = learnt(name, None, "adamw(warm_up=0.5)")
+    assert not strategy.report.rejected
+    looped, loop_metrics, _ = learnt(name, LocalAdamW(warm_up=0.5).loop(cross_entropy))
+    assert metrics == loop_metrics
+    assert all(np.array_equal(array, looped[key]) for key, array in other.items())
+    assert any(not np.array_equal(array, built_in[key]) for key, array in other.items())
 
 
 # One message to several nodes.
