@@ -300,7 +300,8 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     only reversed if its ``reversed`` says why that is not our set-up. The compared value is one of:
 
     - by default ``y`` at the last common evaluation (``paired_values``);
-    - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given;
+    - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given; ``"end"`` is each run's
+      own end;
     - with ``target``, the cost ``x`` at which ``y`` reached it;
     - with ``over``, the mean of ``y`` in this last share of the common cost, for metrics that fluctuate.
 
@@ -390,6 +391,10 @@ def _compared(
     if "target" in test:
         values = [_by_seed(one, lambda run: to_target(run, x, y, test["target"])) for one in runs]
         return f"{x} to {y} {test['target']:g}", values
+    if test.get("at") == "end":
+        return f"{y} at the end", [
+            _by_seed(one, lambda run: run.value_at(y, run.rounds[-1]["round"])) for one in runs
+        ]
     if "at" in test:
         ats = [test["at"], test.get("right-at", test["at"])] * (len(runs) // 2)
         values = [

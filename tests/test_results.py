@@ -255,6 +255,16 @@ def test_a_fresh_evaluation_is_not_compared_with_an_old_one(find: Callable[..., 
     assert find({"ours": ours, "theirs": theirs}, x="rounds", at=3).verdict == "shown"
 
 
+def test_runs_that_stop_at_different_costs_are_compared_at_their_ends(
+    find: Callable[..., redraw.Finding],
+) -> None:
+    ours = {seed: [4.0, 3.0, None, 1.0 + seed / 10] for seed in range(3)}
+    theirs = {seed: [4.0, 2.0] for seed in range(3)}
+    found = find({"ours": ours, "theirs": theirs}, x="rounds", at="end")
+    assert found.text.startswith("loss at the end: ours 1.1, theirs 2 ")
+    assert found.verdict == "shown"
+
+
 def test_two_moments_of_a_run_are_compared(find: Callable[..., redraw.Finding]) -> None:
     losses = {"ours": {seed: [4.0, 3.0 + seed / 10, 2.0] for seed in range(3)}}
     found = find(losses, right="ours", x="rounds", **{"at": 2, "right-at": 1})
