@@ -24,9 +24,11 @@ import re
 import shlex
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -42,8 +44,11 @@ from hedgerow.sim.runs.compare import (
     target_table,
     to_target,
 )
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.plot import draw, save
 from hedgerow.sim.runs.results import RecordedRun, Results, load
+from hedgerow.strategies.sd_feel.theory import latency, preset
+from hedgerow.wire.clock import Compute
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -52,12 +57,21 @@ _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)",
 _FEWEST_SEEDS = 2
 # Fewest seeds in which one method must reach a target, and the other must not, to decide a comparison.
 _FEWEST_TO_MISS = 3
+# A run ended at chance if a metric is at most this far from that of a constant guess.
+_NEAR_CHANCE = 0.01
 
 
 @cache
 def results(name: str) -> Results:
     """Return the results in a file."""
     return load([HERE / f"{name}.json"])
+
+
+@cache
+def claims(app: str) -> Mapping[str, Any]:
+    """Return the content of ``claims/<app>.toml``; empty without that file."""
+    file = HERE / "claims" / f"{app}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _options() -> argparse.ArgumentParser:
@@ -220,85 +234,217 @@ def _pair(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison behind a claim: the result, and whether it agrees with the paper."""
+    """One comparison behind a claim: the result, whether it agrees with the paper, and the runs behind it."""
 
     text: str
     verdict: str
+    runs: Sequence[RecordedRun] = ()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One variant of a comparison: its runs that are evidence, by seed, and what is said of the others."""
+
+    name: str
+    runs: Mapping[int, RecordedRun]
+    left_out: Sequence[str]
+
+
+def no_evidence(run: RecordedRun, chance: Mapping[str, float]) -> str:
+    """Return why a run that did not fail is no evidence: "died", "lost replies", or "" if it is evidence.
+
+    A run died if its last loss is no number, or if it ended at chance: the last value of a metric is within
+    0.01 of that of a constant guess, as ``chance`` has it, such as ``{"auc": 0.5}``. A metric that a run does
+    not record says nothing. A run lost replies if a guard refused one: the paper has no guards.
+    """
+    ends = {name: run.value_at(name, run.rounds[-1]["round"]) for name in ("loss", *chance)}
+    known = {name: value for name, value in ends.items() if value is not None}
+    at_chance = any(abs(known[name] - chance[name]) <= _NEAR_CHANCE for name in chance if name in known)
+    if at_chance or not all(map(isfinite, known.values())):
+        return "died"
+    return "lost replies" if lost_replies(run.rounds) else ""
+
+
+def side(found: Results, name: str, chance: Mapping[str, float]) -> Side:
+    """Return a variant's runs that are evidence; runs that failed are counted as runs that died."""
+    runs = _variant(found.variants(), name)
+    started = found.started(next(iter(runs.values())).label) if runs else 0
+    reasons = {seed: no_evidence(run, chance) for seed, run in runs.items()}
+    counts = Counter(reasons.values()) + Counter(died=started - len(runs))
+    left_out = [
+        f"{counts[why]} of {started} runs of {name} {why}" for why in ("died", "lost replies") if counts[why]
+    ]
+    return Side(name, {seed: run for seed, run in runs.items() if not reasons[seed]}, left_out)
+
+
+def expanded(test: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return one comparison for each entry of a list in ``at``, ``target`` or ``clock``."""
+    listed = next((key for key in ("at", "target", "clock") if isinstance(test.get(key), list)), None)
+    return (
+        [test]
+        if listed is None
+        else [one for value in test[listed] for one in expanded({**test, listed: value})]
+    )
+
+
+def comparisons(claim: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return all comparisons behind a claim."""
+    return [one for test in claim.get("test", []) for one in expanded(test)]
 
 
 def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Finding:
-    """Compare two variants of a figure, paired by seed; report if one was not run.
+    """Compare two variants of a figure, paired by seed, without the runs that died.
 
     ``expect`` is the paper's statement about ``left`` against ``right``: ``lower``, ``higher``, or ``level``,
-    within ``margin``. The compared value is one of:
+    within ``margin``, or ``only``: ``left`` reaches the target in every run and ``right`` in none. A claim is
+    only reversed if its ``reversed`` says why that is not our set-up. The compared value is one of:
 
     - by default ``y`` at the last common evaluation (``paired_values``);
-    - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given;
+    - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given; ``"end"`` is each run's
+      own end;
     - with ``target``, the cost ``x`` at which ``y`` reached it;
     - with ``over``, the mean of ``y`` in this last share of the common cost, for metrics that fluctuate.
 
     ``right`` is multiplied by ``factor`` first. With ``published``, a number, ``left`` is compared with that
-    number instead of with another variant.
+    number instead of with another variant. With ``than``, two labels, the difference of ``left`` and
+    ``right`` is compared with the difference of these two. ``clock`` is that of ``retimed``.
     """
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
         return Finding(f"no runs of `figures/{figure}.toml` yet", "not run")
-    found = results(f"{app}/{figure}")
-    variants, x, y = found.variants(), test["x"], test["y"]
-    names = test["left"], test.get("right", test["left"])
-    left, right = (_variant(variants, name) for name in names)
-    if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
-        return Finding(f"no run of {', '.join(missing)} finished", "not decidable")
-    # The runs that did not fail are not a random sample of all.
-    if failed := [
-        f"{found.started(label) - len(runs)} of {found.started(label)} runs of {name}"
-        for name, runs in zip(names, (left, right), strict=True)
-        if len(runs) < found.started(label := next(iter(runs.values())).label)
-    ]:
-        return Finding(f"{' and '.join(dict.fromkeys(failed))} failed", "not decidable")
-    if "target" in test:
-        values = [_by_seed(runs, lambda run: to_target(run, x, y, test["target"])) for runs in (left, right)]
-        what = f"{x} to {y} {test['target']:g}"
-    elif "at" in test:
-        ats = test["at"], test.get("right-at", test["at"])
-        values = [
-            _by_seed(runs, lambda run, at=at: _value(at_budget(run, x, at, y)))
-            for runs, at in zip((left, right), ats, strict=True)
-        ]
-        what = f"{y} at {x} {' and '.join(f'{at:.4g}' for at in dict.fromkeys(ats))}"
-    elif "over" in test:
-        end = paired_values(left, right, x, y)[-1][0]
-        begin = (1 - test["over"]) * end
-        values = [_by_seed(runs, lambda run: _mean(run, x, y, begin, end)) for runs in (left, right)]
-        what = f"mean {y} over {x} {begin:.4g} to {end:.4g}"
-    else:
-        at, *values = paired_values(left, right, x, y)[-1]
-        what = f"{y} at {x} {at:.4g}"
-    missed = [
-        name for name, known, runs in zip(names, values, (left, right), strict=True) if len(known) < len(runs)
-    ]
-    if missed and "target" in test and _only_one(left, right, *values, x):
-        reached, other = names if values[0] else names[::-1]
-        cost = fmean(next(filter(None, values)).values())
-        cheaper = "lower" if values[0] else "higher"
-        verdict = {cheaper: "shown", "level": "not shown"}.get(test["expect"], "reversed")
-        return Finding(
-            f"{what}: {reached} {cost:.4g}, {other} never, though it spent as much, {len(left)} seeds",
-            verdict,
+    found, chance = results(f"{app}/{figure}"), claims(app).get("chance", {})
+    names = [test["left"], test.get("right", test["left"]), *test.get("than", ())]
+    sides = [side(found, name, chance) for name in names]
+    beside = "".join(f"; {said}" for said in dict.fromkeys(said for one in sides for said in one.left_out))
+    seeds = [seed for seed in sides[0].runs if all(seed in one.runs for one in sides)]
+    if len(seeds) < _FEWEST_SEEDS:
+        return Finding(f"seeds to compare: {len(seeds)}{beside}", "not run")
+    runs = [{seed: retimed(one.runs[seed], test.get("clock")) for seed in seeds} for one in sides]
+    used = [run for one in runs for run in one.values()]
+    if not all(run.records(test["y"]) for run in used):
+        return Finding(f"the runs do not record {test['y']}", "not run")
+    what, values = _compared(runs, test)
+    if "clock" in test:
+        what += f" by {_clock_name(test['clock'])}"
+    if "target" in test and higher_is_better(test["y"]):
+        best = plateau(found, test["y"], chance)
+        what += f" ({test['target'] / best:.0%} of the best plateau)"
+    text, verdict = _missed(names, runs, values, test) or _difference(names, values, test)
+    if verdict == "reversed" and "reversed" not in claim:
+        text, verdict = f"{text}, on the other side", "not shown"
+    return Finding(f"{what}: {text}{beside}", verdict, used)
+
+
+def _missed(
+    names: Sequence[str],
+    runs: Sequence[Mapping[int, RecordedRun]],
+    values: Sequence[Mapping[int, float]],
+    test: Mapping[str, Any],
+) -> tuple[str, str] | None:
+    """Return the text and verdict if not every run reached the target; None if all did."""
+    seeds = len(runs[0])
+    if all(len(known) == seeds for known in values) and test["expect"] != "only":
+        return None
+    if not _only_one(runs[0], runs[1], values[0], values[1], test["x"]):
+        counts = (
+            f"{len(known)} of {seeds} runs of {name}" for name, known in zip(names, values, strict=True)
         )
-    if missed:
-        return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
-    if "published" in test:
-        names, values[1] = (names[0], "published"), dict.fromkeys(values[0], test["published"])
-    factor = test.get("factor", 1.0)
-    values[1] = {seed: factor * value for seed, value in values[1].items()}
-    paired = paired_difference(*values)
-    text = (
-        f"{what}: {names[0]} {fmean(values[0].values()):.4g}, "
-        f"{'' if factor == 1 else f'{factor:g} times '}{names[1]} {fmean(values[1].values()):.4g} "
-        f"({_interval(paired)})"
+        both = test["expect"] == "only" and all(len(known) == seeds for known in values)
+        return f"reached by {' and '.join(counts)}", "reversed" if both else "not shown"
+    reached, other = names if values[0] else names[::-1]
+    cost = fmean((values[0] or values[1]).values())
+    cheaper = "lower" if values[0] else "higher"
+    agrees = (cheaper, "only") if values[0] else (cheaper,)
+    verdict = (
+        "shown" if test["expect"] in agrees else "not shown" if test["expect"] == "level" else "reversed"
     )
-    return Finding(text, judge(paired, test["expect"], test.get("margin", 0.0)))
+    return f"{reached} {cost:.4g}, {other} never, though it spent as much, {seeds} seeds", verdict
+
+
+def _difference(
+    names: Sequence[str], values: Sequence[Mapping[int, float]], test: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the text and verdict of the paired difference of two sides, or of two differences."""
+    left, right, *than = values
+    ours, theirs = names[:2]
+    if "published" in test:
+        theirs, right = "published", dict.fromkeys(left, test["published"])
+    factor = test.get("factor", 1.0)
+    right = {seed: factor * value for seed, value in right.items()}
+    if than:
+        left = {seed: left[seed] - right[seed] for seed in left}
+        right = {seed: than[0][seed] - than[1][seed] for seed in left}
+        ours, theirs = f"{ours} less {theirs}", f"{names[2]} less {names[3]}"
+    paired = paired_difference(left, right)
+    text = (
+        f"{ours} {fmean(left.values()):.4g}, {'' if factor == 1 else f'{factor:g} times '}{theirs} "
+        f"{fmean(right.values()):.4g} ({_interval(paired)})"
+    )
+    return text, judge(paired, test["expect"], test.get("margin", 0.0))
+
+
+def _compared(
+    runs: Sequence[Mapping[int, RecordedRun]], test: Mapping[str, Any]
+) -> tuple[str, list[dict[int, float]]]:
+    """Return what is compared, in words, and its values of each side by seed."""
+    x, y = test["x"], test["y"]
+    if "target" in test:
+        values = [_by_seed(one, lambda run: to_target(run, x, y, test["target"])) for one in runs]
+        return f"{x} to {y} {test['target']:g}", values
+    if test.get("at") == "end":
+        return f"{y} at the end", [
+            _by_seed(one, lambda run: run.value_at(y, run.rounds[-1]["round"])) for one in runs
+        ]
+    if "at" in test:
+        ats = [test["at"], test.get("right-at", test["at"])] * (len(runs) // 2)
+        values = [
+            _by_seed(one, lambda run, at=at: _value(at_budget(run, x, at, y)))
+            for one, at in zip(runs, ats, strict=True)
+        ]
+        return f"{y} at {x} {' and '.join(f'{at:.4g}' for at in dict.fromkeys(ats))}", values
+    end, *values = paired_values(runs[0], runs[1], x, y)[-1]
+    if "over" not in test:
+        return f"{y} at {x} {end:.4g}", values
+    begin = (1 - test["over"]) * end
+    values = [_by_seed(one, lambda run: _mean(run, x, y, begin, end)) for one in runs]
+    return f"mean {y} over {x} {begin:.4g} to {end:.4g}", values
+
+
+def plateau(found: Results, y: str, chance: Mapping[str, float]) -> float:
+    """Return the highest mean of a score over the last quarter of the iterations, of a figure's variants."""
+
+    def late(run: RecordedRun) -> float:
+        points = run.series("iterations", y)
+        return fmean(point.y for point in points if point.x >= 0.75 * points[-1].x)
+
+    sides = (side(found, label, chance) for label in found.variants())
+    return max(fmean(map(late, one.runs.values())) for one in sides if one.runs)
+
+
+def retimed(run: RecordedRun, clock: str | float | None) -> RecordedRun:
+    """Return a run with the simulated seconds of another clock of Sun et al.'s latency model.
+
+    ``clock`` is a preset of ``theory.preset``, or a number: the paper's rates, and an upload that takes this
+    many times as long as a local iteration. None changes nothing.
+    """
+    if clock is None:
+        return run
+    system = preset("paper-text" if isinstance(clock, float) else clock)
+    if isinstance(clock, float):
+        system = replace(system, compute=Compute(system.model_seconds("client->edge") / clock, 1.0))
+    periods = {name: run.settings[name] for name in ("tau1", "tau2", "alpha")}
+    rounds = [
+        {
+            **record,
+            "sim_seconds": latency(run.settings["method"], system, K=int(record["iterations"]), **periods),
+        }
+        for record in run.rounds
+    ]
+    return replace(run, rounds=rounds)
+
+
+def _clock_name(clock: str | float) -> str:
+    return f"an upload taking {clock:g} iterations" if isinstance(clock, float) else f"the clock `{clock}`"
 
 
 def _only_one(
@@ -338,15 +484,11 @@ def _mean(run: Any, x: str, y: str, begin: float, end: float) -> float | None:
 
 
 def _interval(paired: Paired) -> str:
-    if paired.seeds < _FEWEST_SEEDS:
-        return f"{paired.mean:+.4g}, one seed"
     return f"{paired.mean:+.4g} [{paired.low:+.4g}, {paired.high:+.4g}], {paired.seeds} seeds"
 
 
 def judge(paired: Paired, expect: str, margin: float = 0.0) -> str:
-    """Return ``shown``, ``reversed``, ``not shown``, or ``not decidable`` for fewer than two seeds."""
-    if paired.seeds < _FEWEST_SEEDS:
-        return "not decidable"
+    """Return ``shown``, ``reversed`` or ``not shown`` by the interval of a difference."""
     if expect == "level":
         if -margin <= paired.low and paired.high <= margin:
             return "shown"
@@ -364,32 +506,47 @@ def overall(verdicts: Sequence[str]) -> str:
     return "in part: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
+def whole(app: str, claim: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a claim with the ``default`` entries of its file."""
+    return {**claims(app).get("default", {}), **claim}
+
+
 def claims_table(app: str, only: Sequence[str] = ()) -> str:
     """Return the table of an app's claims, or of some by their ids, from ``claims/<app>.toml``.
 
     In that file ``say`` maps labels to the words that replace them, and ``size`` figures to their runs' size.
+    A claim with several comparisons has a line, with its verdict, for each.
     """
-    file = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
-    lines = ["| | the paper's claim | verdict | what was found | source |", "|---|---|---|---|---|"]
-    for claim in file["claim"]:
-        if only and claim["id"] not in only:
-            continue
-        tests = claim.get("test", [])
-        findings = [finding(app, claim, test) for test in tests]
-        verdict = claim.get("verdict") or overall([found.verdict for found in findings])
-        texts = (_of_figure(claim, *pair) for pair in zip(tests, findings, strict=True))
-        numbers = "; ".join([*dict.fromkeys(texts), *([claim["note"]] if "note" in claim else [])])
+    file = claims(app)
+    heads = ("", "the paper's claim", "verdict", "the paper's number", "what was found", "compared", "source")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for claim in (whole(app, one) for one in file["claim"] if not only or one["id"] in only):
+        judged = [(test, finding(app, claim, test)) for test in comparisons(claim)]
+        verdict = claim.get("verdict") or overall([found.verdict for _, found in judged])
+        texts = [f"{found.verdict}: {_of_figure(claim, test, found)}" for test, found in judged]
+        numbers = "<br>".join(
+            [*dict.fromkeys(texts), *(claim[key] for key in ("reversed", "note") if key in claim)]
+        )
         for label, words in file.get("say", {}).items():
             numbers = numbers.replace(label, words)
-        source = _source(claim, file.get("size", {}))
-        lines.append(f"| {claim['id']} | {claim['paper']} | {verdict} | {numbers} | {source} |")
+        compared = f"{claim['axis']}; {claim['point']}; {claim['stop']}; {claim['seeds']}"
+        cells = (
+            claim["id"],
+            claim["paper"],
+            verdict,
+            claim["number"],
+            numbers,
+            compared,
+            _source(claim, file["size"]),
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
 def _of_figure(claim: Mapping[str, Any], test: Mapping[str, Any], found: Finding) -> str:
     """Return a finding, with the figure's name if it is not the claim's first figure."""
     figure = test.get("figure", claim["figure"])
-    named = figure == claim["figure"] or found.verdict == "not run"
+    named = figure == claim["figure"] or f"figures/{figure}.toml" in found.text
     return found.text if named else f"{figure}: {found.text}"
 
 

@@ -1,8 +1,8 @@
 """A node's mini-batches, each a function of (seed, node, iteration or round) alone.
 
 Whole local epochs follow S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in
-Communication-Efficient Federated Learning" (FedMUD), Section 6: E epochs over a node's samples, reshuffled in
-each.
+Communication-Efficient Federated Learning" (FedMUD), Section 5: E epochs over a node's samples, reshuffled
+in each.
 """
 
 from collections.abc import Sequence

@@ -115,6 +115,11 @@ class Monitor:
         self.after_event: tuple[Look, Vector] | None = None
         self.stopped_at: int | None = None
 
+    @property
+    def at_stop(self) -> Look | None:
+        """The look at which the rule held, whose figures the paper's tables give; None before it does."""
+        return next((look for look in self.history if look.iteration == self.stopped_at), None)
+
     def believed(self, seen: Mapping[int, Sight]) -> dict[int, Sight]:
         """Return the sights of finite models that are not too far from the median.
 

@@ -1,5 +1,7 @@
 """The CEPS app's own settings: one site of several, and directed graphs."""
 
+from pathlib import Path
+
 import networkx as nx
 import pytest
 from tests.flower_apps.cases import CEPS
@@ -41,3 +43,19 @@ def test_sgp_takes_directed_graphs_and_undirected_ones_both_ways(
     graph = strategy.method.graph(10)
     assert nx.is_strongly_connected(graph)
     assert all(graph.has_edge(j, i) for i, j in graph.edges) is not directed
+
+
+def test_the_last_record_has_the_look_at_which_the_stopping_rule_held(tmp_path: Path) -> None:
+    """It lies between two events: right after one, the models are farther apart than the rule admits."""
+    tolerance = 0.005
+    *before, last = (
+        record["central"]
+        for record in CEPS.run(tmp_path, tolerance=tolerance, iterations=100, privacy="paper", epsilon=0.3)
+    )
+    assert last["stop-consensus"] <= tolerance < last["consensus"]
+    assert last["stop-loss"] < last["loss"]
+    assert all("stop-loss" not in record for record in before)
+
+
+def test_a_run_that_does_not_stop_has_no_such_look(tmp_path: Path) -> None:
+    assert not any("stop-loss" in record["central"] for record in CEPS.run(tmp_path))

@@ -87,12 +87,18 @@ def _experiment(
     monitor = Monitor(values.sparsity, tol=values.tolerance or None) if values.monitor else None
 
     def measure(_: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the monitor's measures right after the event, and those of the mean of all models."""
+        """Return the monitor's measures right after the event, those of the mean, and those at the stop.
+
+        The stop lies between two events; the record of the last round has its measures as ``stop-loss``,
+        ``stop-local-loss``, ``stop-consensus`` and ``stop-iteration``.
+        """
         if monitor is None or monitor.after_event is None:
             return {}
         look, models = monitor.after_event
         metrics = {"loss": look.loss, "local-loss": look.local_loss, "consensus": look.consensus}
-        return {**metrics, **measure_mean(models.mean(axis=0))}
+        stop = {} if monitor.at_stop is None else monitor.at_stop.metrics()
+        at_stop = {f"stop-{name}": value for name, value in stop.items() if name != "nodes"}
+        return {**metrics, **measure_mean(models.mean(axis=0)), **at_stop}
 
     def node_models() -> dict[str, dict[str, NDArray[Any]]]:
         """Return the models right after the last event, which only a monitor sees."""
@@ -103,10 +109,15 @@ def _experiment(
 
     own = values.partition == OWN
     data = "own data, " if own else ""
-    samples = {
+    of_looks = {
         "loss": "mean of the nodes' objectives on their training samples, at the mean of their models",
         "local-loss": "mean of the nodes' objectives on their training samples, each at its own model",
         "consensus": "distances of the nodes' models, on no samples",
+    }
+    samples = {
+        **of_looks,
+        **{f"stop-{name}": where for name, where in of_looks.items()},
+        "stop-iteration": "the iteration at which the stopping rule held, on no samples",
         **({} if own or network is None else {"accuracy": f"on the test samples of {values.dataset}"}),
     }
     return Experiment(
