@@ -45,9 +45,18 @@ def test_the_federation_is_as_large_as_the_app_wants_it(case: AppCase) -> None:
     assert case.spec.num_supernodes == case.defaults["num-clients"]
 
 
-@every_app
-def test_the_papers_settings_are_valid_keys_of_the_app(case: AppCase) -> None:
-    plan = plan_run(case.spec, [str(case.folder / "paper.toml")])
+@pytest.mark.parametrize(
+    ("case", "preset"),
+    [
+        (case, file)
+        for case in CASES
+        for file in sorted(case.folder.glob("*.toml"))
+        if file.stem != "pyproject"
+    ],
+    ids=lambda one: one.stem if isinstance(one, Path) else one.name,
+)
+def test_a_file_of_settings_has_valid_keys_of_the_app(case: AppCase, preset: Path) -> None:
+    plan = plan_run(case.spec, [str(preset)])
     assert case.settings.read(plan.run_config).run_config == plan.run_config
     assert plan.num_nodes == plan.run_config["num-clients"]
 
