@@ -1,7 +1,8 @@
 """What of the repository becomes a page of the site beside the pages in docs/, and where links then lead.
 
-A hook of MkDocs (mkdocs.yml). Apps' READMEs and the files of ``PAGES`` are pages, the command line's page is
-written from its own help, and a file that some page links to, code for example, is a page under ``source/``.
+A hook of MkDocs (mkdocs.yml). Apps' READMEs and results and the files of ``PAGES`` are pages. The command
+line's page is written from its own help, an app's settings from its settings.py, and a file that some page
+links to, code for example, is a page under ``source/``.
 So every text has one source, in which links are relative, as a code host reads them.
 """
 
@@ -22,14 +23,20 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = "reference/cli.md"
 APPS = sorted(file.parent.name for file in (ROOT / "flower_apps").glob("*/README.md"))
+RESULTS = sorted((ROOT / "flower_apps").glob("*/RESULTS.md"))
 # The navigation has an entry of this name, whose pages are the apps'.
 METHODS = "Methods"
+# The pages of an app that has them, by their place on the site.
+_OF_APP = {"apps": "How to run it", "methods": "In detail", "results": "Results", "settings": "Settings"}
 # A page of the site, and the file of the repository that it is.
-PAGES = {f"methods/{app}.md": f"flower_apps/{app}/README.md" for app in APPS} | {
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
-    "security.md": "SECURITY.md",
-}
+PAGES = (
+    {f"apps/{app}.md": f"flower_apps/{app}/README.md" for app in APPS}
+    | {f"results/{file.parent.name}.md": f"flower_apps/{file.parent.name}/RESULTS.md" for file in RESULTS}
+    | {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
+)
+# Pages that are of no file.
+SETTINGS = {f"settings/{app}.md": app for app in APPS}
+MADE = {COMMANDS, *SETTINGS}
 # Files that are on the site under another name than their own.
 _ELSEWHERE = {file: page for page, file in PAGES.items()} | {"README.md": "index.md"}
 _PICTURES = (".svg", ".png")
@@ -42,21 +49,31 @@ _found: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put a page for each app into the navigation."""
+    """Put the apps' pages into the navigation."""
     config.nav = with_methods(config.nav or [])
     return config
 
 
 def with_methods(nav: list[Any]) -> list[Any]:
-    """Return a navigation whose entry ``METHODS`` has the apps' pages, each by its README's title."""
-    pages = [{_title(app): f"methods/{app}.md"} for app in APPS]
+    """Return a navigation whose entry ``METHODS`` has a section for each app, by its README's title."""
+    pages = [{_title(app): _pages(app)} for app in APPS]
     return [{METHODS: pages} if entry == METHODS else entry for entry in nav]
 
 
+def _pages(app: str) -> list[dict[str, str]]:
+    named = {f"{place}/{app}.md": title for place, title in _OF_APP.items()}
+    return [
+        {title: page}
+        for page, title in named.items()
+        if page in PAGES or page in MADE or (ROOT / "docs" / page).is_file()
+    ]
+
+
 def _title(app: str) -> str:
-    """Return what a README's first line says before its colon: the method's name."""
-    with (ROOT / "flower_apps" / app / "README.md").open(encoding="utf-8") as readme:
-        return readme.readline().removeprefix("# ").partition(":")[0].strip()
+    """Return what the title of a README says before its colon: the method's name."""
+    readme = (ROOT / "flower_apps" / app / "README.md").read_text(encoding="utf-8")
+    (title, *_) = re.findall("^# (.*)$", readme, re.MULTILINE)
+    return str(title).partition(":")[0].strip()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -67,6 +84,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, file in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / file).read_text(encoding="utf-8")))
     files.append(File.generated(config, COMMANDS, content=commands()))
+    for page, app in SETTINGS.items():
+        files.append(File.generated(config, page, content=settings(app)))
     waiting = [file.src_uri for file in files if file.src_uri.endswith(".md")]
     while waiting:
         page = waiting.pop()
@@ -115,6 +134,20 @@ def commands() -> str:
 
     command = typer.main.get_command(app)
     return get_docs_for_click(obj=command, ctx=Context(command), name="hedgerow", title="Command line")
+
+
+def settings(app: str) -> str:
+    """Return the page of an app's settings."""
+    from hedgerow.sim.runs.app import find_app, settings_module  # noqa: PLC0415
+    from hedgerow.sim.runs.settings_files import tables  # noqa: PLC0415
+
+    known = settings_module(find_app(str(ROOT / "flower_apps" / app))).SETTINGS
+    return (
+        f"# Settings of {_title(app)}\n\n`hedgerow settings {app}` prints the same. Set them with `-c "
+        "'key=value'`, in a file `-c file.toml`, or in the app's `pyproject.toml`. An invalid value stops "
+        "the run before it starts, with an error that gives the key, the value and the valid values.\n\n"
+        f"{tables(known)}"
+    )
 
 
 def source_page(file: str) -> str:
@@ -169,7 +202,7 @@ def _outside_code(markdown: str, change: Callable[[str], str]) -> str:
 def _in_repository(page: str, target: str) -> str | None:
     """Return the file of the repository that a page links to; None for an address or an anchor."""
     target = target.partition("#")[0]
-    if not target or ":" in target or page == COMMANDS:
+    if not target or ":" in target or page in MADE:
         return None
     file = os.path.normpath(PurePosixPath(_origin(page)).parent / target)
     # What is not there stays as it is: MkDocs says so.

@@ -1,9 +1,9 @@
-"""Redraw every table and figure in the apps' READMEs from the files beside this one.
+"""Redraw the tables and figures of the apps' RESULTS.md and README.md, and of README.md, from the files here.
 
     python results/redraw.py            # rewrites what differs; `make results`
     python results/redraw.py --check    # exits with 1 if a table differs; writes nothing
 
-A README marks each place with two comments; the first one is one of
+A page marks each place with two comments; the first one is one of
 
     results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
     results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
@@ -11,10 +11,13 @@ A README marks each place with two comments; the first one is one of
     results: plot sd-feel/fig3 figures/fig3 --y loss --y accuracy --log-x --differences
     results: claims sd-feel
     results: claims sd-feel --only R9 --only R10
+    results: count sd-feel
+    results: count
     results: file hsgd/work
 
 ``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote;
-``hsgd/work`` is the table ``results/hsgd/work.md``, which a benchmark printed.
+``hsgd/work`` is the table ``results/hsgd/work.md``, which a benchmark printed. ``count`` is the number of
+claims with each verdict, of an app or of all.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ from hedgerow.wire.clock import Compute
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+# The verdicts, as the count of claims lists them.
+VERDICTS = ("shown", "in part", "not shown", "reversed", "undecidable by construction", "not run")
 # Fewest seeds for an interval.
 _FEWEST_SEEDS = 2
 # Fewest seeds in which one method must reach a target, and the other must not, to decide a comparison.
@@ -97,6 +102,7 @@ def _options() -> argparse.ArgumentParser:
     sub = kinds.add_parser("claims")
     sub.add_argument("app")
     sub.add_argument("--only", action="append", default=[])
+    kinds.add_parser("count").add_argument("app", nargs="?")
     kinds.add_parser("file").add_argument("name")
     tried = kinds.add_parser("trials")
     tried.add_argument("name")
@@ -105,11 +111,11 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def region(text: str, readme: Path, *, write: bool) -> str:
-    """Return the text between two comments of a README."""
+def region(text: str, page: Path, *, write: bool) -> str:
+    """Return the text between two comments of a page."""
     asked = _options().parse_args(shlex.split(text))
-    if asked.kind == "claims":
-        return claims_table(asked.app, asked.only)
+    if asked.kind in ("claims", "count"):
+        return count(asked.app) if asked.kind == "count" else claims_table(asked.app, asked.only)
     if asked.kind == "file":
         return (HERE / f"{asked.name}.md").read_text(encoding="utf-8")
     found = results(asked.name)
@@ -117,7 +123,7 @@ def region(text: str, readme: Path, *, write: bool) -> str:
         return trials(found, asked.y, asked.setting)
     xs, ys = asked.x or list(found.xs), asked.y or list(found.ys)
     if asked.kind == "plot":
-        out = readme.parent / asked.out
+        out = page.parent / asked.out
         if write:
             by = found.by if asked.by is None else asked.by
             differences = found.differences if asked.differences is None else asked.differences
@@ -561,34 +567,53 @@ def _source(claim: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
     return claim.get("from", "")
 
 
+def count(app: str | None = None) -> str:
+    """Return how many claims of an app, or of all apps, have each verdict that one has."""
+    apps = [app] if app else sorted(file.stem for file in (HERE / "claims").glob("*.toml"))
+    rows = [row for one in apps for row in claims_table(one).splitlines()[2:]]
+    # What follows the colon is of the claim's comparisons.
+    found = Counter(row.split(" | ")[2].partition(":")[0] for row in rows)
+    first, *others = VERDICTS
+    parts = [f"{found[first]} of {len(rows)} claims {first}"]
+    parts += [f"{found[verdict]} {verdict}" for verdict in others if found[verdict]]
+    return ", ".join(parts) + ".\n"
+
+
+def pages() -> list[Path]:
+    """Return the files that have regions."""
+    return [
+        ROOT / "README.md",
+        *sorted(ROOT.glob("flower_apps/*/README.md")),
+        *sorted(ROOT.glob("flower_apps/*/RESULTS.md")),
+    ]
+
+
 def redraw(*, check: bool) -> list[Path]:
-    """Update the READMEs that differ from the results, or only find them with ``check``."""
+    """Update the pages that differ from the results, or only find them with ``check``."""
     changed = []
-    for readme in [ROOT / "README.md", *sorted(ROOT.glob("flower_apps/*/README.md"))]:
-        before = readme.read_text(encoding="utf-8")
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
         after = _REGION.sub(
-            lambda found, readme=readme: (
-                f"{found[1]}\n{region(found[2], readme, write=not check)}\n{found[3]}"
-            ),
+            lambda found, page=page: f"{found[1]}\n{region(found[2], page, write=not check)}\n{found[3]}",
             before,
         )
         if after != before:
-            changed.append(readme)
+            changed.append(page)
             if not check:
-                readme.write_text(after, encoding="utf-8")
+                page.write_text(after, encoding="utf-8")
     return changed
 
 
 def main() -> int:
-    """Redraw or check the READMEs."""
+    """Redraw or check the pages."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     changed = redraw(check=check)
-    for readme in changed:
-        print(f"{readme.relative_to(ROOT)} {'differs from' if check else 'rewritten from'} results/")
+    for page in changed:
+        print(f"{page.relative_to(ROOT)} {'differs from' if check else 'rewritten from'} results/")
     return int(check and bool(changed))
 
 

@@ -95,7 +95,7 @@ class Instruction:
         config = self.config
         plan = _plan(
             self.task.model,
-            keys=self._layers(),
+            keys=tuple(strings(config, "layers")),
             variant=choice(config, "variant", VARIANTS),
             ratio=positive(config, "ratio"),
             budget=choice(config, "budget", BUDGETS),
@@ -113,7 +113,9 @@ class Instruction:
 
     def compressed_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the compressed layers of a method without factors, by key."""
-        return {layer.key: layer.shape for layer in held_layers(self.task.model, self._layers())}
+        return {
+            layer.key: layer.shape for layer in held_layers(self.task.model, strings(self.config, "layers"))
+        }
 
     def rest(self, compressed: Collection[str]) -> State:
         """Return the uncompressed arrays: copied, on the task's device, of the model's dtypes.
@@ -175,9 +177,6 @@ class Instruction:
             return 1
         _log_drop(self.call.context.run_id, self.call.partition_id, samples)
         return 2
-
-    def _layers(self) -> tuple[str, ...]:
-        return tuple(strings(self.config, "layers"))
 
     def _record(self, name: str) -> ArrayRecord:
         records = self.call.content.array_records

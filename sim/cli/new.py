@@ -102,7 +102,7 @@ def _write(method: str, app: Path, home: Path) -> str:
     for key, value in own.items():
         pyproject = _set(pyproject, key, toml_value(value))
     pyproject = pyproject.replace(
-        "# Small and quick; paper.toml is the paper's setting. Every key is described in README.md.\n",
+        "# Small and quick; paper.toml is the paper's setting. `hedgerow settings` explains each key.\n",
         "# `hedgerow settings .` explains each key; dataset and model are in task.py.\n",
     )
     (home / "pyproject.toml").write_text(pyproject, encoding="utf-8")

@@ -28,7 +28,7 @@ def settings(
     # A shell turns ``--changed runs/*`` into the option's value and further arguments.
     more: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", hidden=True)] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Update the app's pyproject.toml and README.md instead.")
+        bool, typer.Option("--write", help="Update the defaults in the app's pyproject.toml instead.")
     ] = False,
 ) -> None:
     """List an app's run-config keys by group, each with its default, meaning and valid values."""

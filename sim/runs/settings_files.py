@@ -1,7 +1,6 @@
-"""Write an app's settings into its files.
+"""An app's settings as text: for a terminal, as tables of a page, and in its pyproject.toml.
 
-The ``[tool.flwr.app.config]`` of pyproject.toml has every key with its default; README.md has a table for
-each group between two markers.
+The ``[tool.flwr.app.config]`` of pyproject.toml has every key with its default.
 """
 
 import re
@@ -14,9 +13,6 @@ from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.settings import GROUPS, Setting
 
 _CONFIG = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=\n\[|(?<=\n)\n#|\Z)", re.MULTILINE | re.DOTALL)
-_BEGIN = "<!-- The settings, from settings.py by `hedgerow settings APP --write`. -->"
-_END = "<!-- End of the settings. -->"
-_TABLE = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
 
 
 def listing(settings: Mapping[str, Setting]) -> str:
@@ -65,47 +61,39 @@ def _groups(settings: Mapping[str, Setting]) -> dict[str, dict[str, Setting]]:
 
 
 def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
-    """Return a pyproject.toml with the defaults in its ``[tool.flwr.app.config]``, which it must have."""
+    """Return a pyproject.toml with the defaults in ``[tool.flwr.app.config]``; ValueError if it has none."""
     lines = [f"{key} = {_toml(setting.default)}\n" for key, setting in settings.items()]
-    return _replaced(
-        _CONFIG, "[tool.flwr.app.config]\n" + "".join(lines), pyproject, "[tool.flwr.app.config]"
-    )
+    text, found = _CONFIG.subn(lambda _: "[tool.flwr.app.config]\n" + "".join(lines), pyproject, count=1)
+    if not found:
+        raise ValueError("the file must have a place for the settings, [tool.flwr.app.config]")
+    return text
 
 
-def readme_with(settings: Mapping[str, Setting], readme: str) -> str:
-    """Return a README.md with a table of the settings for each group, between its markers."""
-    tables = [
-        f"**{group.capitalize()}**\n\n| key | default | valid | what |\n|---|---|---|---|\n"
+def tables(settings: Mapping[str, Setting]) -> str:
+    """Return a table of the settings for each group, in Markdown."""
+    return "\n".join(
+        f"## {group.capitalize()}\n\n| key | default | valid | what |\n|---|---|---|---|\n"
         # In markdown, text between < and > would be a tag.
         + "".join(
             f"| `{key}` | {_cell(one.default)} | {one.kind.valid.replace('<', '&lt;')} | {one.help} |\n"
             for key, one in members.items()
         )
         for group, members in _groups(settings).items()
-    ]
-    return _replaced(_TABLE, "\n".join([f"{_BEGIN}\n", *tables, _END]), readme, _BEGIN)
+    )
 
 
 def write_settings(settings: Mapping[str, Setting], folder: Path) -> list[Path]:
-    """Update an app's pyproject.toml and README.md; return the files that changed.
+    """Update an app's pyproject.toml; return it if it changed.
 
-    Raises OSError if one is missing, ValueError if one lacks a place for them; neither is then written.
+    Raises OSError if it is missing, ValueError if it lacks a place for the settings.
     """
-    texts = {}
-    for name, written in (("pyproject.toml", pyproject_with), ("README.md", readme_with)):
-        before = (folder / name).read_text(encoding="utf-8")
-        after = written(settings, before)
-        if after != before:
-            texts[folder / name] = after
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    return list(texts)
-
-
-def _replaced(place: re.Pattern[str], by: str, text: str, what: str) -> str:
-    if not place.search(text):
-        raise ValueError(f"the file must have a place for the settings, {what}")
-    return place.sub(lambda _: by, text, count=1)
+    path = folder / "pyproject.toml"
+    before = path.read_text(encoding="utf-8")
+    after = pyproject_with(settings, before)
+    if after == before:
+        return []
+    path.write_text(after, encoding="utf-8")
+    return [path]
 
 
 def _toml(value: UserConfigValue) -> str:

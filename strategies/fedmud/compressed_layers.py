@@ -65,10 +65,6 @@ class Compression:
     tight: bool = False
     view: str = "buffer"
 
-    def instructions(self) -> dict[str, Scalar]:
-        """Return the arguments as keys of a message's config."""
-        return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
-
     def plan(self, layers: Sequence[LayerShape], num_parameters: int, **skipped: int) -> Factorisation:
         """Return the factors of a model; ValueError if an argument is out of range."""
         arguments: dict[str, Any] = self.__dict__ | skipped
@@ -441,7 +437,7 @@ class CompressedLayers(Method[S]):
         if start.size:
             bounded["coded"] = slice(d, d + start.size), start if near is None else near
         config: dict[str, Scalar | list[str]] = {
-            **self.compression.instructions(),
+            **{key.replace("_", "-"): value for key, value in self.compression.__dict__.items()},
             "layers": [layer.key for layer in self.coded],
             "server-round": run.round,
             "fingerprint": self.plan.fingerprint,

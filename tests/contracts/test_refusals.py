@@ -244,8 +244,8 @@ TRAINING = {"learning_rate": POSITIVE | NONE, "local_epochs": COUNT, "batch_size
     "ratio": REACHED}
 LAYERED_SETTINGS = ("budget", "sync", "weighting")
 for name, more in (
-    ("FedMUD", ("reset_interval", "layout")),
-    ("LoRA", ("reset_interval",)),
+    ("FedMUD", ("layout",)),
+    ("LoRA", ()),
     ("FedExLoRA", ()),
     ("FedLMT", ("view",)),
     ("FedPara", ("view",)),
@@ -256,6 +256,8 @@ for name, more in (
     case(f"strategies:{name}", LAYERED, settings=FEDMUD, only=(*LAYERED_SETTINGS, *more), **TRAINING)
 for name in ("FedMUD", "LoRA", "FedExLoRA", "FedLMT", "FedPara"):
     CASES[f"strategies:{name}"].ranges["init_a"] = POSITIVE | NONE
+CASES["strategies:FedMUD"].ranges["reset_interval"] = COUNT
+CASES["strategies:LoRA"].ranges["reset_interval"] = COUNT | NONE
 CASES["strategies:FedMUD"].ranges["variant"] = one_of("mud", "mud+f", "mud+aad", "mud+bkd",
     "mud+bkd+aad")
 

@@ -3,7 +3,8 @@
 A page's blocks make one session in an empty folder: ``python title="x.py"`` and ``toml title="x.toml"`` are
 written there, other ``python`` blocks and all ``bash`` blocks are run, in their order; blocks of other
 languages are only shown. A block after a paragraph that begins with ``**Needs``, or in a section that begins
-with ``**All of this section needs``, is shown and not run: it says what it needs.
+with ``**All of this section needs``, is shown and not run: it says what it needs. The pages of ``METHODS``
+are like the apps' READMEs, whose commands take long: test_commands.py starts those.
 """
 
 import os
@@ -18,6 +19,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+METHODS = DOCS / "methods"
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
@@ -90,5 +92,5 @@ def hook() -> ModuleType:
 RUN = [
     page.relative_to(DOCS).as_posix()
     for page in sorted(DOCS.rglob("*.md"))
-    if any(block.is_run for block in blocks(page))
+    if not page.is_relative_to(METHODS) and any(block.is_run for block in blocks(page))
 ]

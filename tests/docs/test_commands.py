@@ -1,4 +1,4 @@
-"""The commands of the apps' pages, where `flower_apps` is: each starts and gets to its first round.
+"""The commands of the apps' pages and of docs/methods: each starts and gets to its first round.
 
 To their ends they take minutes to hours. Those with a `/path/to/…`, a run's `…` or an address are for the
 reader to complete, and those that read a run want one.
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from .pages import ROOT, blocks, commands, environment
+from .pages import METHODS, ROOT, blocks, commands, environment
 
 SECONDS = 300
 OPEN = ("/path/to/", "…", "10.0.0.", "127.0.0.1:", "clinic.csv")
 # Real SuperLinks and SuperNodes have tests of their own.
 COMMANDS = sorted(
     shlex.join(words)
-    for app in sorted((ROOT / "flower_apps").glob("*/README.md"))
-    for block in blocks(app)
+    for page in (*sorted((ROOT / "flower_apps").glob("*/*.md")), *sorted(METHODS.glob("*.md")))
+    for block in blocks(page)
     for words in commands(block)
     if words[0] not in ("deploy", "plot", "table")
     and not block.needs

@@ -1,18 +1,17 @@
 """The README's example runs as shown, its claims are counted, and the pages newcomers read stay short."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from results.redraw import claims_table
+from results.redraw import count
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 110
 
 
 def test_the_page_on_writing_a_method_is_short() -> None:
@@ -26,11 +25,5 @@ def test_the_example_runs_and_ends_at_the_accuracy_beside_it(capsys: pytest.Capt
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(shown, abs=0.005)
 
 
-def test_claims_are_as_many_as_the_readme_says() -> None:
-    verdicts: Counter[str] = Counter()
-    for file in sorted((ROOT / "results" / "claims").glob("*.toml")):
-        rows = claims_table(file.stem).splitlines()[2:]
-        verdicts.update(row.split(" | ")[2].split(":")[0].strip() for row in rows)
-    told = re.search(r"(\d+) claims of .* (\d+) are shown in full, (\d+) in part", README)
-    assert told is not None
-    assert tuple(map(int, told.groups())) == (verdicts.total(), verdicts["shown"], verdicts["in part"])
+def test_claims_are_counted() -> None:
+    assert f"\n{count()}" in README

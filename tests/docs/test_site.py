@@ -9,15 +9,18 @@ import click
 import pytest
 import typer.main
 import yaml
+from results.redraw import count
+from tests.flower_apps.cases import CASES, AppCase
 from tests.registry import REGISTRY
 
 from hedgerow.sim import find_app, plan_run
 from hedgerow.sim.cli import app
 
-from .pages import DOCS, ROOT, blocks, commands, hook
+from .pages import DOCS, METHODS, ROOT, blocks, commands, hook
 
 APPS = sorted((ROOT / "flower_apps").glob("*/README.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *APPS]
+RESULTS = sorted((ROOT / "flower_apps").glob("*/RESULTS.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *APPS, *RESULTS]
 COMMANDS = typer.main.get_command(app)
 
 
@@ -32,9 +35,9 @@ def test_the_navigation_has_every_page_and_no_other() -> None:
     site = hook()
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Config)
     named = list(site.pages_of(site.with_methods(config["nav"])))
-    made = {*site.PAGES, site.COMMANDS}
+    made = {*site.PAGES, *site.MADE}
     assert all((ROOT / file).is_file() for file in site.PAGES.values())
-    assert {f"methods/{path.parent.name}.md" for path in APPS} <= made
+    assert {f"{place}/{path.parent.name}.md" for path in APPS for place in ("apps", "settings")} <= made
     assert sorted(named) == sorted(made | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")})
 
 
@@ -47,12 +50,12 @@ def test_the_site_fetches_nothing() -> None:
 
 @pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.suite])
 def test_each_equation_names_a_function_that_is_there(app_name: str) -> None:
-    readme = ROOT / "flower_apps" / app_name / "README.md"
-    section = readme.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]
+    page = METHODS / f"{app_name}.md"
+    section = page.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]
     links = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", section)
     assert len(links) >= 5
     for name, target in links:
-        file = (readme.parent / target).resolve().relative_to(ROOT)
+        file = (page.parent / target).resolve().relative_to(ROOT)
         outer, *inner = name.split(".")
         for one, indent in ((outer, ""), *((method, "    ") for method in inner)):
             assert re.search(rf"^{indent}(def|class) {one}\b", (ROOT / file).read_text(), re.MULTILINE), (
@@ -60,7 +63,44 @@ def test_each_equation_names_a_function_that_is_there(app_name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=str)
+@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY])
+def test_an_apps_page_is_short_and_its_links_work_without_the_repository(app_name: str) -> None:
+    """`flwr app publish` shows it elsewhere, with the app's own files only."""
+    folder = ROOT / "flower_apps" / app_name
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front.keys() == {"title", "url", "labels", "dataset"}
+    assert front["url"] in text.split("---\n", 2)[2]
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("https://", "#")):
+            file = (folder / target.partition("#")[0]).resolve()
+            assert file.is_relative_to(folder), target
+            assert file.exists(), target
+
+
+@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.suite])
+def test_an_apps_page_has_the_sections_of_a_baseline_and_its_count_of_claims(app_name: str) -> None:
+    text = (ROOT / "flower_apps" / app_name / "README.md").read_text(encoding="utf-8")
+    sections = re.findall("^## (.*)$", re.sub("```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    assert sections == ["What it does", "Data", "Run", "Expected results", "Learn more", "Cite"]
+    results = (ROOT / "flower_apps" / app_name / "RESULTS.md").read_text(encoding="utf-8")
+    first = re.sub("<!--.*?-->", "", results).split("\n\n", 1)[1].strip().partition("\n")[0]
+    assert first == count(app_name).strip()
+    assert first in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_setting_has_a_row_on_the_site(case: AppCase) -> None:
+    page = hook().settings(case.folder.name)
+    assert [key for key in case.settings.SETTINGS if f"| `{key}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.is_relative_to(DOCS) and not page.is_relative_to(METHODS)],
+    ids=str,
+)
 def test_a_block_is_run_or_says_what_it_needs(page: Path) -> None:
     for block in blocks(page):
         assert block.language in ("bash", "python", "toml", "ini", "text"), block

@@ -172,6 +172,7 @@ def test_packaging_and_the_documentation_have_it(added: Checkout) -> None:
     files = {file for file in (apps / "scaffold").rglob("*.*") if "__pycache__" not in file.parts}
     assert files <= packed
     nav = "import pages; print(pages.with_methods(['Methods'])[0]['Methods'])"
-    assert "{'SCAFFOLD': 'methods/scaffold.md'}" in added.python(
-        "-c", f"import sys; sys.path.insert(0, 'docs'); {nav}"
+    assert (
+        "{'SCAFFOLD': [{'How to run it': 'apps/scaffold.md'}, {'Settings': 'settings/scaffold.md'}]}"
+        in added.python("-c", f"import sys; sys.path.insert(0, 'docs'); {nav}")
     )

@@ -1,7 +1,6 @@
 """What holds of every app: its settings, its run folder, its bits."""
 
 import json
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import pytest
 from tests.flower_apps.cases import CASES, SIMILARITY_FREE, AppCase, Run, losses
 from tests.flower_apps.test_settings import problems
 
-from hedgerow.sim import Setting, load, plan_run, plan_sweep, read_config, read_sweep
+from hedgerow.sim import load, plan_run, plan_sweep, read_config, read_sweep
 from hedgerow.sim.runs.compare import where
-from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
+from hedgerow.sim.runs.settings_files import pyproject_with
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -30,14 +29,9 @@ def run(case: AppCase, tmp_path: Path) -> Run:
 
 
 @every_app
-@pytest.mark.parametrize(
-    ("name", "written"), [("pyproject.toml", pyproject_with), ("README.md", readme_with)]
-)
-def test_the_apps_files_say_what_its_settings_say(
-    case: AppCase, name: str, written: Callable[[Mapping[str, Setting], str], str]
-) -> None:
-    text = (case.folder / name).read_text()
-    assert written(case.settings.SETTINGS, text) == text, f"hedgerow settings {case.folder} --write"
+def test_the_apps_pyproject_has_the_defaults_of_its_settings(case: AppCase) -> None:
+    text = (case.folder / "pyproject.toml").read_text()
+    assert pyproject_with(case.settings.SETTINGS, text) == text, f"hedgerow settings {case.folder} --write"
 
 
 @every_app

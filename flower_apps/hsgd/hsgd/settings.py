@@ -178,7 +178,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
         str, text("own, iid, pairs(n_major, n_minor), rates(concentration) or sites", _validate_partition)
     ] = setting(
         "iid",
-        'how people are split into groups; `own`: each party has its own file ("Your own data" in README.md)',
+        "how people are split into groups; `own`: each party has its own file (docs/methods/hsgd.md)",
     )
     holdout: float = setting(0.2, "own data: fraction of people held out for evaluation")
     standardise: Annotated[

@@ -35,7 +35,6 @@ from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
 from hedgerow.strategies import EF21P, FedBAT, FedExLoRA, FedHM, FedLMT, FedMUD, FedPara, LoRA
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.wire import Call, Factorisation, layers_of, to_record, to_state_dict
-from hedgerow.wire.lowrank import between
 
 NODES, CLASSES = 6, 3
 Make = Callable[..., CompressedLayers[Any]]
@@ -107,7 +106,7 @@ def config_of(model: nn.Module, **changes: Any) -> dict[str, Any]:
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }
     dense = config["method"] == "dense"
-    coded = [] if dense else [layer.key for layer in between(layers_of(model), 1, 1)]
+    coded = [] if dense else [layer.key for layer in layers_of(model)[1:-1]]
     return {"fingerprint": plan_of(model, config).fingerprint, "layers": coded, **config}
 
 

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
+from hedgerow.clients import FactoredModel, LocalWork, local_sgd, wrap
 from hedgerow.clients.fedmud.low_rank_weight import LowRankWeight
-from hedgerow.clients.training.sgd import local_sgd
-from hedgerow.clients.training.work import LocalWork
 
 WIDE, TOKENS, RANK = 96, 32, 4
 # r (m + n) numbers, of m n.

@@ -57,7 +57,7 @@ REFUSED = [
     ("report made --target loss", "--target must be name=number, got 'loss'"),
     ("report made --x money", "x must be one of rounds, iterations"),
     ("report made --out file/x.html", "file: File exists"),
-    ("export made", "nothing to write: give --csv FILE, --json FILE, --tensorboard FOLDER, --onnx FILE or"),
+    ("export made", "nothing to write: give --csv FILE, --json FILE, --tensorboard FOLDER, --onnx FILE,"),
     ("watch none", "does not exist; a run prints its folder"),
     ("watch made/A/seed-0 --host 256.1.1.1", "cannot listen on --host '256.1.1.1' --port 0"),
     ("plot ~nosuchuser/x", "Could not determine home directory. Valid after ~ in a path is"),

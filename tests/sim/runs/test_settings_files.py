@@ -7,7 +7,7 @@ import pytest
 
 from hedgerow.sim import Setting
 from hedgerow.sim.runs.kinds import in_range, text, whole
-from hedgerow.sim.runs.settings_files import changed, pyproject_with, readme_with, write_settings
+from hedgerow.sim.runs.settings_files import changed, pyproject_with, tables, write_settings
 
 SETTINGS = {
     "clients": Setting(3, whole(1, 40), "nodes; see `hedgerow data`", first=True),
@@ -25,16 +25,6 @@ old = 1
 {comment}[tool.hedgerow]
 num-supernodes = 3
 """
-README = """# X
-
-## Settings
-
-<!-- The settings, from settings.py by `hedgerow settings APP --write`. -->
-old
-<!-- End of the settings. -->
-
-After.
-"""
 
 
 @pytest.mark.parametrize("comment", ["\n", "\n# A comment.\n"])
@@ -47,24 +37,21 @@ def test_the_run_config_holds_every_default_in_order(comment: str) -> None:
     assert pyproject_with(SETTINGS, after) == after
 
 
-def test_the_table_stands_between_its_markers() -> None:
-    after = readme_with(SETTINGS, README)
-    assert "| `clients` | 3 | an integer from 1 to 40 | nodes; see `hedgerow data` |\n" in after
-    assert "| `delta` | 1e-5 | a number in [0, 1] | a share |\n" in after
-    assert "| `topology` | `ring` | 'ring' or 'regular(&lt;k>)' | the graph |\n" in after
-    assert "| `folder` |  | a folder, or empty | where |\n" in after
-    assert "\nold\n" not in after
-    assert after.endswith("<!-- End of the settings. -->\n\nAfter.\n")
-    assert readme_with(SETTINGS, after) == after
+def test_a_row_has_the_default_the_valid_values_and_the_meaning() -> None:
+    text = tables(SETTINGS)
+    assert "| `clients` | 3 | an integer from 1 to 40 | nodes; see `hedgerow data` |\n" in text
+    assert "| `delta` | 1e-5 | a number in [0, 1] | a share |\n" in text
+    assert "| `topology` | `ring` | 'ring' or 'regular(&lt;k>)' | the graph |\n" in text
+    assert "| `folder` |  | a folder, or empty | where |\n" in text
 
 
 def test_each_group_has_a_table() -> None:
-    after = readme_with(SETTINGS, README)
-    method, run = after.partition("**Method**")[2].split("**Run**")
+    text = tables(SETTINGS)
+    method, run = text.partition("## Method")[2].split("## Run")
     assert "| `clients` |" in method
     assert "| `folder` |" in run
     assert "| `folder` |" not in method
-    assert after.count("| key | default | valid | what |") == 2
+    assert text.count("| key | default | valid | what |") == 2
 
 
 def test_what_a_run_changed_is_listed_with_the_defaults() -> None:
@@ -76,16 +63,14 @@ def test_what_a_run_changed_is_listed_with_the_defaults() -> None:
     assert changed(SETTINGS, {}) == ""
 
 
-def test_only_what_changed_is_written(tmp_path: Path) -> None:
+def test_a_file_that_says_the_same_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(comment="\n"))
-    (tmp_path / "README.md").write_text(readme_with(SETTINGS, README))
     assert write_settings(SETTINGS, tmp_path) == [tmp_path / "pyproject.toml"]
     assert write_settings(SETTINGS, tmp_path) == []
 
 
-def test_a_file_without_a_place_for_the_settings_is_refused_and_none_is_written(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(comment="\n"))
-    (tmp_path / "README.md").write_text("# X\n")
-    with pytest.raises(ValueError, match="must have a place for the settings, <!-- The settings"):
+def test_a_file_without_a_place_for_the_settings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ValueError, match=r"must have a place for the settings, \[tool.flwr.app.config\]"):
         write_settings(SETTINGS, tmp_path)
-    assert "old = 1" in (tmp_path / "pyproject.toml").read_text()
+    assert (tmp_path / "pyproject.toml").read_text() == "[project]\n"
