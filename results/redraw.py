@@ -573,6 +573,8 @@ def count(app: str | None = None) -> str:
     rows = [row for one in apps for row in claims_table(one).splitlines()[2:]]
     # What follows the colon is of the claim's comparisons.
     found = Counter(row.split(" | ")[2].partition(":")[0] for row in rows)
+    if unknown := sorted(set(found) - set(VERDICTS)):
+        raise ValueError(f"verdicts must be of {', '.join(VERDICTS)}, got {', '.join(unknown)}")
     first, *others = VERDICTS
     parts = [f"{found[first]} of {len(rows)} claims {first}"]
     parts += [f"{found[verdict]} {verdict}" for verdict in others if found[verdict]]
