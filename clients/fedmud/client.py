@@ -42,7 +42,7 @@ def fedmud_client(
     train: TrainingLoop | None = None,
     mods: Sequence[TrainingMod | Mod] = (),
 ) -> BatchClientApp:
-    """Return the ClientApp of FedMUD, FedLMT, FedHM, FedPara, EF21-P, FedBAT and their FedAvg.
+    """Return the ClientApp of FedMUD, LoRA, FedLMT, FedHM, FedPara, EF21-P, FedBAT and their FedAvg.
 
     It answers ``train``, ``query.merge``, ``evaluate`` and ``query.whoami``. A ``train`` message holds
 
@@ -51,8 +51,8 @@ def fedmud_client(
       an update, as the node then draws them;
     - ``base``, or ``merges`` (``factored``) or ``updates`` (``ef21p``, ``fedbat``) from ``from-version``
       on, or neither if the node holds the current version;
-    - ``config``: ``method`` is ``factored``, ``dense``, ``ef21p`` or ``fedbat``; ``variant``, ``ratio``,
-      ``budget``, ``init-a``, ``layout``, ``tight`` and ``view`` (absent: ``buffer``) plan the
+    - ``config``: ``method`` is ``factored``, ``fedex``, ``dense``, ``ef21p`` or ``fedbat``; ``variant``,
+      ``ratio``, ``budget``, ``init-a``, ``layout``, ``tight`` and ``view`` (absent: ``buffer``) plan the
       factors of ``layers``, the keys of the compressed weights; they must have the same ``fingerprint``;
       ``version``, ``from-version``, ``keep-base`` and, if nodes draw version 0 themselves, its
       ``base-checksum`` describe the base;
