@@ -2,11 +2,14 @@
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from inspect import signature
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 # Of ``plain_name``.
 _BETWEEN = str.maketrans("", "", "-_ ")
@@ -107,6 +110,25 @@ def check_ordinary(**numbers: float) -> None:
     """Raise ValueError unless each number is ordinary."""
     for key, value in numbers.items():
         require(key, value, ORDINARY, is_ordinary(value))
+
+
+def made_of(text: str, kinds: Mapping[str, Callable[..., T]]) -> T | None:
+    """Return what a text such as ``adam(lr=0.01)`` makes of the kind that it names; None for an empty text.
+
+    ValueError if there is no such kind, it takes no such value or needs another, or a value is not valid.
+    """
+    if not text:
+        return None
+    name, values = named_call(text)
+    if name not in kinds:
+        raise ValueError(f"there is no {name!r}; {did_you_mean(name, kinds)}".rstrip("; "))
+    known = signature(kinds[name]).parameters
+    if unknown := [key for key in values if key not in known]:
+        raise ValueError(f"{name} has no {unknown[0]!r}; it has {', '.join(known)}")
+    missing = [key for key, one in known.items() if one.default is one.empty and key not in values]
+    if missing:
+        raise ValueError(f"{name} must be given {' and '.join(missing)}")
+    return kinds[name](**values)
 
 
 def named_call(text: str) -> tuple[str, dict[str, Any]]:

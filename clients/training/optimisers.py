@@ -5,7 +5,7 @@ Paper: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization" (ICLR 2
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients.training.own import TrainingConfig, TrainingData, TrainingLoop
 from hedgerow.clients.training.work import Loss
-from hedgerow.wire.checks import at_least, did_you_mean, in_range, named_call, positive
+from hedgerow.wire.checks import at_least, in_range, made_of, positive
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,7 @@ def parse_local_optimiser(text: str) -> LocalSGD | None:
     ValueError
         If there is no such optimiser, or its values are not valid.
     """
-    if not text:
-        return None
-    name, values = named_call(text)
-    if name not in LOCAL_OPTIMISERS:
-        raise ValueError(f"there is no {name!r}; {did_you_mean(name, LOCAL_OPTIMISERS)}".rstrip("; "))
-    kind = LOCAL_OPTIMISERS[name]
-    known = [field.name for field in fields(kind)]
-    if unknown := [key for key in values if key not in known]:
-        raise ValueError(f"{name} has no {unknown[0]!r}; it has {', '.join(known)}")
-    return kind(**values)
+    return made_of(text, LOCAL_OPTIMISERS)
 
 
 # The setting of apps whose nodes train by local SGD.

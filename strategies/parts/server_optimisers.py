@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.options import check_options
 from hedgerow.strategies.parts.server_step import Memory, ServerStep
-from hedgerow.wire.checks import did_you_mean, in_range, named_call, positive
+from hedgerow.wire.checks import in_range, made_of, positive
 
 Change = NDArray[np.float64]
 
@@ -157,17 +156,7 @@ def parse_server_step(text: str) -> ServerStep | None:
     ValueError
         If there is no such optimiser, or its values are not valid.
     """
-    if not text:
-        return None
-    name, values = named_call(text)
-    if name not in SERVER_STEPS:
-        raise ValueError(f"there is no {name!r}; {did_you_mean(name, SERVER_STEPS)}".rstrip("; "))
-    kind = SERVER_STEPS[name]
-    try:
-        check_options(kind, values)
-    except TypeError as error:
-        raise ValueError(str(error).replace(f"{kind.__name__}()", name)) from None
-    return kind(**values)
+    return made_of(text, SERVER_STEPS)
 
 
 # The setting of every app whose method averages.

@@ -226,9 +226,9 @@ def test_statistics_and_counters_take_the_mean(step: ServerStep) -> None:
         ("adam", "must be given lr"),
         ("adam(lr=0)", "lr must be a finite number > 0, got 0"),
         ("adam(lr=0.1, beta1=1.0)", "beta1 must be a number in [0, 1), got 1.0"),
-        ("adam(rate=0.1)", "has no parameter 'rate'"),
+        ("adam(rate=0.1)", "has no 'rate'"),
         ("momentum(beta=-1)", "beta must be a number in [0, 1), got -1"),
-        ("adagrad(lr=0.1, beta2=0.9)", "has no parameter 'beta2'"),
+        ("adagrad(lr=0.1, beta2=0.9)", "adagrad has no 'beta2'"),
         ("adm(lr=0.1)", "there is no 'adm'; did you mean 'adam'?"),
     ],
 )
