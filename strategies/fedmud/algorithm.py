@@ -42,6 +42,11 @@ class FactorAveraging(CompressedLayers[State]):
     # s; None for no merges.
     reset_interval: int | None = None
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether there are no merges."""
+        return self.reset_interval is None
+
     def unstepped(self) -> str | None:
         """Return why no server step can act, if factors are drawn anew."""
         redrawn = self.plan.layers and self.reset_interval is not None

@@ -129,8 +129,9 @@ class CompressedLayers(Method[S]):
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees only the sum of the participants' updates, as in SD-FEEL; a ``SecureSum``
         changes the default settings. Only for methods with factors that are averaged one by one, and for the
-        dense one. A method with a base needs ``sync="dense"``, because members of a sum must get the same
-        instruction. With ``SecureSum(noise=...)`` all nodes have the same weight.
+        dense one. A method whose base moves needs ``sync="dense"``, because members of a sum must get the same
+        instruction; one whose base stays (LoRA without merges) needs that, or ``seeded_base``. With
+        ``SecureSum(noise=...)`` all nodes have the same weight.
     seeded_base : bool (default: False)
         Whether nodes can draw the initial weights themselves from the run's seed, as those of this suite's
         apps do (``LocalTask.initial``). A new node is then sent the updates since the start, if they are
@@ -205,7 +206,7 @@ class CompressedLayers(Method[S]):
         if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
             if self.no_sums:
                 raise ValueError(f"secure_sum must be False with this method: {self.no_sums}")
-            if sync != "dense" and self.log().base_bits:
+            if sync != "dense" and self.log().base_bits and not (self.keeps_base and seeded_base):
                 raise ValueError(
                     f"sync must be 'dense' with secure_sum, got {sync!r}: members of a sum must get the same "
                     "instruction, and otherwise each is sent the updates that it lacks"
@@ -248,6 +249,11 @@ class CompressedLayers(Method[S]):
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return the coded layers."""
         return self.plan.layers
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the base stays as it is at the start."""
+        return False
 
     def log(self) -> UpdateLog:
         """Return an empty log of updates of the base."""

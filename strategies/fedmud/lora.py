@@ -87,9 +87,18 @@ class FedExLoRA(LoRA):
     ) -> None:
         super().__init__(ratio=ratio, budget=budget, init_a=init_a, **options)
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the base stays: no, residuals are added to it."""
+        return False
+
     def unstepped(self) -> str | None:
-        """Return why no server step can act, and no buffer hold replies."""
-        return "the residual belongs to the mean of one round's replies" if self.plan.layers else None
+        """Return why no server step can act."""
+        return "the residual belongs to the mean of one round's replies"
+
+    def unbuffered(self) -> str | None:
+        """Return why no buffer can hold replies: the same reason."""
+        return self.unstepped()
 
     @property
     def _residual_bits(self) -> int:

@@ -164,8 +164,9 @@ class Settings(LocalOptimiserSettings, TrainingSettings):
         if self.secure_sum:
             reason = _NO_SUMS.get(self.method)
             yield not reason, "secure-sum", f"False with method = {self.method!r} ({reason})"
+            stays = self.method in ("lora", "ffa-lora") and not self.reset_interval
             yield (
-                self.sync == "dense" or self.method not in _WITH_BASE, "sync",
+                self.sync == "dense" or stays or self.method not in _WITH_BASE, "sync",
                 "'dense' with secure-sum (members of a sum must get the same instruction, and otherwise each "
                 "is sent the updates that it lacks)",
             )  # fmt: skip

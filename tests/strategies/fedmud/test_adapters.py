@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients import LocalTask, fedmud_client
 from hedgerow.sim import InProcessGrid, flower_identity
-from hedgerow.strategies import FedExLoRA, FedMUD, LoRA
+from hedgerow.strategies import FedExLoRA, FedMUD, LoRA, ServerMomentum
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.wire import Call, Layout, to_record, to_state_dict
 
@@ -66,7 +66,7 @@ ADAPTERS: dict[str, Callable[..., CompressedLayers[Any]]] = {
 
 
 def run(
-    name: str, rounds: int = 1
+    name: str, rounds: int = 1, **options: Any
 ) -> tuple[CompressedLayers[Any], dict[str, Tensor], list[tuple[RecordDict, RecordDict]]]:
     """Return the strategy, its model, and the last round's messages and replies."""
     stream = np.random.default_rng(1)
@@ -96,6 +96,7 @@ def run(
     strategy = ADAPTERS[name](
         model, NAMES, ratio=RATIO, init_a=0.05, learning_rate=0.5, local_epochs=3, batch_size=4,
         seeded_base=True, min_available_nodes=NODES, fraction_evaluate=0.0, max_update_norm_ratio=0,
+        **options,
     )  # fmt: skip
     with flower_identity(1), InProcessGrid(app, NODES) as grid:
         arrays = strategy.start(grid, to_record(Net().state_dict()), num_rounds=rounds).arrays
@@ -178,3 +179,26 @@ def test_noise_on_factors_enters_an_exact_update_once_and_is_multiplied_in_separ
     aad, lora = sizes["aad"], sizes["lora"]
     assert max(aad) / min(aad) < 1.05  # in proportion to sigma
     assert lora[2] > 2 * lora[0]  # and to its square, where both factors carry noise
+
+
+@pytest.mark.parametrize("name", ["lora", "ffa-lora"])
+def test_adapters_are_summed_in_secret_without_the_base_on_the_way(name: str) -> None:
+    plain, summed = (run(name, rounds=2, weighting="uniform", secure_sum=secret) for secret in (False, True))
+    for key, value in plain[1].items():
+        torch.testing.assert_close(summed[1][key], value, rtol=0, atol=1e-5)
+    down = summed[0].ledger.total("server->client").payload_bytes
+    assert down < 4 * plain[0].plan.dense_count
+
+
+def test_what_moves_its_base_or_has_one_that_nodes_cannot_draw_is_summed_only_with_it() -> None:
+    for name, seeded in (("aad", True), ("lora", False)):
+        with pytest.raises(ValueError, match="sync must be 'dense' with secure_sum"):
+            ADAPTERS[name](
+                Net(), NAMES, ratio=RATIO, min_available_nodes=NODES, secure_sum=True, seeded_base=seeded
+            )
+
+
+@pytest.mark.parametrize(("option", "value"), [("buffer", 2), ("server_step", ServerMomentum())])
+def test_a_residual_of_a_round_has_no_buffer_and_no_server_step(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be None .* the residual belongs to the mean of one"):
+        ADAPTERS["fedex-lora"](Net(), NAMES, ratio=RATIO, min_available_nodes=NODES, **{option: value})
