@@ -129,8 +129,8 @@ class CompressedLayers(Method[S]):
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees only the sum of the participants' updates, as in SD-FEEL; a ``SecureSum``
         changes the default settings. Only for methods with factors that are averaged one by one, and for the
-        dense one. A method whose base moves needs ``sync="dense"``, because members of a sum must get the same
-        instruction; one whose base stays (LoRA without merges) needs that, or ``seeded_base``. With
+        dense one. A method whose base moves needs ``sync="dense"``, because members of a sum must get the
+        same instruction; one whose base stays (LoRA without merges) needs that, or ``seeded_base``. With
         ``SecureSum(noise=...)`` all nodes have the same weight.
     seeded_base : bool (default: False)
         Whether nodes can draw the initial weights themselves from the run's seed, as those of this suite's
