@@ -58,6 +58,8 @@ ROOT = HERE.parent
 _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 # The verdicts, as the count of claims lists them.
 VERDICTS = ("shown", "in part", "not shown", "reversed", "undecidable by construction", "not run")
+# A comparison that excludes zero on the other side, with a paragraph on why, and without.
+_AGAINST = re.compile(r"(\| |<br>)reversed: |, on the other side\b")
 # Fewest seeds for an interval.
 _FEWEST_SEEDS = 2
 # Fewest seeds in which one method must reach a target, and the other must not, to decide a comparison.
@@ -568,7 +570,7 @@ def _source(claim: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
 
 
 def count(app: str | None = None) -> str:
-    """Return how many claims of an app, or of all apps, have each verdict that one has."""
+    """Return how many claims of an app, or of all, have each verdict, and how many a contrary comparison."""
     apps = [app] if app else sorted(file.stem for file in (HERE / "claims").glob("*.toml"))
     rows = [row for one in apps for row in claims_table(one).splitlines()[2:]]
     # What follows the colon is of the claim's comparisons.
@@ -578,7 +580,8 @@ def count(app: str | None = None) -> str:
     first, *others = VERDICTS
     parts = [f"{found[first]} of {len(rows)} claims {first}"]
     parts += [f"{found[verdict]} {verdict}" for verdict in others if found[verdict]]
-    return ", ".join(parts) + ".\n"
+    against = sum(_AGAINST.search(row) is not None for row in rows)
+    return ", ".join(parts) + f". Claims in which a comparison came out against the paper: {against}.\n"
 
 
 def pages() -> list[Path]:

@@ -1,5 +1,6 @@
 """The READMEs say what results/ holds, and a verdict follows from its intervals and from runs that count."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import isnan, nan
@@ -130,6 +131,17 @@ def test_only_a_claim_that_says_why_it_is_not_our_set_up_is_reversed() -> None:
             if "reversed" in claim:
                 assert (file.stem, claim["id"]) in reversed_, "the paragraph has nothing to explain"
                 assert claim["reversed"].count(". ") >= 2, "a paragraph"
+
+
+@every_app
+def test_the_count_adds_up_and_tells_how_many_claims_have_a_comparison_against_the_paper(app: str) -> None:
+    shown, total, *others, against = (int(number) for number in re.findall(r"\d+", redraw.count(app)))
+    assert shown + sum(others) == total == len(judged(app))
+    contrary = [
+        any(finding.verdict == "reversed" or "on the other side" in finding.text for _, finding in found)
+        for _, found in judged(app)
+    ]
+    assert sum(contrary) == against
 
 
 def test_no_method_that_the_paper_lacks_is_in_a_verdict() -> None:
