@@ -68,6 +68,7 @@ from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import (
     Acknowledgements,
     CompressedChanges,
+    EngineTime,
     ErrorFeedback,
     Part,
     ServerAdagrad,
@@ -137,6 +138,7 @@ __all__ = [
     "DivergenceError",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
+    "EngineTime",
     "ErrorFeedback",
     "EvaluateFn",
     "Exchange",

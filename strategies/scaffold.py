@@ -19,7 +19,7 @@ from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.options import FederationOptions
-from hedgerow.strategies.parts import Acknowledgements
+from hedgerow.strategies.parts import Acknowledgements, EngineTime
 from hedgerow.wire.blocks import Blocks
 from hedgerow.wire.checks import int_at_least, one_of, positive
 from hedgerow.wire.compress import compressed_part
@@ -74,7 +74,9 @@ class Scaffold(Method[State]):
         self.local_steps, self.batch_size, self.option = local_steps, batch_size, option
         mean = WeightedMean(by_examples=False)
         rule = Choice.of(aggregation).aggregator(mean)
-        super().__init__(Federation(**options), aggregator=rule, parts=[Acknowledgements()], mean=mean)
+        super().__init__(
+            Federation(**options), aggregator=rule, parts=[Acknowledgements(), EngineTime()], mean=mean
+        )
 
     @property
     def blocks(self) -> Blocks:

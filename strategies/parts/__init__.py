@@ -3,6 +3,7 @@
 from hedgerow.strategies.parts.acknowledgements import Acknowledgements
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog
+from hedgerow.strategies.parts.engine_time import EngineTime
 from hedgerow.strategies.parts.followed import Followed
 from hedgerow.strategies.parts.iterations import LocalIterations
 from hedgerow.strategies.parts.part import Part, Parts
@@ -21,6 +22,7 @@ __all__ = [
     "CompressedChanges",
     "Downlink",
     "Download",
+    "EngineTime",
     "ErrorFeedback",
     "Followed",
     "LocalIterations",

@@ -23,6 +23,7 @@ from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.options import FederationOptions
+from hedgerow.strategies.parts.engine_time import EngineTime
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.parts.steps import ReportedSteps
 from hedgerow.strategies.round_end import Progress
@@ -38,6 +39,7 @@ class ClusteredOptions(FederationOptions, total=False):
 
     participation: float
     system: System | None
+    engine_clock: bool
     aggregation: str | Aggregation | Aggregator
     secure_sum: bool | SecureSum
 
@@ -75,6 +77,9 @@ class ClusteredStrategy(Algorithm):
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
         the trained model.
+    engine_clock : bool (default: False)
+        Whether simulated time is the engine's, on which ``fault-delay`` delays replies, instead of the
+        paper's latency model. With a buffer it is so in any case.
     aggregation : str, Aggregation or Aggregator (default: "mean")
         How an edge server combines its clients' models: ``mean``, eq. (3), a Byzantine-robust rule, see
         ``parse_aggregation``, or your own aggregator. Under a rule all clients have the same weight, whatever
@@ -125,6 +130,7 @@ class ClusteredStrategy(Algorithm):
         mixer: Mixer | None = None,
         participation: float = 1.0,
         system: System | None = None,
+        engine_clock: bool = False,
         aggregation: str | Aggregation | Aggregator = "mean",
         secure_sum: bool | SecureSum = False,
         edge_nodes: bool = False,
@@ -144,6 +150,8 @@ class ClusteredStrategy(Algorithm):
                 "aggregation must be the text of a rule where edge servers are nodes, got "
                 f"{self.aggregation}: they take their means themselves"
             )
+        if engine_clock and stragglers is not None:
+            raise ValueError("stragglers must be None with engine_clock: they are slow on the paper's clock")
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers, self.local_steps, self.tau2 = num_servers, local_steps, tau2
         self.participation, self.system, self.stragglers = participation, system, stragglers
@@ -170,7 +178,7 @@ class ClusteredStrategy(Algorithm):
         aggregator = self.sums or self.edges or self.aggregation.aggregator(WeightedMean())
         parts: list[Part] = [self.assignment, self.steps]
         if federation.settings.buffer is None:  # Else the clock is the engine's.
-            parts.append(self.time)
+            parts.append(EngineTime() if engine_clock else self.time)
         super().__init__(federation, aggregator=aggregator, parts=parts)
 
     def _check_sizes(self) -> None:

@@ -27,6 +27,7 @@ from hedgerow.strategies import (
     Part,
     SDFeel,
     SecureSum,
+    Stragglers,
     TooFewRepliesError,
 )
 from hedgerow.strategies.buffered import Held
@@ -97,6 +98,18 @@ def test_the_updates_are_those_of_algorithm_1(buffer: Buffer) -> None:
     passed = [end.sim_seconds - ends[1].sim_seconds for end in ends[1:]]
     np.testing.assert_allclose(passed, [one.seconds - expected[0].seconds for one in expected], atol=1e-9)
     assert any(tau for one in expected for _, tau in one.taken) or buffer.concurrency == 1
+
+
+def test_a_synchronous_round_lasts_on_the_same_clock_until_its_last_reply() -> None:
+    for options in ({"engine_clock": True}, {}):
+        _, ends = buffered(None, 4, **options)
+        passed = np.diff([end.sim_seconds for end in ends[1:]])
+        if options:
+            np.testing.assert_allclose(passed, max(SECONDS), atol=1e-9)
+        else:
+            assert max(passed) < 1.0  # the paper's latency model knows no delays
+    with pytest.raises(ValueError, match="stragglers must be None with engine_clock"):
+        SDFeel(num_clients=6, num_servers=2, stragglers=Stragglers.parse("lasting(0.4,5)"), engine_clock=True)
 
 
 def test_replies_of_one_instant_are_taken_in_the_order_of_partition_ids() -> None:

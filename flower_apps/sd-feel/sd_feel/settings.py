@@ -101,10 +101,11 @@ class Settings(PeerSettings, IterationSettings, LocalOptimiserSettings, Training
     model: str = setting("lenet", "`lenet` has 21,840 parameters on 1x28x28 and 31,340 on 3x32x32")
     learning_rate: Positive = setting(0.05, "step size of the clients' plain SGD", "training", first=True)
     batch_size: Samples = setting(10, "mini-batch size of the clients' plain SGD", "training")
-    latency_preset: Annotated[str, choice(*PRESETS)] = setting(
+    latency_preset: Annotated[str, choice(*PRESETS, "engine")] = setting(
         "honest",
-        "`honest`: size and computation of the trained network; `paper-text`: M = 21,840 and 138.4 "
-        "MFLOP; `cifar-large`",
+        "the simulated clock. `honest`: the paper's model with the size and computation of the trained "
+        "network; `paper-text`: with M = 21,840 and 138.4 MFLOP; `cifar-large`; `engine`: the engine's "
+        "clock, on which fault-delay delays replies",
         "run",
     )
     evaluate_every: int = setting(5, "rounds between evaluations of u (training loss, test accuracy)")
@@ -250,8 +251,11 @@ def build_strategy(
         "frozen": frozen,
         "on_round_end": on_round_end,
         "system": preset(
-            values.latency_preset, num_params=num_params, flops_per_iteration=flops_per_iteration
+            "honest" if values.latency_preset == "engine" else values.latency_preset,
+            num_params=num_params,
+            flops_per_iteration=flops_per_iteration,
         ),
+        "engine_clock": values.latency_preset == "engine",
     }
     # A server with its own SuperLink does not know the others' clients.
     direct = {**options, "num_clients": 0, "min_available_nodes": quorum(values)}
