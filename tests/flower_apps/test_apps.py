@@ -8,7 +8,7 @@ import pytest
 from tests.flower_apps.cases import CASES, SIMILARITY_FREE, AppCase, Run, losses
 from tests.flower_apps.test_settings import problems
 
-from hedgerow.sim import load, plan_run, plan_sweep, read_config, read_sweep
+from hedgerow.sim import find_app, load, plan_run, plan_sweep, read_config, read_sweep
 from hedgerow.sim.runs.compare import where
 from hedgerow.sim.runs.settings_files import pyproject_with
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
@@ -77,11 +77,14 @@ def test_a_users_own_data_and_model_go_by_import_path(case: AppCase, key: str) -
 def test_every_run_of_a_figure_is_one_that_the_app_accepts(
     case: AppCase, figure: Path, tmp_path: Path
 ) -> None:
-    plan = plan_sweep(read_sweep(figure), tmp_path)
+    sweep = read_sweep(figure)
+    plan = plan_sweep(sweep, tmp_path)
     for job in plan:
         # Of every variant one seed: the others differ in nothing else.
         if job.seed == plan[0].seed:
-            assert case.settings.read(job.settings).seed == job.seed
+            app = find_app(job.variant.app or sweep.app).folder
+            (its,) = (one for one in CASES if one.folder == app)
+            assert its.settings.read(job.settings).seed == job.seed
 
 
 # Runs
