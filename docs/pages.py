@@ -1,7 +1,8 @@
 """What of the repository becomes a page of the site beside the pages in docs/, and where links then lead.
 
 A hook of MkDocs (mkdocs.yml). Apps' READMEs and results and the files of ``PAGES`` are pages. The command
-line's page is written from its own help, an app's settings from its settings.py, and a file that some page
+line's page is written from its own help, an app's settings from its settings.py, an algorithm's page from the
+functions that its equations name, and a file that some page
 links to, code for example, is a page under ``source/``.
 So every text has one source, in which links are relative, as a code host reads them.
 """
@@ -12,7 +13,9 @@ import ast
 import os
 import re
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path, PurePosixPath
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +30,13 @@ RESULTS = sorted((ROOT / "flower_apps").glob("*/RESULTS.md"))
 # The navigation has an entry of this name, whose pages are the apps'.
 METHODS = "Methods"
 # The pages of an app that has them, by their place on the site.
-_OF_APP = {"apps": "How to run it", "methods": "In detail", "results": "Results", "settings": "Settings"}
+_OF_APP = {
+    "apps": "How to run it",
+    "algorithms": "The algorithm",
+    "methods": "In detail",
+    "results": "Results",
+    "settings": "Settings",
+}
 # A page of the site, and the file of the repository that it is.
 PAGES = (
     {f"apps/{app}.md": f"flower_apps/{app}/README.md" for app in APPS}
@@ -36,6 +45,10 @@ PAGES = (
 )
 # Pages that are of no file.
 SETTINGS = {f"settings/{app}.md": app for app in APPS}
+# Methods whose page in docs/methods has a table of equations, each with the functions that compute it.
+ALGORITHMS = {
+    f"algorithms/{file.stem}.md": file.stem for file in sorted((ROOT / "docs/methods").glob("*.md"))
+}
 MADE = {COMMANDS, *SETTINGS}
 # Files that are on the site under another name than their own.
 _ELSEWHERE = {file: page for page, file in PAGES.items()} | {"README.md": "index.md"}
@@ -43,6 +56,9 @@ _PICTURES = (".svg", ".png")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".md": "markdown"}
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?\[(?P<text>[^\]]*)\])\((?P<target>[^)\s]+)\)")
+_EQUATIONS = "## The method in equations"
+_ON_THE_SITE = " On the site, *The algorithm* shows these functions beside each other."
+_MATHS = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[([](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 
 # Files of the repository that pages link to: where each is on the site.
 _found: dict[str, str] = {}
@@ -65,7 +81,7 @@ def _pages(app: str) -> list[dict[str, str]]:
     return [
         {title: page}
         for page, title in named.items()
-        if page in PAGES or page in MADE or (ROOT / "docs" / page).is_file()
+        if page in PAGES or page in MADE or page in ALGORITHMS or (ROOT / "docs" / page).is_file()
     ]
 
 
@@ -86,6 +102,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, COMMANDS, content=commands()))
     for page, app in SETTINGS.items():
         files.append(File.generated(config, page, content=settings(app)))
+    for page, app in ALGORITHMS.items():
+        files.append(File.generated(config, page, content=algorithm(app)))
     waiting = [file.src_uri for file in files if file.src_uri.endswith(".md")]
     while waiting:
         page = waiting.pop()
@@ -124,6 +142,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _outside_code(markdown, lambda text: _LINK.sub(led, text))
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Typeset equations as MathML, which browsers draw without a script."""
+    from latex2mathml.converter import convert  # noqa: PLC0415  # Tests read PAGES without it.
+
+    def typeset(match: re.Match[str]) -> str:
+        return convert(unescape(match["tex"]), display="inline" if match["tag"] == "span" else "block")
+
+    return _MATHS.sub(typeset, html)
+
+
 def commands() -> str:
     """Return the page of the command line, made of each command's own help."""
     import typer.main  # noqa: PLC0415
@@ -148,6 +176,56 @@ def settings(app: str) -> str:
         "the run before it starts, with an error that gives the key, the value and the valid values.\n\n"
         f"{tables(known)}"
     )
+
+
+def algorithm(app: str) -> str:
+    """Return the page of a method's algorithm: its equations, and the functions that compute them.
+
+    The functions are those that the equations' table links to, from their source: what the server does in the
+    left column, what a node does and what messages are made of in the right one. Theory is left out.
+    """
+    page = f"docs/methods/{app}.md"
+    section = (ROOT / page).read_text(encoding="utf-8").split(_EQUATIONS)[1].partition("\n## ")[0].strip()
+    columns: dict[str, dict[str, str]] = {"Server": {}, "Client": {}}
+    for match in _LINK.finditer(section):
+        file = os.path.normpath(PurePosixPath(page).parent / match["target"])
+        if file.endswith(".py") and not file.endswith("theory.py"):
+            name, side = match["text"].strip("`"), "Server" if file.startswith("strategies/") else "Client"
+            code = f"````python\n{source_of(file, name)}\n````\n"
+            where = f"[{file}](../../{file})"
+            columns[side][name] = f"### `{name}` {{ #{_anchor(name)} }}\n\n{where}\n\n{code}"
+
+    def led(match: re.Match[str]) -> str:
+        name = match["text"].strip("`")
+        here = name in columns["Server"] or name in columns["Client"]
+        return f"[`{name}`](#{_anchor(name)})" if here else match[0]
+
+    sides = [
+        f"<div markdown>\n\n## {side}\n\n{chr(10).join(shown.values())}\n</div>"
+        for side, shown in columns.items()
+    ]
+    return (
+        f"---\nhide: [navigation, toc]\n---\n\n# The algorithm of {_title(app)}\n\n"
+        f"{_LINK.sub(led, section.replace(_ON_THE_SITE, ''))}\n\n"
+        f'<div class="side-by-side" markdown>\n\n{chr(10).join(sides)}\n\n</div>\n'
+    )
+
+
+def _anchor(name: str) -> str:
+    return name.replace(".", "-")
+
+
+def source_of(file: str, name: str) -> str:
+    """Return the source of a module's function, class or method, by its name, as ``Class.method``."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    node: Any = ast.parse(text)
+    for one in name.split("."):
+        found = [child for child in node.body if getattr(child, "name", None) == one]
+        if not found:
+            raise ValueError(f"{file} has no {name}")
+        node = found[-1]
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
 
 
 def source_page(file: str) -> str:
@@ -213,7 +291,7 @@ def _origin(page: str) -> str:
     """Return the file of the repository that a page is made of."""
     if page.startswith("source/"):
         return page.removeprefix("source/").removesuffix(".md")
-    return PAGES.get(page, f"docs/{page}")
+    return PAGES.get(page, f"docs/{page.replace('algorithms/', 'methods/')}")
 
 
 def _place(file: str) -> str:

@@ -35,7 +35,7 @@ def test_the_navigation_has_every_page_and_no_other() -> None:
     site = hook()
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Config)
     named = list(site.pages_of(site.with_methods(config["nav"])))
-    made = {*site.PAGES, *site.MADE}
+    made = {*site.PAGES, *site.MADE, *site.ALGORITHMS}
     assert all((ROOT / file).is_file() for file in site.PAGES.values())
     assert {f"{place}/{path.parent.name}.md" for path in APPS for place in ("apps", "settings")} <= made
     assert sorted(named) == sorted(made | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")})
@@ -61,6 +61,22 @@ def test_each_equation_names_a_function_that_is_there(app_name: str) -> None:
             assert re.search(rf"^{indent}(def|class) {one}\b", (ROOT / file).read_text(), re.MULTILINE), (
                 f"{file}: {name}"
             )
+
+
+@pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.suite])
+def test_the_algorithms_page_has_the_servers_round_and_the_clients_step_from_the_source(
+    app_name: str,
+) -> None:
+    page = hook().algorithm(app_name)
+    server, client = page.split("## Server")[1].split("## Client")
+    assert "def round(self, state: State, run: RoundContext)" in server or "class FactorAveraging" in server
+    for column, folders in ((server, ("strategies/",)), (client, ("clients/", "wire/"))):
+        shown = re.findall(r"^\[(\S+\.py)\].*?\n\n````python\n(.*?)\n````$", column, re.MULTILINE | re.DOTALL)
+        assert shown
+        for file, code in shown:
+            assert file.startswith(folders)
+            lines = [line.strip() for line in code.splitlines()]
+            assert "\n".join(lines) in "\n".join(map(str.strip, (ROOT / file).read_text().splitlines()))
 
 
 @pytest.mark.parametrize("app_name", [one.app for one in REGISTRY])
