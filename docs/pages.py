@@ -2,7 +2,7 @@
 
 A hook of MkDocs (mkdocs.yml). Apps' READMEs and results and the files of ``PAGES`` are pages. The command
 line's page is written from its own help, an app's settings from its settings.py, an algorithm's page from the
-functions that its equations name, and a file that some page
+functions that its equations name, a notebook is a page, and a file that some page
 links to, code for example, is a page under ``source/``.
 So every text has one source, in which links are relative, as a code host reads them.
 """
@@ -10,10 +10,13 @@ So every text has one source, in which links are relative, as a code host reads 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from html import unescape
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
@@ -49,6 +52,11 @@ SETTINGS = {f"settings/{app}.md": app for app in APPS}
 ALGORITHMS = {
     f"algorithms/{file.stem}.md": file.stem for file in sorted((ROOT / "docs/methods").glob("*.md"))
 }
+# Notebooks are pages beside themselves.
+NOTEBOOKS = {
+    file.relative_to(ROOT / "docs").with_suffix(".md").as_posix(): file
+    for file in sorted((ROOT / "docs").rglob("*.ipynb"))
+}
 MADE = {COMMANDS, *SETTINGS}
 # Files that are on the site under another name than their own.
 _ELSEWHERE = {file: page for page, file in PAGES.items()} | {"README.md": "index.md"}
@@ -65,8 +73,9 @@ _found: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the apps' pages into the navigation."""
+    """Put the apps' pages into the navigation, and the version into the footer."""
     config.nav = with_methods(config.nav or [])
+    config.copyright = f"Hedgerow {version('hedgerow')}"
     return config
 
 
@@ -104,6 +113,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=settings(app)))
     for page, app in ALGORITHMS.items():
         files.append(File.generated(config, page, content=algorithm(app)))
+    for page, source in NOTEBOOKS.items():
+        text, pictures = notebook(source)
+        files.append(File.generated(config, page, content=text))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"{PurePosixPath(page).parent}/{name}", content=picture))
     waiting = [file.src_uri for file in files if file.src_uri.endswith(".md")]
     while waiting:
         page = waiting.pop()
@@ -176,6 +190,23 @@ def settings(app: str) -> str:
         "the run before it starts, with an error that gives the key, the value and the valid values.\n\n"
         f"{tables(known)}"
     )
+
+
+def notebook(file: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as a page, with what its cells printed, and the pictures that they drew by name."""
+    parts, pictures = [], dict[str, bytes]()
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", []):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{file.stem}-{len(pictures)}.png"
+                pictures[name] = b64decode("".join(data["image/png"]))
+                parts.append(f"![A figure that the cell above draws]({name})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def algorithm(app: str) -> str:
@@ -299,7 +330,7 @@ def _place(file: str) -> str:
     if (page := _ELSEWHERE.get(file) or _ELSEWHERE.get(f"{file}/README.md")) is not None:
         return page
     if file.startswith("docs/") and not file.endswith((".py", ".json")) and "examples" not in file:
-        return file.removeprefix("docs/")
+        return re.sub(r"\.ipynb$", ".md", file.removeprefix("docs/"))
     return f"source/{file}" + ("" if file.endswith(_PICTURES) else ".md")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,34 @@ def test_the_navigation_has_every_page_and_no_other() -> None:
     site = hook()
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Config)
     named = list(site.pages_of(site.with_methods(config["nav"])))
-    made = {*site.PAGES, *site.MADE, *site.ALGORITHMS}
+    made = {*site.PAGES, *site.MADE, *site.ALGORITHMS, *site.NOTEBOOKS}
     assert all((ROOT / file).is_file() for file in site.PAGES.values())
     assert {f"{place}/{path.parent.name}.md" for path in APPS for place in ("apps", "settings")} <= made
     assert sorted(named) == sorted(made | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")})
+
+
+def test_each_extra_has_a_row_on_the_page_on_installing() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    rows = re.findall(r"^\| (`.*?`) \|", (DOCS / "start/install.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == extras - {
+        "docs",
+        "release",
+        "dev",
+    }
+
+
+def test_each_error_among_the_frequent_questions_is_one_that_the_code_gives() -> None:
+    files = (
+        path
+        for room in ("clients", "sim", "strategies", "tasks", "wire")
+        for path in (ROOT / room).rglob("*.py")
+    )
+    code = re.sub(r'"\s*\n\s*f?"', "", "".join(path.read_text(encoding="utf-8") for path in files))
+    errors = re.findall(r"^### `(.*)`$", (DOCS / "start/faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(errors) >= 15
+    for error in errors:
+        words = [re.escape(part.strip("'[] ")) for part in error.split("…") if part.strip("'[] ")]
+        assert re.search(r"[^\n]{0,80}?".join(words), code), error
 
 
 def test_the_site_fetches_nothing() -> None:

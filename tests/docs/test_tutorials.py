@@ -1,8 +1,11 @@
 """The site's pages, run as they stand, each in an empty folder."""
 
+import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,25 @@ def script(page: Path, folder: Path) -> str:
         else:
             parts.append(block.text)
     return "\n".join(parts)
+
+
+@pytest.mark.parametrize("notebook", sorted(DOCS.rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(notebook: Path, tmp_path: Path) -> None:
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**environment(tmp_path), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = "".join("".join(out["text"]) for cell in cells for out in cell["outputs"] if "text" in out)
+    # Another processor ends a little differently.
+    numbers = [[float(one) for one in re.findall(r"0\.\d+", text)] for text in (run.stdout, shown)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
+    assert numbers[0]
 
 
 # They start deployments or a dozen runs.
