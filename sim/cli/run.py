@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -172,16 +171,16 @@ def _run_here(
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.folder import RunFolderError
     from hedgerow.sim.runs.launch import run_app, run_seed
+    from hedgerow.sim.runs.live import colour_log, only_warnings
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.wire.failures import RunFailedError
     from hedgerow.wire.printable import traced
 
-    if quiet:
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+    colour_log()
     how = _how_to_resume(app_path, plan)
     bad = (SettingsError, RunFolderError, CheckpointError)
     try:
-        with interruptible(lambda: f"Interrupted{how() and f'; go on with: {how()}'}"):
+        with interruptible(lambda: f"Interrupted{how() and f'; go on with: {how()}'}"), only_warnings(quiet):
             records = _records(plan, resume, quiet=quiet)
             plan = replace(plan, seed=run_seed(plan))
             # Before the app is imported, because that may draw its model.

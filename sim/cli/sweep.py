@@ -66,7 +66,7 @@ def sweep(
         return
     at_once = jobs or cores()
     progress = _SweepProgress(plan, at_once)
-    with interruptible(lambda: f"Interrupted; start it again to go on in {folder}"):
+    with interruptible(lambda: f"Interrupted; start it again to go on in {folder}"), progress:
         outcomes = run_sweep(asked, plan, folder, jobs=at_once, on_end=progress)
     typer.echo(f"Sweep folder: {folder}")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -88,19 +88,42 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 class _SweepProgress:
-    """A line for each run that ended, with the time that the others will take at the same pace."""
+    """A line for each run that ended, and a progress bar on a terminal, with the time left at this pace."""
 
     def __init__(self, plan: list[Job], at_once: int) -> None:
+        from hedgerow.sim.runs.live import live_line, terminal
+
         self.total = len(plan)
         self.at_once = at_once
         self.ended = 0
         self.seconds: list[float] = []
+        console = terminal()
+        self._live = live_line(console) if console.is_interactive else None
+
+    def __enter__(self) -> None:
+        if self._live is not None:
+            self._live.start()
+            self._draw("")
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
     def __call__(self, outcome: Outcome) -> None:
         self.ended += 1
-        line = f"[{self.ended}/{self.total}] {outcome.job.name}: {outcome.status}"
+        line, left = f"[{self.ended}/{self.total}] {outcome.job.name}: {outcome.status}", ""
         if outcome.status != "kept":
             self.seconds.append(outcome.seconds)
             pace = sum(self.seconds) / len(self.seconds) / self.at_once
-            line += f" after {outcome.seconds:.0f} s; about {pace * (self.total - self.ended):.0f} s left"
-        typer.echo(line)
+            left = f"about {pace * (self.total - self.ended):.0f} s left"
+            line += f" after {outcome.seconds:.0f} s; {left}"
+        # Not typer's echo, which would write over the bar.
+        print(line, flush=True)
+        self._draw(left)
+
+    def _draw(self, left: str) -> None:
+        from hedgerow.sim.runs.live import bar
+
+        if self._live is not None:
+            runs = f"run {self.ended}/{self.total}"
+            self._live.update(bar(self.ended, self.total, f"{runs} | {left}" if left else runs), refresh=True)

@@ -1,4 +1,4 @@
-"""Show the progress of a run: a live line on a terminal, log lines elsewhere."""
+"""Show the progress of a run: a progress bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from logging import INFO, StreamHandler
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import INFO, WARNING, StreamHandler
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
 from flwr.common import log
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,9 @@ from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.printable import shown
+
+# Width of a progress bar, in characters.
+_BAR = 20
 
 
 class RoundProgress(Protocol):
@@ -48,12 +53,52 @@ class RoundProgress(Protocol):
         """Simulated seconds since the start."""
 
 
+def terminal() -> Console:
+    """Return the console of standard error; whatever ``FORCE_COLOR`` says, a pipe is no terminal."""
+    return Console(stderr=True, force_terminal=sys.stderr.isatty())
+
+
+def live_line(console: Console) -> Live:
+    """Return a line that stays below what is printed; a standard output that is no terminal is not touched."""
+    return Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+
+
+def bar(done: int, total: int, text: str) -> Table:
+    """Return a progress bar with a text on one line; a narrow terminal cuts off the text's end."""
+    line = Table.grid(padding=(0, 1))
+    line.add_column()
+    line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_row(ProgressBar(max(total, 1), done, width=_BAR), Text(text))
+    return line
+
+
+def colour_log() -> None:
+    """Let Flower's log have colors on a terminal only."""
+    console = terminal()
+    for handler in logging.getLogger("flwr").handlers:
+        if hasattr(handler, "colored"):
+            handler.colored = console.is_interactive and not console.no_color
+
+
+@contextmanager
+def only_warnings(quiet: bool) -> Iterator[None]:
+    """Keep messages below WARNING out of Flower's log while the block runs, if ``quiet``."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    if quiet:
+        logger.setLevel(max(level, WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 class LiveProgress:
     """Shows the progress of a run; pass it to a strategy's ``on_round_end`` inside its ``with`` block.
 
-    On a terminal one line below the log is rewritten after each round. Elsewhere each evaluated round is a
-    line of Flower's log. Metrics are from the last evaluation. If a round has ``total_iterations``, progress
-    is in iterations instead of rounds.
+    On a terminal a progress bar below the log is drawn again after each round. Elsewhere each evaluated
+    round is a line of Flower's log. Metrics are from the last evaluation. If a round has
+    ``total_iterations``, progress is in iterations instead of rounds.
 
     Parameters
     ----------
@@ -62,14 +107,14 @@ class LiveProgress:
     quiet : bool (default: False)
         Show nothing.
     console : Console or None (default: None)
-        Console of the line; None for standard error, as Flower's log.
+        Console of the bar; None for standard error, as Flower's log.
     """
 
     def __init__(self, num_rounds: int, quiet: bool = False, *, console: Console | None = None) -> None:
         int_at_least(1, num_rounds=num_rounds)
         self.num_rounds = num_rounds
         self.quiet = quiet
-        self._console = console or Console(stderr=True)
+        self._console = console or terminal()
         self._live: Live | None = None
         self._moved: list[tuple[StreamHandler[Any], TextIO]] = []
         self._central: Mapping[str, Any] = {}
@@ -79,8 +124,8 @@ class LiveProgress:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        if not self.quiet and self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
+        if not self.quiet and self._console.is_interactive:
+            self._live = live_line(self._console)
             terminals = (sys.stdout, sys.stderr)
             self._live.start()
             self._move_logs(terminals)
@@ -111,7 +156,7 @@ class LiveProgress:
         parts = [f"{unit} {done}/{total}", *([] if left is None else [f"{duration(left)} left"])]
         line = " | ".join([*parts, *self._costs(end, now)])
         if self._live is not None:
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(bar(done, total, line), refresh=True)
         elif end.central:
             log(INFO, "%s", line)
 

@@ -17,6 +17,7 @@ from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.foreign import About, Records, watched_run
+from hedgerow.sim.runs.live import only_warnings
 from hedgerow.sim.runs.recorder import code_folder
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.trackers import track_with
@@ -90,7 +91,7 @@ def simulate(
         Seed of node ids, faults and the global generators of Python, NumPy and torch, >= 0. The generators
         are put back afterwards.
     quiet : bool (default: False)
-        Show no progress.
+        Log only warnings, and show no progress.
     track : sequence of str (default: none)
         Trackers: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Each is an optional extra.
     **start
@@ -127,6 +128,7 @@ def simulate(
     if own and quiet:
         config["quiet"] = True
     with (
+        only_warnings(quiet),
         kept_generators(),
         track_with([track] if isinstance(track, str) else track, "track:"),
         InProcessGrid(

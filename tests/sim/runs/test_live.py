@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.logger import ConsoleHandler
 from rich.console import Console
 
 from hedgerow.sim.runs import live
@@ -114,7 +116,50 @@ def test_flowers_log_passes_above_the_live_line() -> None:
     # The live line is erased before the message and drawn again after it.
     before, after = screen.getvalue().split("a message of Flower's")
     assert before.endswith("\x1b[2K")
-    assert after.startswith("\nround 0/2")
+    assert re.match(r"\n\S*━+\S* round 0/2", after)
+
+
+@pytest.mark.parametrize("changes", [{}, {"FORCE_COLOR": "1"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_log_has_colors_on_a_terminal_only(
+    tty: bool, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **changes}.items():
+        monkeypatch.setenv(name, value)
+    screen = io.StringIO()
+    screen.isatty = lambda: tty  # type: ignore[method-assign]
+    handler = ConsoleHandler(colored=True, stream=screen)
+    logging.getLogger("flwr").addHandler(handler)
+    with redirect_stderr(screen), kept_colors():
+        live.colour_log()
+        logging.getLogger("flwr").log(INFO, "a message")
+    logging.getLogger("flwr").removeHandler(handler)
+    plain = not tty or "NO_COLOR" in changes or "TERM" in changes
+    assert ("\x1b" not in screen.getvalue()) == plain
+
+
+@contextmanager
+def kept_colors() -> Iterator[None]:
+    before = {one: one.colored for one in logging.getLogger("flwr").handlers if hasattr(one, "colored")}
+    yield
+    for handler, colored in before.items():
+        handler.colored = colored
+
+
+def test_only_warnings_are_logged_while_a_block_is_quiet() -> None:
+    logger, screen = logging.getLogger("flwr"), io.StringIO()
+    handler = StreamHandler(screen)
+    logger.addHandler(handler)
+    with pytest.raises(ZeroDivisionError), live.only_warnings(True):  # noqa: PT012
+        logger.log(INFO, "not this")
+        logger.warning("this")
+        raise ZeroDivisionError
+    with live.only_warnings(False):
+        logger.log(INFO, "and this")
+    logger.removeHandler(handler)
+    assert screen.getvalue() == "this\nand this\n"
 
 
 def test_quiet_shows_nothing(logged: list[str]) -> None:
