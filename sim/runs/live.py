@@ -59,7 +59,7 @@ def terminal() -> Console:
 
 
 def live_line(console: Console) -> Live:
-    """Return a line that stays below what is printed; a standard output that is no terminal is not touched."""
+    """Return a line that stays below what is printed; standard output is left alone if it is no terminal."""
     return Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
 
