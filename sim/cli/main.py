@@ -23,7 +23,7 @@ from hedgerow.sim.cli.predict import evaluate, predict
 from hedgerow.sim.cli.run import run
 from hedgerow.sim.cli.settings import settings
 from hedgerow.sim.cli.sweep import sweep
-from hedgerow.sim.cli.views import plot, report, table, watch
+from hedgerow.sim.cli.views import plot, report, runs, table, watch
 from hedgerow.sim.runs.hooks import descriptions
 
 _EXAMPLES = """Apps:
@@ -33,6 +33,7 @@ Examples:
   hedgerow run APP                     the app as it comes
   hedgerow run APP -c "seed=1"         with other settings
   hedgerow settings APP                all settings and what is valid
+  hedgerow runs                        a list of all runs so far
   hedgerow report runs                 all runs so far as one page
   hedgerow new APP my-app              an app with your model and data"""
 
@@ -76,7 +77,7 @@ def main(
 
 _PANELS: dict[str, Sequence[Callable[..., None]]] = {
     "Run": (run, sweep, predict),
-    "Look at runs": (report, watch, plot, table, evaluate, export),
+    "Look at runs": (runs, report, watch, plot, table, evaluate, export),
     "Apps and data": (new, settings, data, check),
 }
 _DEPLOY = "Deploy and plan"

@@ -1,4 +1,4 @@
-"""The commands that show runs: ``report``, ``plot``, ``table``, and ``watch`` in the browser."""
+"""The commands that show runs: ``runs``, ``report``, ``plot``, ``table``, and ``watch`` in the browser."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ from hedgerow.sim.cli.options import (
     load_results,
     name_and_number,
 )
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Folders of runs and sweeps. Default: runs."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """List runs by date: settings, rounds done, last accuracy and loss, state, and how to resume."""
+    from hedgerow.sim.runs.folder import json_text, runs_folder
+    from hedgerow.sim.runs.listed import listed, table
+
+    with bad_options():
+        places = [folder.expanduser() for folder in folders or [runs_folder("runs")]]
+        if missing := [str(place) for place in places if not place.is_dir()]:
+            raise ValueError(f"{', '.join(missing)} does not exist or is no folder")
+        found = listed(places)
+    if json:
+        typer.echo(json_text(found, indent=1))
+    else:
+        typer.echo(table(found) or "No runs.")
 
 
 def report(

@@ -364,7 +364,7 @@ def where(run: RecordedRun, y: str) -> str:
     ``measured`` in the config is ``Experiment.samples``; ``held-out`` beside the nodes' metrics is the share
     of their samples on which no node trains.
     """
-    source = next((s for s in SOURCES if any(name == y for r in run.rounds for name, _ in numbers(r, s))), "")
+    source = _source(run, y)
     if source == "evaluate":
         return f"by the nodes, mean ({_held_out(run, source) or 'on samples that they do not name'})"
     if source != "central":
@@ -378,6 +378,20 @@ def where(run: RecordedRun, y: str) -> str:
         return "by the server, which does not say on which samples"
     held_out = _held_out(run, source)
     return f"{told['*']} ({held_out})" if held_out else str(told["*"])
+
+
+def whose(run: RecordedRun, y: str) -> str:
+    """Return ``where`` in a word or two: ``held-out``, ``training``, or the same of the ``nodes'``."""
+    source, told = _source(run, y), where(run, y)
+    if not told or "which does not say" in told or "do not name" in told:
+        return "nodes'" if source == "evaluate" else ""
+    kind = "training" if source == "train" or "training" in told else "held-out"
+    return kind if source == "central" and "by the nodes" not in told else f"nodes', {kind}"
+
+
+def _source(run: RecordedRun, y: str) -> str:
+    """Return where a run's records have a metric; empty if they do not."""
+    return next((s for s in SOURCES if any(name == y for r in run.rounds for name, _ in numbers(r, s))), "")
 
 
 def _held_out(run: RecordedRun, source: str) -> str:

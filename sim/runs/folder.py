@@ -35,6 +35,8 @@ _KINDS = {
 }
 # Placeholder for an infinity in JSON text, in a private-use character so that no real text equals it.
 _INFINITY = "\ue000infinity\ue000"
+# Errors that damaged records can cause.
+DAMAGES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 # Flower's logger by its name: reading a folder must not import Flower.
 _logger = logging.getLogger("flwr")
 
@@ -115,6 +117,23 @@ def in_use(folder: Path) -> bool:
         return True
     lock.release()
     return False
+
+
+def run_folders(place: Path) -> list[Path]:
+    """Return a run's folder itself; of another folder, the run folders of runs and sweeps in it."""
+    if (place / CONFIG).is_file():
+        return [place]
+    return sorted({file.parent for name in (CONFIG, ROUNDS) for file in place.rglob(f"*/{name}")})
+
+
+def run_state(folder: Path) -> str:
+    """Return whether a run is ``waiting`` (for its first round), ``running``, ``stopped`` or ``finished``."""
+    if (folder / SUMMARY).exists():
+        return "finished"
+    rounds = folder / ROUNDS
+    if not rounds.exists() or not rounds.stat().st_size:
+        return "waiting"
+    return "running" if in_use(folder) else "stopped"
 
 
 def opened(path: Path) -> IO[bytes]:

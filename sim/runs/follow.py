@@ -29,16 +29,17 @@ from starlette.routing import Route
 
 from hedgerow.sim.runs.folder import (
     CONFIG,
+    DAMAGES,
     LOCK,
     ROUNDS,
-    SUMMARY,
     RunFolderError,
-    in_use,
     read_config,
+    run_folders,
+    run_state,
 )
 from hedgerow.sim.runs.live import duration
 from hedgerow.sim.runs.report import Live, Network, report_html, waiting_html
-from hedgerow.sim.runs.results import RecordedRun, last_line, load
+from hedgerow.sim.runs.results import RecordedRun, last_line, load, progress
 from hedgerow.sim.runs.trackers import scalars_of
 from hedgerow.wire.printable import shown
 
@@ -53,8 +54,6 @@ _STATES = {
     "stopped": "The run was stopped before its end. It can be resumed.",
     "finished": "The run is finished.",
 }
-# Errors that damaged records can cause.
-_DAMAGES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 _HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -91,7 +90,7 @@ def newest_run(places: Sequence[str | Path]) -> Path:
         If there is none; for a single folder without runs as in ``check_followed``.
     """
     paths = [Path(place).expanduser().resolve() for place in places]
-    found = [config.parent for path in paths for config in _configs(path)]
+    found = [run for path in paths for run in run_folders(path) if (run / CONFIG).is_file()]
     if not found and len(paths) == 1:
         return check_followed(paths[0])
     if not found:
@@ -102,12 +101,6 @@ def newest_run(places: Sequence[str | Path]) -> Path:
 def _written(run: Path) -> tuple[int, Path]:
     files = [file for file in (run / CONFIG, run / ROUNDS) if file.exists()]
     return max(file.stat().st_mtime_ns for file in files), run
-
-
-def _configs(path: Path) -> list[Path]:
-    """Return the ``config.json`` of a run, or of the runs and sweeps in a folder."""
-    own = path / CONFIG
-    return [own] if own.is_file() else sorted(path.rglob(f"*/{CONFIG}"))
 
 
 class FollowedRun:
@@ -134,7 +127,7 @@ class FollowedRun:
     def page(self) -> str:
         """Return the page; the previous one if nothing was written since or it is recent."""
         with self._lock:
-            state, begun = self._state(), time.monotonic()
+            state, begun = run_state(self.folder), time.monotonic()
             now = (state, *map(_stamp, (self.folder / name for name in (CONFIG, ROUNDS))))
             # A new state, such as the end of the run, is shown at once.
             if now != self._of and (begun >= self._due or self._of[:1] != (state,)):
@@ -144,16 +137,9 @@ class FollowedRun:
 
     def metrics(self) -> str:
         """Return the run's numbers in Prometheus's text format, as they are now."""
-        state = self._state()
+        state = run_state(self.folder)
         records = () if state == "waiting" else load([self.folder]).runs[0].rounds
         return prometheus_text(self.folder.name, state, records)
-
-    def _state(self) -> str:
-        if (self.folder / SUMMARY).exists():
-            return "finished"
-        if not _stamp(self.folder / ROUNDS):
-            return "waiting"
-        return "running" if in_use(self.folder) else "stopped"
 
     def _made(self, state: str) -> str:
         nonce = secrets.token_urlsafe()
@@ -162,7 +148,7 @@ class FollowedRun:
             results = replace(load([self.folder]), title=self.folder.name, warnings=())
             live = Live(" ".join([_STATES[state], *self._failure(state)]), _figures(results.runs[0]), nonce)
             return report_html(results, live=live, **self._options)
-        except _DAMAGES as error:
+        except DAMAGES as error:
             words = _STATES[state] if state == "waiting" else f"The run cannot be shown: {shown(error)}"
             return waiting_html(self.folder.name, Live(" ".join([words, *self._failure(state)]), {}, nonce))
 
@@ -183,11 +169,11 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 def _figures(run: RecordedRun) -> dict[str, str]:
     """Return a run's progress, the estimated time left, and the last round's duration and replies."""
-    last, (unit, done, total) = run.rounds[-1], _progress(run.rounds[-1], run.settings)
+    last, (unit, done, total) = run.rounds[-1], progress(run.rounds[-1], run.settings)
     figures = {unit: f"{done:,} of {total:,}" if total else f"{done:,}"}
     recent = run.rounds[-_PACE:]
     seconds = sum(record.get("wall_seconds") or 0.0 for record in recent[1:])
-    steps = done - _progress(recent[0], run.settings)[1]
+    steps = done - progress(recent[0], run.settings)[1]
     if total and steps > 0 and not run.finished:
         figures["time left"] = duration(seconds / steps * max(0, total - done))
     if last.get("wall_seconds") is not None:
@@ -195,15 +181,6 @@ def _figures(run: RecordedRun) -> dict[str, str]:
     if last.get("sent"):
         figures["replies, last round"] = f"{last.get('accepted', 0):,} of {last['sent']:,}"
     return figures
-
-
-def _progress(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return the unit of progress, how many are done and how many there will be (0 if unknown)."""
-    rounds = settings.get("num-rounds", settings.get("num-server-rounds"))
-    iterations = record.get("total_iterations") or settings.get("iterations")
-    if type(record.get("iterations")) is int and type(iterations) is int and type(rounds) is not int:
-        return "iteration", record["iterations"], iterations
-    return "round", record["round"], rounds if type(rounds) is int else 0
 
 
 class FollowServer:
@@ -257,7 +234,7 @@ class FollowServer:
             return PlainTextResponse("This server has another name.\n", 421, _HEADERS)
         try:
             return Response(self.run.metrics(), headers=_HEADERS, media_type=CONTENT_TYPE)
-        except _DAMAGES as error:
+        except DAMAGES as error:
             return PlainTextResponse(f"The run cannot be shown: {shown(error)}\n", 503, _HEADERS)
 
     def _is_meant(self, name: str) -> bool:

@@ -46,7 +46,7 @@ from hedgerow.sim.runs.diagram import (
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
-from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
+from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named, shortened
 
 # Returns the graph of a run, if it has a known one.
 Network = Callable[[RecordedRun], DrawnNetwork | None]
@@ -73,8 +73,6 @@ _STYLE = {
     "ytick.color": _INK, "font.family": "sans-serif",
 }  # fmt: skip
 _SVG = "{http://www.w3.org/2000/svg}"
-# Longest label in a picture, in characters.
-_LONGEST = 48
 _COUNTS = ("messages", "nominal_bits", "payload_bytes")
 
 
@@ -310,10 +308,7 @@ def _curve_svg(results: Results, x: str, y: str, name: str) -> Markup:
 
 def _briefly(results: Results) -> Results:
     """Return the results with shortened labels, still distinct."""
-    brief = {
-        label: label if len(label) <= _LONGEST else f"{label[: _LONGEST - 5]}… {number}"
-        for number, label in enumerate(results.variants(), start=1)
-    }
+    brief = dict(zip(results.variants(), shortened([*results.variants()]), strict=True))
     return replace(results, runs=[replace(run, label=brief[run.label]) for run in results.runs])
 
 

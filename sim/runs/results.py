@@ -47,6 +47,9 @@ _UNOBSERVED = {
 _LONGEST = 300
 # Bytes of a log's end in which its last line is sought.
 _TAIL = 1 << 16
+# Longest label of a run, in characters, but for its app and data set, and the settings that it keeps longest.
+LONGEST_LABEL = 48
+_TELLING = ("method", "algorithm", "model")
 # Sources of metrics, in order of precedence.
 SOURCES = ("central", "evaluate", "train")
 
@@ -359,7 +362,7 @@ def load(paths: Sequence[str | Path]) -> Results:
     ]
     of_servers, alone = parts_of_runs([folder for folder in folders if folder not in sweeps])
     joined = [_joined(group) for group in of_servers]
-    singles = _labelled([*(_read_run(folder) for folder in alone), *joined])
+    singles = _labelled([*(read_run(folder) for folder in alone), *joined])
     everything = [run for part in parts for run in part.runs] + singles
     runs = [run for run in everything if run.rounds]
     if not runs:
@@ -401,6 +404,25 @@ def numbers(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, float
                 yield key, one
 
 
+def progress(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the unit of progress, how many are done and how many there will be (0 if unknown)."""
+    rounds = settings.get("num-rounds", settings.get("num-server-rounds"))
+    iterations = record.get("total_iterations") or settings.get("iterations")
+    if type(record.get("iterations")) is int and type(iterations) is int and type(rounds) is not int:
+        return "iteration", record["iterations"], iterations
+    return "round", record["round"], rounds if type(rounds) is int else 0
+
+
+def data_set(run: RecordedRun) -> str:
+    """Return a short name of a run's data; empty if its settings name none."""
+    if run.settings.get("partition") == "own":
+        return "own data"
+    problem, name = (str(run.settings.get(key) or "") for key in ("problem", "dataset"))
+    # An app with several problems has the key ``dataset`` in all of them, and reads it in some.
+    read = not problem or any(name in str(text) for text in (run.config.get("measured") or {}).values())
+    return ", ".join(filter(None, (problem, name if read else "")))
+
+
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
     for source in SOURCES:
         for name, value in numbers(record, source):
@@ -433,7 +455,8 @@ def _loss_of(runs: Sequence[RecordedRun]) -> str:
     return next((one for one in ("loss", SERVERS + "loss", SITES + "disagreement") if one in names), "loss")
 
 
-def _read_run(folder: Path, label: str = "") -> RecordedRun:
+def read_run(folder: Path, label: str = "") -> RecordedRun:
+    """Read a run's folder; RunFolderError if it is none, or damaged."""
     config, rounds = read_config(folder), read_rounds(folder)
     return _run(folder, config, rounds, (folder / "summary.json").is_file(), label)
 
@@ -456,7 +479,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
         for seed in asked["seeds"]:
             place = folder / variant["folder"] / f"seed-{seed}"
             if (place / "summary.json").is_file():
-                runs.append(_read_run(place, label))
+                runs.append(read_run(place, label))
                 continue
             what = "not finished"
             if place.with_name(f"{place.name}.failed").is_dir():
@@ -505,31 +528,56 @@ def _app(run: RecordedRun) -> str:
 
 
 def _labelled(runs: list[RecordedRun]) -> list[RecordedRun]:
-    """Label runs by the settings that differ within their app, and equal runs also by their start."""
-    apps: dict[str, list[RecordedRun]] = {}
+    """Label runs by app, data set and settings where they differ, and equal runs also by their start."""
+    apps: dict[str, dict[str, list[RecordedRun]]] = {}
     for run in runs:
-        apps.setdefault(_app(run), []).append(run)
+        apps.setdefault(_app(run), {}).setdefault(data_set(run), []).append(run)
     labels: dict[Path, str] = {}
-    for app, ours in apps.items():
-        everything: dict[str, Any] = {}
-        differ: dict[str, None] = {}
-        for run in ours:
-            for key, value in run.settings.items():
-                if everything.setdefault(key, value) != value and role_of(key).is_experiment:
-                    differ[key] = None
-        for run in ours:
-            said = ", ".join(f"{key}={run.settings[key]}" for key in differ if key in run.settings)
-            labels[run.folder] = (f"{app}: {said}" if len(apps) > 1 else said) if said else app
+    for app, sets in apps.items():
+        for name, ours in sets.items():
+            for run, said in zip(ours, _differences(ours), strict=True):
+                told = ", ".join(filter(None, (name if len(sets) > 1 else "", said)))
+                labels[run.folder] = ": ".join(filter(None, (app if len(apps) > 1 or not told else "", told)))
     twins = Counter((labels[run.folder], run.seed) for run in runs)
-    begun = {run.folder: _begun(run) for run in runs if twins[labels[run.folder], run.seed] > 1}
-    times = Counter((labels[folder], time) for folder, time in begun.items())
-    for folder, time in begun.items():
+    starts = {run.folder: begun(run) for run in runs if twins[labels[run.folder], run.seed] > 1}
+    times = Counter((labels[folder], time) for folder, time in starts.items())
+    for folder, time in starts.items():
         unique = time if time and times[labels[folder], time] == 1 else folder.name
         labels[folder] = f"{labels[folder]} ({unique})"
     return [replace(run, label=labels[run.folder]) for run in runs]
 
 
-def _begun(run: RecordedRun) -> str:
+def _differences(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return for each run the settings that differ: of many only as many as tell the runs apart."""
+    first = {key: value for run in reversed(runs) for key, value in run.settings.items()}
+    keys = [
+        key
+        for key in first
+        if role_of(key).is_experiment
+        and any(run.settings[key] != first[key] for run in runs if key in run.settings)
+    ]
+
+    def texts(keys: Sequence[str]) -> list[str]:
+        return [
+            ", ".join(f"{key}={run.settings[key]}" for key in keys if key in run.settings) for run in runs
+        ]
+
+    told = texts(keys)
+    for key in sorted(keys, key=lambda key: (key in _TELLING, -max(map(len, texts([key]))))):
+        fewer = [one for one in keys if one != key]
+        if max(map(len, texts(keys))) > LONGEST_LABEL and len(set(texts(fewer))) == len(set(told)):
+            keys = fewer
+    return shortened(texts(keys))
+
+
+def shortened(labels: Sequence[str]) -> list[str]:
+    """Return labels cut to ``LONGEST_LABEL`` characters; those that differ still do."""
+    number = {label: at for at, label in enumerate(dict.fromkeys(labels), start=1)}
+    cut = LONGEST_LABEL - 5
+    return [one if len(one) <= LONGEST_LABEL else f"{one[:cut]}… {number[one]}" for one in labels]
+
+
+def begun(run: RecordedRun) -> str:
     """Return a run's start time to the second; empty if not recorded."""
     return str((run.config.get("environment") or {}).get("time") or "")[:19].replace("T", " ")
 

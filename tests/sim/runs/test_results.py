@@ -101,6 +101,33 @@ def test_single_runs_are_labelled_by_what_differs(write_run: WriteRun) -> None:
     }
 
 
+def test_labels_have_no_more_settings_than_tell_the_runs_apart(write_run: WriteRun) -> None:
+    many = [f"setting-{n}" for n in range(12)]
+    settings = [dict.fromkeys(many, "a-long-value"), dict.fromkeys(many, "another-value")]
+    for name, method, values in (("a", "x", 0), ("b", "y", 1), ("c", "y", 0)):
+        folder = write_run(name, [2.0], method=method, **settings[values])
+    labels = [run.label for run in load([folder.parent]).runs]
+    assert all(label.startswith(f"method={method}, ") for label, method in zip(labels, "xyy", strict=True))
+    assert len(set(labels)) == 3
+    assert max(map(len, labels)) <= 48
+
+
+def test_a_long_value_is_cut_and_stays_distinct(write_run: WriteRun) -> None:
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            folder = write_run(f"{name}{seed}", [2.0], seed=seed, partition="x" * 200 + name)
+    variants = load([folder.parent]).variants()
+    assert [list(seeds) for seeds in variants.values()] == [[0, 1], [0, 1]]
+    assert max(map(len, variants)) <= 48
+
+
+def test_runs_on_several_data_sets_are_labelled_by_them(write_run: WriteRun) -> None:
+    write_run("a", [2.0], dataset="digits", rate=1)
+    write_run("b", [2.0], dataset="mnist", rate=1)
+    folder = write_run("c", [2.0], dataset="mnist", rate=2)
+    assert [run.label for run in load([folder.parent]).runs] == ["digits", "mnist, rate=1", "mnist, rate=2"]
+
+
 def test_a_sweep_gives_its_labels_in_its_order(write_sweep: WriteRun) -> None:
     results = load([write_sweep({"Zeta": {0: [2.0], 1: [2.0]}, "Alpha": {0: [1.0], 1: [1.0]}})])
     assert [(run.label, run.seed) for run in results.runs] == [
