@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +17,9 @@ from hedgerow.sim.cli.options import (
     load_results,
     name_and_number,
 )
+
+if TYPE_CHECKING:
+    from hedgerow.sim.runs.results import Results
 
 
 def runs(
@@ -138,26 +142,54 @@ def table(
         typer.Option(metavar="Y=VALUE", help="Compare the cost of reaching this."),
     ] = None,
 ) -> None:
-    """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
-    from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, groups, measured, target_table
+    """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds.
+
+    Runs on different data, or with metrics on different samples, are listed and not compared.
+    """
+    from hedgerow.sim.runs.compare import (
+        NOTE,
+        budget_comparison,
+        common_budget,
+        groups,
+        listing,
+        measured,
+        target_comparison,
+    )
 
     with bad_options():
         results = load_results(paths, y)
         budgets = dict([name_and_number("--budget", budget)]) if budget else {}
-        xs = x or list(budgets) or results.xs
-        ys, parts = y or results.ys, []
-        for group in groups(results, ys):
-            parts += [f"## {group.title}"] + [
-                budget_table(group, a, b, budgets[a] if a in budgets else common_budget(group, a), column)
-                for a in xs
-                for b in ys
+        metric, value = name_and_number("--target", target) if target else ("", 0.0)
+        xs, ys = x or list(budgets) or results.xs, y or results.ys
+        parts = groups(results, ys)
+        made = []
+        for part in parts:
+            at = {a: budgets[a] if a in budgets else common_budget(part, a) for a in xs}
+            tables = [budget_comparison(part, a, b, at[a], column) for a in xs for b in ys]
+            made.append([*tables, *(target_comparison(part, a, metric, value) for a in xs if target)])
+        said, alone = [], []
+        for part, tables in zip(parts, made, strict=True):
+            if len(parts) > 1 and len(part.variants()) == 1:
+                alone.append((part, tables))
+                continue
+            said += [f"## {part.title}", *(one.markdown() for one in tables), " ".join(measured(part, ys))]
+        if alone:
+            others = [part for part, _ in alone]
+            said += ["## Runs that no other is compared with"]
+            said += [
+                listing(others, of_all).markdown()
+                for of_all in zip(*(tables for _, tables in alone), strict=True)
             ]
-            if target:
-                metric, value = name_and_number("--target", target)
-                parts += [target_table(group, a, metric, value) for a in xs]
-            parts += [" ".join(measured(group, ys))]
-    parts += [NOTE, f"Realism: {results.realism or 'not stated'}."]
-    typer.echo("\n\n".join(filter(None, parts)))
+            said += [f"{part.title}. {' '.join(_unsaid(part, ys))}".strip() for part in others]
+    said += [NOTE, f"Realism: {results.realism or 'not stated'}."]
+    typer.echo("\n\n".join(filter(None, said)))
+
+
+def _unsaid(part: Results, ys: Sequence[str]) -> list[str]:
+    """Return the sentences of ``measured`` that a group's title does not have."""
+    from hedgerow.sim.runs.compare import measured
+
+    return [said for said in measured(part, ys) if said.partition(": ")[2].rstrip(".") not in part.title]
 
 
 def watch(

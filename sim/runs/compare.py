@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.sim.runs.results import SOURCES, Point, RecordedRun, Results, numbers
+from hedgerow.sim.runs.results import SOURCES, Point, RecordedRun, Results, data_set, numbers
 from hedgerow.wire.extras import needed
 
 CONFIDENCE = 0.95
@@ -196,7 +196,7 @@ def budget_table(
 def budget_comparison(
     results: Results, x: str, y: str, budget: float, columns: Sequence[str] | None = None
 ) -> ComparisonTable:
-    """Return each variant's ``y`` at a budget of ``x``, and its difference from the first variant.
+    """Return each variant's ``y`` at a budget of ``x``, and its difference from the first of several.
 
     Parameters
     ----------
@@ -230,22 +230,16 @@ def budget_comparison(
                 "column must be a cost, bits or payload-bytes of a link that the runs have, or a metric that "
                 f"they recorded, got {name!r}"
             )
-    heads = (
-        "variant",
-        f"{y}, mean ± sd",
-        "evaluated at",
-        *shown,
-        f"difference from {reference} [95 % interval]",
-        "differs",
-        "seeds",
-    )
+    several = len(values) > 1
+    differ = (f"difference from {reference} [95 % interval]", "differs") if several else ()
+    heads = ("variant", f"{y}, mean ± sd", "evaluated at", *shown, *differ, "seeds")
     rows = []
     for label, value in values.items():
         at = _number(fmean(evaluated[label].values())) if evaluated[label] else "n/a"
-        difference = _difference(value, values[reference], label == reference)
+        difference = _difference(value, values[reference], label == reference) if several else ()
         counted = f"{len(value)} of {results.started(label)}"
         rows.append((label, _mean(value), at, *extra[label], *difference, counted))
-    numeric = (False, True, True, *(True for _ in shown), True, False, True)
+    numeric = (False, True, True, *(True for _ in shown), *((True, False) if several else ()), True)
     return ComparisonTable(f"{y} at {x} = {_number(budget)}", heads, numeric, rows)
 
 
@@ -270,25 +264,36 @@ def target_comparison(results: Results, x: str, y: str, target: float) -> Compar
     }
     counts = {label: results.started(label) for label in reached}
     reference = next(iter(reached))
-    relation = ">=" if higher_is_better(y) else "<="
-    columns = (
-        "variant",
-        f"{x}, mean ± sd",
-        f"difference from {reference} [95 % interval]",
-        "differs",
-        "reached",
-    )
+    relation, several = ">=" if higher_is_better(y) else "<=", len(reached) > 1
+    differ = (f"difference from {reference} [95 % interval]", "differs") if several else ()
+    columns = ("variant", f"{x}, mean ± sd", *differ, "reached")
     rows = []
     for label, value in reached.items():
         complete = len(value) == counts[label]
         mean = _mean(value) if complete else "n/a"
-        if complete and len(reached[reference]) == counts[reference]:
+        difference: tuple[str, ...] = ()
+        if several and complete and len(reached[reference]) == counts[reference]:
             difference = _difference(value, reached[reference], label == reference)
-        else:
+        elif several:
             difference = ("n/a", "n/a")
         rows.append((label, mean, *difference, f"{len(value)} of {counts[label]}"))
-    numeric = (False, True, True, False, True)
+    numeric = (False, True, *((True, False) if several else ()), True)
     return ComparisonTable(f"{x} to {y} {relation} {_number(target)}", columns, numeric, rows)
+
+
+def listing(parts: Sequence[Results], tables: Sequence[ComparisonTable]) -> ComparisonTable:
+    """Return one table of groups that are not compared, from a table of each, with their data sets."""
+    first, *others = tables
+    title = first.title
+    if any(one.title != title for one in others):
+        title = f"{title.partition(' = ')[0]}, the most that each spent"
+    rows = [
+        (row[0], data_set(part.runs[0]) or "n/a", *row[1:])
+        for part, table in zip(parts, tables, strict=True)
+        for row in table.rows
+    ]
+    columns = (first.columns[0], "data set", *first.columns[1:])
+    return ComparisonTable(title, columns, (False, False, *first.numeric[1:]), rows)
 
 
 def _beside(results: Results, label: str, points: Mapping[int, Point | None], name: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -123,6 +123,19 @@ def drawn_network(run: RecordedRun) -> DrawnNetwork | None:
     name = shipped_app(str(run.config.get("copy-of", run.config.get("app", ""))))
     draw = None if name is None else hooks_of(shipped_apps()[name]).network
     return None if draw is None else draw(run)
+
+
+def changed_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings in a run's ``config.json`` that differ from the defaults; None if not known.
+
+    A copy of one of the suite's apps is compared with that app.
+    """
+    name = shipped_app(str(config.get("copy-of", config.get("app", ""))))
+    if name is None:
+        return None
+    defaults = _pyproject(shipped_apps()[name])["tool"]["flwr"]["app"]["config"]
+    settings: Mapping[str, Any] = config.get("run", {})
+    return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
 
 
 @contextmanager

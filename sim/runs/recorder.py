@@ -11,8 +11,10 @@ import logging
 import math
 import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -352,7 +354,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment(*, engine: str | None = None, app: Path | None = None) -> dict[str, Any]:
-    """Return time, machine, engine, versions and commits as JSON values; None for unknown ones.
+    """Return time, command, machine, engine, versions and commits as JSON values; None for unknown ones.
 
     Parameters
     ----------
@@ -364,6 +366,7 @@ def environment(*, engine: str | None = None, app: Path | None = None) -> dict[s
     """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(sys.argv),
         "engine": engine,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -375,6 +378,16 @@ def environment(*, engine: str | None = None, app: Path | None = None) -> dict[s
         "git": _git_state(Path(__file__).resolve().parent),
         "app-git": None if app is None else _git_state(app),
     }
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return the command line if it is Hedgerow's; of another program only the name.
+
+    Another program's arguments may hold passwords.
+    """
+    program = Path(arguments[0] if arguments else "")
+    ours = program.name == "hedgerow" or program.parts[-2:] == ("sim", "__main__.py")
+    return shlex.join(["hedgerow", *arguments[1:]]) if ours else program.name
 
 
 def code_folder(thing: Any) -> Path | None:

@@ -1,4 +1,4 @@
-"""Report runs on one HTML page: what was run, curves, tables, traffic, lost replies, settings.
+"""Report runs on one HTML page: summary, curves, tables, traffic, lost replies, settings, machines.
 
 The page is self-contained: no script, font or network access, which its Content-Security-Policy enforces.
 It has a light, a dark and a print style. The same runs give the same bytes. ``report.html.j2`` holds the
@@ -25,6 +25,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.compare import (
     NOTE,
     ComparisonTable,
@@ -45,14 +46,25 @@ from hedgerow.sim.runs.diagram import (
 )
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
+from hedgerow.sim.runs.hooks import changed_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
-from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named, shortened
+from hedgerow.sim.runs.results import (
+    COSTS,
+    RecordedRun,
+    Results,
+    begun,
+    cost_named,
+    data_set,
+    shortened,
+)
 
 # Returns the graph of a run, if it has a known one.
 Network = Callable[[RecordedRun], DrawnNetwork | None]
 
 # Number of variants whose links are drawn; the table has all.
 _MOST_DRAWINGS = 6
+# Number of command lines that are shown.
+_MOST_COMMANDS = 4
 # Metrics that are drawn by default.
 _METRICS = ("loss", "accuracy")
 # A placeholder colour that no figure uses, and the page's colours that replace those of a picture.
@@ -155,6 +167,7 @@ def report_html(
     return _page(
         results.title,
         live,
+        summary=_summary(results),
         realism=results.realism,
         warnings=results.warnings,
         machines=_machines(results),
@@ -217,6 +230,32 @@ def _metrics(results: Results) -> list[str]:
 # Sections
 
 
+def _summary(results: Results) -> dict[str, list[str]]:
+    """Return when and how the runs were started, and what they all changed, by name."""
+    times = sorted(filter(None, map(begun, results.runs)))
+    environments = [_dict(run.config.get("environment")) for run in results.runs]
+    commands = [*dict.fromkeys(str(one["command"]) for one in environments if one.get("command"))]
+    more = len(commands) - _MOST_COMMANDS
+    first, *others = [changed_settings(run.config) for run in results.runs]
+    changed = {key: value for key, value in (first or {}).items() if role_of(key).is_experiment}
+    shared = [
+        f"{key} = {_shown(value)}"
+        for key, value in changed.items()
+        if all(other is not None and key in other and other[key] == value for other in others)
+    ]
+    unknown = first is None or None in others
+    return {
+        "Started": [" to ".join(dict.fromkeys((times[0], times[-1]))) + " UTC"]
+        if times
+        else ["not recorded"],
+        "Command": [
+            *(commands[:_MOST_COMMANDS] or ["not recorded"]),
+            *([f"and {more} more"] if more > 0 else []),
+        ],
+        "Not the defaults": shared or ["the defaults of an app are not known" if unknown else "nothing"],
+    }
+
+
 def _machines(results: Results) -> ComparisonTable:
     rows: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in results.runs:
@@ -234,6 +273,7 @@ def _machines(results: Results) -> ComparisonTable:
 
 def _ends(results: Results, ys: Sequence[str]) -> ComparisonTable:
     costs = _spent(results)
+    sets = {data_set(run) for run in results.runs}
     rows = []
     for label, seeds in results.variants().items():
         runs = list(seeds.values())
@@ -241,10 +281,15 @@ def _ends(results: Results, ys: Sequence[str]) -> ComparisonTable:
         last = [_last(runs, y) for y in ys]
         spent = [_cost(runs, name) for name in costs]
         finished = f"{sum(run.finished for run in runs)} of {len(runs)}"
-        rows.append((label, str(len(runs)), f"{rounds:,.4g}", *last, *spent, finished))
-    heads = ("variant", "seeds", "rounds", *ys, *(COSTS[name].label for name in costs), "finished")
+        on = (data_set(runs[0]) or "n/a",) if len(sets) > 1 else ()
+        rows.append((label, *on, str(len(runs)), f"{rounds:,.4g}", *last, *spent, finished))
+    on = ("data set",) if len(sets) > 1 else ()
+    heads = ("variant", *on, "seeds", "rounds", *ys, *(COSTS[name].label for name in costs), "finished")
     return ComparisonTable(
-        "Where each variant ended, mean over its seeds", heads, (False, *[True] * (len(heads) - 1)), rows
+        "Where each variant ended, mean over its seeds",
+        heads,
+        [name not in ("variant", "data set") for name in heads],
+        rows,
     )
 
 
@@ -359,7 +404,8 @@ def _comparisons(
     parts: Sequence[Results],
 ) -> list[ComparisonTable]:
     made = []
-    for y in ys:
+    # Where a single variant ended is in the table of ends.
+    for y in ys if asked or len(results.variants()) > 1 else ():
         for x in xs:
             try:
                 made.append(budget_comparison(results, x, y, common_budget(results, x)))

@@ -475,7 +475,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
     runs, warnings = [], []
     failed: dict[str, dict[int, str]] = {}
     for variant in asked["variants"]:
-        label = f"{folder.name}: {variant['label']}" if prefix else variant["label"]
+        label = _label(folder, variant["label"], prefix)
         for seed in asked["seeds"]:
             place = folder / variant["folder"] / f"seed-{seed}"
             if (place / "summary.json").is_file():
@@ -745,7 +745,8 @@ def _from_columns(
 
 
 def _label(file: Path, label: str, prefix: bool) -> str:
-    return f"{file.stem}: {label}" if prefix else label
+    name = file.stem if file.suffix == ".json" else file.name
+    return f"{name}: {label}" if prefix and label != name else label
 
 
 def _record(columns: Mapping[str, Sequence[Any]], at: int) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def test_runs_are_listed_by_date_with_what_they_were_and_where_they_ended(
     write_run("runs/early", [2.0, None, 1.5], environment=at(8), iterations=20, model="m" * 21)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(listed_module, "has_checkpoint", lambda folder: (folder / "latest.npz").exists())
+    heads = ["folder", "app", "method", "data set", "model", "done"]
     assert rows() == [
-        [*("folder", "app", "method", "data set", "model", "done"), *("accuracy", "of", "loss", "state", "started")],
+        [*heads, "accuracy", "of", "loss", "state", "started"],
         # A name of a model that is long is left out.
         ["runs/early", "made-up", "20/20 iterations", "0.625", "1.5", "finished", "2026-01-02 08:04"],
         [

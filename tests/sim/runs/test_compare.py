@@ -198,12 +198,14 @@ def test_runs_are_compared_only_where_that_means_something(change: str, tmp_path
     assert len(parts) == 1 + (not comparable)
     shown = hedgerow("table", tmp_path, "--y", "loss")
     assert shown.exit_code == 0, shown.output
-    heads = [line for line in shown.output.splitlines() if line.startswith("## ")]
-    assert len(set(heads)) == len(parts)
     out = tmp_path / "r.html"
     assert hedgerow("report", tmp_path, "--out", out).exit_code == 0
-    for head in heads:
-        assert (head.removeprefix("## ") in html.unescape(out.read_text())) or comparable
+    page = html.unescape(out.read_text())
+    for text in (shown.stdout, page):
+        assert ("difference from" in text) == comparable
+        assert comparable or all(part.title in text for part in parts)
+    assert ("Runs that no other is compared with" in shown.stdout) != comparable
+    assert ("| data set |" in shown.stdout) != comparable
 
 
 def test_groups_of_several_apps_are_named_by_their_own(tmp_path: Path) -> None:
