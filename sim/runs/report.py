@@ -159,11 +159,13 @@ def report_html(
         If ``xs`` has an unknown cost, or ``ys`` a metric that a run lacks.
     """
     asked, results = bool(xs or ys), _readable(results)
-    xs, ys = list(xs or results.xs), list(ys or _metrics(results))
+    xs, wanted = list(xs or results.xs), list(ys)
     shared, differing = _settings(results)
-    parts = groups(results, ys)
+    every = dict.fromkeys(y for run in results.runs for y in wanted or _metrics(replace(results, runs=[run])))
+    parts = [(part, wanted or _metrics(part)) for part in groups(results, [*every])]
+    ys = wanted or [*dict.fromkeys(y for _, of_part in parts for y in of_part)]
     with mpl.rc_context(cast(Any, _STYLE)):
-        pictures = {**_curves(parts, xs, ys, asked), **_links(results, network)}
+        pictures = {**_curves(parts, xs, asked), **_links(results, network)}
     return _page(
         results.title,
         live,
@@ -173,11 +175,13 @@ def report_html(
         machines=_machines(results),
         ends=_ends(results, ys),
         captions=[
-            (len(parts) > 1) * f"{part.title}. " + caption(part, xs, ys, differences=part.differences)
-            for part in parts
+            (len(parts) > 1) * f"{part.title}. " + caption(part, xs, of_part, differences=part.differences)
+            for part, of_part in parts
         ],
         comparisons=[
-            one for part in parts for one in _comparisons(part, xs, ys, targets or {}, asked, parts)
+            one
+            for part, of_part in parts
+            for one in _comparisons(part, xs, of_part, targets or {}, asked, len(parts) > 1)
         ],
         note=NOTE,
         lost=_lost(results),
@@ -243,7 +247,9 @@ def _summary(results: Results) -> dict[str, list[str]]:
         for key, value in changed.items()
         if all(other is not None and key in other and other[key] == value for other in others)
     ]
-    unknown = first is None or None in others
+    nothing = "nothing in all runs; what differs is under Settings" if others else "nothing"
+    if first is None or None in others:
+        nothing = "the defaults of an app are not known"
     return {
         "Started": [" to ".join(dict.fromkeys((times[0], times[-1]))) + " UTC"]
         if times
@@ -252,7 +258,7 @@ def _summary(results: Results) -> dict[str, list[str]]:
             *(commands[:_MOST_COMMANDS] or ["not recorded"]),
             *([f"and {more} more"] if more > 0 else []),
         ],
-        "Not the defaults": shared or ["the defaults of an app are not known" if unknown else "nothing"],
+        "Not the defaults": shared or [nothing],
     }
 
 
@@ -322,9 +328,9 @@ def _cost(runs: Sequence[RecordedRun], name: str) -> str:
     return f"{value:,.1f} {unit}" if unit else f"{value:,.0f}"
 
 
-def _curves(parts: Sequence[Results], xs: Sequence[str], ys: Sequence[str], asked: bool) -> dict[str, Any]:
+def _curves(parts: Sequence[tuple[Results, Sequence[str]]], xs: Sequence[str], asked: bool) -> dict[str, Any]:
     drawn, unknown = [], []
-    pictures = [(part, y, x) for part in parts for y in ys for x in xs]
+    pictures = [(part, y, x) for part, ys in parts for y in ys for x in xs]
     for number, (part, y, x) in enumerate(pictures, start=1):
         of = f", {part.title}" if len(parts) > 1 else ""
         try:
@@ -401,7 +407,7 @@ def _comparisons(
     ys: Sequence[str],
     targets: Mapping[str, float],
     asked: bool,
-    parts: Sequence[Results],
+    of_several: bool,
 ) -> list[ComparisonTable]:
     made = []
     # Where a single variant ended is in the table of ends.
@@ -412,8 +418,13 @@ def _comparisons(
             except ValueError:
                 if asked:
                     raise
-    made += [target_comparison(results, x, y, value) for y, value in targets.items() for x in xs]
-    of = f"{results.title}: " if len(parts) > 1 else ""
+    made += [
+        target_comparison(results, x, y, value)
+        for y, value in targets.items()
+        if not of_several or all(run.records(y) for run in results.runs)
+        for x in xs
+    ]
+    of = f"{results.title}: " if of_several else ""
     return [replace(one, title=f"{of}{one.title}") for one in made]
 
 

@@ -370,7 +370,9 @@ def load(paths: Sequence[str | Path]) -> Results:
     _check_distinct(runs)
     return Results(
         runs=runs,
-        title=" / ".join(dict.fromkeys([part.title for part in parts] or [_app(run) for run in runs])),
+        title=" / ".join(
+            dict.fromkeys([*(part.title for part in parts), *(_app(run) for run in singles if run.rounds)])
+        ),
         realism=" / ".join(
             dict.fromkeys(
                 [said for part in parts for said in ([part.realism] if part.realism else _realism(part.runs))]

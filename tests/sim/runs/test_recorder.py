@@ -298,3 +298,22 @@ def test_the_repository_of_the_app_is_told_from_the_suites(tmp_path: Path) -> No
     found = environment(app=app)
     assert found["app-git"] == {"commit": commit, "modified": True}
     assert found["git"] != found["app-git"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (
+            ["/x/bin/hedgerow", "run", "sd-feel", "-c", "seed=1 tau1=2"],
+            "hedgerow run sd-feel -c 'seed=1 tau1=2'",
+        ),
+        (["/x/hedgerow/sim/__main__.py", "run", "x"], "hedgerow run x"),
+        (["/x/train.py", "--password", "secret"], "train.py"),
+        ([], ""),
+    ],
+)
+def test_the_command_is_recorded_of_hedgerow_and_no_argument_of_another_program(
+    arguments: list[str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.sys, "argv", arguments)
+    assert environment()["command"] == command

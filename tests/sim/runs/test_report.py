@@ -96,6 +96,78 @@ def test_a_report_has_what_was_run_curves_tables_links_losses_and_settings(sweep
         assert words in page.text, words
 
 
+def of_app(run: Path, app: str, **environment: str) -> Path:
+    file = run / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "app": app, "environment": environment}))
+    return run
+
+
+def test_a_report_starts_with_date_command_what_is_not_the_default_and_where_the_run_ended(
+    write_run: WriteRun,
+) -> None:
+    run = write_run("a", [2.0, 1.0], **{"tau1": 3, "tau2": 2, "topology": "ring", "output-dir": "x"})
+    of_app(run, "sd_feel", time="2026-01-02T03:04:05+00:00", command="hedgerow run sd-feel -c tau1=3")
+    page = Page(report_html(load([run])))
+    start = page.text[page.text.index("Started") : page.text.index("Realism")]
+    assert start.startswith(
+        "Started 2026-01-02 03:04:05 UTC Command hedgerow run sd-feel -c tau1=3 "
+        "Not the defaults tau1 = 3 Where "
+    )
+    assert "made-up" not in start
+    assert start.split("finished ")[1].split()[:5] == ["sd_feel", "1", "1", "1", "0.75"]
+    # A single run is compared with none.
+    assert "Comparison" not in page.text
+    assert "tau1 = 3" in Page(report_html(load([run]), targets={"loss": 1.0})).text
+    assert "rounds to loss <= 1" in Page(report_html(load([run]), targets={"loss": 1.0})).text
+
+
+def test_several_runs_show_the_span_of_their_dates_and_what_all_changed(write_run: WriteRun) -> None:
+    for n in range(6):
+        run = write_run(f"{n}", [2.0], tau1=3, tau2=10 + n)
+        of_app(run, "sd_feel", time=f"2026-01-0{n + 1}T00:00:00+00:00", command=f"hedgerow run x {n}")
+    text = Page(report_html(load([run.parent]))).text
+    assert "Started 2026-01-01 00:00:00 to 2026-01-06 00:00:00 UTC Command hedgerow run x 0 " in text
+    assert "hedgerow run x 3 and 2 more Not the defaults tau1 = 3 Where" in text
+
+
+def test_where_an_apps_defaults_are_not_known_the_report_says_so(write_run: WriteRun) -> None:
+    assert (
+        "Not the defaults the defaults of an app are not known"
+        in Page(report_html(load([write_run("a", [2.0])]))).text
+    )
+
+
+def test_runs_of_other_data_or_metrics_are_listed_with_their_data_and_not_subtracted(
+    write_run: WriteRun,
+) -> None:
+    write_run("a", [2.0, 1.0], dataset="digits")
+    write_run("b", [2.0, 1.0], dataset="mnist")
+    none = write_run("c", [None, None], dataset="none")
+    text = Page(report_html(load([none.parent]), targets={"loss": 1.0})).text
+    assert "variant data set seeds rounds loss accuracy" in text
+    assert "digits digits 1 1 1 0.75" in text
+    assert "none none 1 1 n/a n/a" in text
+    assert "difference" not in text.replace("Differences are paired", "")
+    assert text.count("rounds to loss <= 1") == 2
+
+
+def test_each_table_scrolls_in_its_own_box_and_long_cells_are_wide_enough(write_run: WriteRun) -> None:
+    run = of_app(write_run("a", [2.0, 1.0]), "x", cpu="a processor with a very long name, of many words")
+    text = report_html(load([run]))
+    page = Page(text)
+    names = [tag for tag, _ in page.elements]
+    for at, name in enumerate(names):
+        if name == "table":
+            assert page.elements[at - 1][1]["class"] == "wide"
+    assert names.count("table") == 2
+    assert {"class": "long"} in page.all("td")
+    style = "".join(text.partition("<style>")[2].partition("</style>")[0].split())
+    assert re.search(r"\.wide\{overflow-x:auto;", style)
+    assert "td.long{min-width:18rem;}" in style
+    assert "overflow:hidden" not in style
+
+
 def test_a_cost_that_only_some_runs_recorded_is_in_no_column(sweep: Path) -> None:
     first = sorted(sweep.glob("*/*"))[0]
     with_last(first, wall_seconds=3.0, train={"gradients": 5.0})
