@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,6 +64,7 @@ def export(
                 "nothing to write: give --csv FILE, --json FILE, --tensorboard FOLDER, --onnx FILE, "
                 "--torchscript FILE or --adapter FOLDER"
             )
+        _check_folders({"--csv": csv, "--json": json, "--onnx": onnx, "--torchscript": torchscript})
         if onnx is not None or torchscript is not None:
             _export_model(_only(paths, "--onnx and --torchscript"), onnx, torchscript, app, input_shape)
         if adapter is not None:
@@ -76,6 +78,13 @@ def export(
             typer.echo(f"{json}: {write_collected(results, json)} runs")
         if tensorboard is not None:
             typer.echo(f"{tensorboard}: {write_tensorboard(results, tensorboard)} logs")
+
+
+def _check_folders(files: Mapping[str, Path | None]) -> None:
+    """Raise ValueError for a file in a folder that does not exist, before anything is written."""
+    for option, file in files.items():
+        if file is not None and not file.expanduser().parent.is_dir():
+            raise ValueError(f"{option} must be a file in a folder that exists, got {str(file)!r}")
 
 
 def _only(paths: list[Path], options: str) -> Path:
@@ -116,7 +125,6 @@ def write_csv(results: Results, path: str | Path) -> int:
     from hedgerow.wire.printable import cell
 
     path, frame = Path(path), results.frame()
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Labels and names come from files and nodes.
     frame = frame.map(lambda value: cell(value) if isinstance(value, str) else value)
     write_file(path, lambda file: file.write(frame.to_csv(index=False).encode()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import sys
 from difflib import get_close_matches
 from typing import Any
@@ -44,9 +45,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments.
 
-        For an unknown option the error says how a setting of an app is given. A path of another system is
-        refused before it names an odd folder.
+        For an unknown option the error says how a setting of an app is given, and for several folders after
+        --resume that it takes one. A path of another system is refused before it names an odd folder.
         """
+        given_all = list(args)
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -56,6 +58,12 @@ class Command(TyperCommand):
             words = f'{error.message} A setting of the app is given as -c "{key}=VALUE".'
             meant = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
             raise click.NoSuchOption(error.option_name, words, meant, ctx) from error
+        except click.UsageError as error:
+            folders = [one for one in given_all if one != ctx.params.get("app_path") and os.path.isdir(one)]
+            if ctx.params.get("resume") is None or len(folders) < 2:
+                raise
+            several = ", ".join(map(quoted, folders))
+            raise click.UsageError(f"--resume must be one run folder, got {several}", ctx) from error
         for param in self.params:
             given = ctx.params.get(param.name or "")
             for one in given if isinstance(given, list | tuple) else [given]:

@@ -21,6 +21,9 @@ from hedgerow.sim.cli.options import (
 if TYPE_CHECKING:
     from hedgerow.sim.runs.results import Results
 
+# Seconds between two looks for the first run.
+_PATIENCE = 0.5
+
 
 def runs(
     folders: Annotated[
@@ -102,6 +105,9 @@ def plot(
             help="Also plot paired differences from the first variant. Default: the sweep's setting.",
         ),
     ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Draw the means in the terminal; write files only with --out.")
+    ] = False,
 ) -> None:
     """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
     from hedgerow.wire.extras import needed
@@ -112,12 +118,27 @@ def plot(
     with bad_options():
         results = load_results(paths, y)
         xs, ys = x or results.xs, y or results.ys
+        if show:
+            _show_curves(results, xs, ys)
+            if out is None:
+                return
         by = results.by if by is None else by
         differences = results.differences if differences is None else differences
         figure = draw(results, xs, ys, log_x=log_x, log_y=log_y, by=by, differences=differences)
         written = save(figure, out or default_path(results, xs, ys))
     for path in written:
         typer.echo(path)
+
+
+def _show_curves(results: Results, xs: Sequence[str], ys: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from hedgerow.sim.runs.terminal_plot import terminal_curves
+
+    console = Console(highlight=False)
+    for y in ys:
+        for x in xs:
+            console.print(terminal_curves(results, x, y, width=console.width), soft_wrap=True)
 
 
 def table(
@@ -192,13 +213,28 @@ def _unsaid(part: Results, ys: Sequence[str]) -> list[str]:
     return [said for said in measured(part, ys) if said.partition(": ")[2].rstrip(".") not in part.title]
 
 
+def _with_a_run(folder: Path) -> Path:
+    """Return a folder as soon as there is a run in it."""
+    import time
+
+    from hedgerow.sim.runs.folder import CONFIG, run_folders
+
+    said = False
+    while not any((run / CONFIG).is_file() for run in run_folders(folder)):
+        if not said:
+            typer.echo(f"Waiting for the first run in {folder} (Ctrl-C ends it)", err=True)
+        said = True
+        time.sleep(_PATIENCE)
+    return folder
+
+
 def watch(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="[RUN|FOLDER]...",
             help="A run's folder, running or not, or a folder of runs, of which the newest is shown. "
-            "Default: runs.",
+            "Default: runs, and the first run in it if there is none yet.",
         ),
     ] = None,
     host: Annotated[
@@ -220,13 +256,13 @@ def watch(
     from hedgerow.sim.runs.follow import FollowedRun, FollowServer, newest_run
     from hedgerow.sim.runs.hooks import drawn_network
 
-    with bad_options():
-        folder = newest_run(runs or [runs_folder("runs")])
+    with bad_options(), interruptible(lambda: "Stopped waiting: there is no run yet"):
+        folder = newest_run(runs or [_with_a_run(runs_folder("runs"))])
         try:
             server = FollowServer(FollowedRun(folder, x or (), y or (), drawn_network), host, port)
         except OSError as error:
             raise ValueError(f"cannot listen on --host {host!r} --port {port}: {error.strerror}") from error
-    with interruptible(lambda: "Watched no longer; the run is not touched"):
+    with interruptible(lambda: "Stopped watching; the run is not affected"):
         try:
             alone = ipaddress.ip_address(host).is_loopback
         except ValueError:

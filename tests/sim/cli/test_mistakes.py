@@ -51,6 +51,19 @@ def test_help_shows_no_escapes_and_h_is_help(command: str) -> None:
     assert hedgerow(*command.split(), "-h").output == shown.output
 
 
+def test_several_folders_to_resume_are_told_in_one_sentence(tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    shown = hedgerow("run", "sd-feel", "--resume", *places)
+    assert shown.exit_code == 2
+    assert shown.stderr.endswith(
+        f"Error: --resume must be one run folder, got '{places[0]}', '{places[1]}'\n"
+    )
+    assert "unexpected extra argument" in hedgerow("run", "sd-feel", "x").stderr
+    assert "unexpected extra argument" in hedgerow("run", "sd-feel", "x", "--resume", places[0]).stderr
+
+
 @pytest.mark.parametrize("command", ["run sd-feel", "sweep sd-feel", "deploy local sd-feel"])
 def test_a_setting_as_an_option_is_told_how_it_is_given(command: str) -> None:
     shown = hedgerow(*command.split(), "--iterations", "10")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +43,32 @@ def test_it_serves_until_it_is_interrupted(write_run: WriteRun) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert errors == "Watched no longer; the run is not touched\n"
+    assert errors == "Stopped watching; the run is not affected\n"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_before_the_first_run_it_waits_for_it(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow.FollowServer, "serve", lambda _: None)
+    waits = iter([(tmp_path / "runs").mkdir, lambda: write_run("runs/first", [2.0])])
+    monkeypatch.setattr(time, "sleep", lambda _: next(waits)())
+    said = hedgerow("watch")
+    assert said.exit_code == 0, said.output
+    assert said.stderr == f"Waiting for the first run in {tmp_path / 'runs'} (Ctrl-C ends it)\n"
+    assert said.stdout.startswith(f"Watching {tmp_path / 'runs/first'} at ")
+
+
+def test_waiting_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "sleep", interrupted)
+    said = hedgerow("watch")
+    assert said.exit_code == 130
+    assert said.stderr.endswith("Stopped waiting: there is no run yet\n")
 
 
 def test_the_newest_run_is_followed(
@@ -51,7 +76,7 @@ def test_the_newest_run_is_followed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(follow.FollowServer, "serve", lambda _: None)
-    assert "does not exist" in hedgerow("watch").stderr
+    assert "does not exist" in hedgerow("watch", "runs").stderr
     old, new = write_run("runs/old", [2.0]), write_run("runs/sweep/a/seed-0", [2.0])
     os.utime(old / "config.json", (1e9, 1e9))
     os.utime(old / "rounds.jsonl", (1e9, 1e9))

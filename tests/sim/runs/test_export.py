@@ -34,7 +34,7 @@ def test_every_measured_value_is_one_row(write_run: WriteRun, tmp_path: Path) ->
 
 def test_the_csv_reads_back_as_its_rows(write_run: WriteRun, tmp_path: Path) -> None:
     results = load([write_run("a", [2.0, None, 1.0])])
-    file = tmp_path / "new" / "out.csv"
+    file = tmp_path / "out.csv"
     assert write_csv(results, file) == 6
     pd.testing.assert_frame_equal(pd.read_csv(file), results.frame())
 
