@@ -31,7 +31,7 @@ def test_the_help_lists_the_apps_groups_the_commands_and_has_examples_that_can_b
     for panel in ("Run:", "Look at runs:", "Apps and data:", "Deploy and plan:"):
         assert f"\n{panel}\n" in text
     examples = [line.split("  ")[1] for line in text.splitlines() if line.startswith("  hedgerow ")]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         name = example.split()[1]
         assert hedgerow(name, "--help").exit_code == 0
