@@ -91,7 +91,7 @@ def simulate(
         Seed of node ids, faults and the global generators of Python, NumPy and torch, >= 0. The generators
         are put back afterwards.
     quiet : bool (default: False)
-        Log only warnings, and show no progress.
+        Log only warnings, and show no progress. The suite's apps still print their final table.
     track : sequence of str (default: none)
         Trackers: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Each is an optional extra.
     **start

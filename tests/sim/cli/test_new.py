@@ -16,7 +16,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 
 from hedgerow.clients.device import shared_model
 from hedgerow.clients.local_task import _local_task
-from hedgerow.sim import SettingsError, find_app, read_config, read_rounds
+from hedgerow.sim import SettingsError, find_app, load, read_config, read_rounds
 
 ROOT = APPS.parent
 METHODS = ("ceps", "fedmud", "hsgd", "sd-feel", "similarity-free")
@@ -116,6 +116,7 @@ def test_a_new_app_learns_as_it_is_generated(
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("x-")
     assert read_config(folder)["app"] == "x"
+    assert load([folder]).runs[0].label == "x"
     # Ten digits; benign or malignant, of whom 63 in 100 are benign.
     assert read_rounds(folder)[-1]["central"]["accuracy"] > (0.85 if method == "hsgd" else 0.6)
 
