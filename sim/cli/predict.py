@@ -58,6 +58,10 @@ def predict(
         plan = plan_run(spec, [*resumed_config(spec, str(run)), *more, "resume=''"])
         is_own = plan.run_config.get("partition") == "own"
         configs = read_node_configs(spec, node_config, plan.num_nodes) if node_config else None
+        if is_own and configs is None:
+            raise ValueError(
+                "--node-config must name each node's data: the run's nodes had data of their own"
+            )
     if is_own and "predict" in spec.config:
         _by_messages(spec, run, plan.run_config, configs)
         return

@@ -131,21 +131,21 @@ class _Recorded:
 
 
 class _Standardise(nn.Module):
-    """Standardises inputs (N, ...) by constants of each channel, or of the last axis."""
+    """Standardises inputs (N, ...) by constants of each channel or of the last axis, in float64."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the standardised inputs."""
+        """Return the standardised inputs, as float32."""
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
-        out: torch.Tensor = (x - self.mean.view(shape)) / self.std.view(shape)
-        return out
+        out: torch.Tensor = (x.double() - self.mean.view(shape)) / self.std.view(shape)
+        return out.float()
 
 
 def _standardisation(data: Mapping[str, Any], text: str) -> Scale | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.sim.cli.command_line import hedgerow
 
 from hedgerow.sim import load, load_model, plan_run, read_model, read_rounds, run_app
 from hedgerow.sim.runs.compare import where
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "use_model.py"
 
 
 def trained(
@@ -48,6 +51,21 @@ def test_the_saved_model_is_that_of_the_last_evaluation(case: AppCase, tmp_path:
     model = load_model(folder)
     for name, array in read_model(folder).items():
         assert torch.equal(model.state_dict()[name], torch.from_numpy(np.array(array)))
+
+
+def test_the_example_shows_the_classes_of_new_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of data that the run split; test_own_data.py has those of the nodes' own."""
+    folder = trained(FEDMUD, tmp_path / "runs", model="mlp")
+    rows = np.random.default_rng(0).normal(size=(3, 784)).astype(np.float32)
+    np.savetxt(tmp_path / "rows.csv", rows, fmt="%.9g", delimiter=",", header="pixels", comments="")
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLE))["main"](str(folder), tmp_path / "rows.csv")
+    shown = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
+    with torch.no_grad():
+        expected = load_model(folder)(torch.from_numpy(rows)).softmax(1)
+    assert np.array(shown) == pytest.approx(expected.numpy(), abs=6e-4)
 
 
 def test_a_network_of_a_node_is_loaded_by_its_number(tmp_path: Path) -> None:
@@ -146,6 +164,9 @@ def test_a_model_of_tables_of_the_nodes_own_is_used_on_their_rows(
     runs = tmp_path / "runs"
     folder = trained(case, runs, configs, **own)
     config = [f"data='{tmp_path}/{{partition-id}}.csv' label='label'"]
+    refused = hedgerow("predict", folder)
+    assert refused.exit_code == 2
+    assert "--node-config must name each node's data" in refused.stderr
     shown = hedgerow("predict", case.spec.folder, folder, "--node-config", *config)
     assert shown.exit_code == 0, shown.output
     told, (run,) = json.loads(shown.stdout), load([folder]).runs
