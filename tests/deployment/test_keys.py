@@ -1,4 +1,4 @@
-"""The steps of docs/how-to/keys.md with real programs: add a node, renew the certificate, revoke a node."""
+"""The steps of docs/deploy/tls-and-keys.md with real programs: add a node, renew, revoke a node."""
 
 import json
 import sqlite3
@@ -58,7 +58,7 @@ def test_nodes_are_added_and_revoked_and_certificates_renewed_while_a_superlink_
             before = keys.server_certificate.read_bytes()
             renew_certificates(folder, ca, days=365)
             assert keys.server_certificate.read_bytes() != before
-            # As docs/how-to/operate.md copies the state, and puts the copy back.
+            # As docs/deploy/operate.md copies the state, and puts the copy back.
             with closing(sqlite3.connect(state)) as one, closing(sqlite3.connect(tmp_path / "copy")) as other:
                 one.backup(other)
             deployment.superlink.stop()

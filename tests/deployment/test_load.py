@@ -1,4 +1,4 @@
-"""What the requests of a hundred nodes cost their SuperLink; with ``-s`` the numbers of docs/deploy.md.
+"""What the requests of a hundred nodes cost their SuperLink; ``-s`` shows the numbers.
 
 A hundred SuperNodes need forty gigabytes. Here threads send a SuperNode's request, signed and over TLS, to a
 real SuperLink, and wait as ``hedgerow node`` does.

@@ -22,8 +22,8 @@ import pytest
 from tests.deployment.biopsies import load
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "deploy.md"
-SECTION = "## From files on three machines to a trained model"
+PAGE = ROOT / "docs" / "deploy" / "three-machines.md"
+SECTION = "## On four machines"
 SERVER = "192.168.1.10"
 
 
@@ -163,10 +163,10 @@ def test_the_page_leads_from_files_on_three_machines_to_a_trained_model(machines
             shutil.copy(server.home / "work" / "keys" / key, clinic.home / "work")
         told = node.replace("node0", f"node{i}").replace("ward-1", f"ward-{i + 1}")
         mode, _, supernode = told.replace("/srv/ward.csv", f"{clinic.home}/ward.csv").partition(
-            "flower-supernode"
+            "hedgerow node"
         )
         clinic.run(mode)
-        clinic.start(f"flower-supernode{supernode}")
+        clinic.start(f"hedgerow node{supernode}")
     for clinic in clinics:
         wait(lambda clinic=clinic: "SuperNode ID" in clinic.log.read_text(), clinic.name, clinic.log)
     # A quarter of the page's rounds: each takes seconds.

@@ -56,7 +56,7 @@ def commands(block: Block) -> Iterator[list[str]]:
         return
     text = block.text.replace("\\\n", " ")
     for line in text.splitlines():
-        for part in line.split("&&"):
+        for part in re.split(r"&&|\|\|", line):
             words = shlex.split(part, comments=True)
             while words and words[0] in ("!", "sudo", "nice"):
                 words = words[1:]
