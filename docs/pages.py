@@ -44,6 +44,7 @@ _OF_APP = {
 PAGES = (
     {f"apps/{app}.md": f"flower_apps/{app}/README.md" for app in APPS}
     | {f"results/{file.parent.name}.md": f"flower_apps/{file.parent.name}/RESULTS.md" for file in RESULTS}
+    | {"results/robustness.md": "results/robustness.md"}
     | {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 )
 # Pages that are of no file.

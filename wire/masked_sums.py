@@ -11,7 +11,7 @@ shares are exchanged before a round: shares of b_u and of all s_uv are sent seal
 after u is lost reveals nothing about other rounds. Shares go to all members, not only to neighbours. A member
 reveals its share of b_u or those of s_uv, once; two thirds of the others are needed, and few of a survivor's
 neighbours may be lost. A server that sends members different lists of survivors therefore gets too few of
-either (``survivors_needed``; docs/privacy.md has the proof), without an exchange to compare the lists. The
+either (``survivors_needed`` has the proof), without an exchange to compare the lists. The
 context of a sum (``about``: members, settings, the model that was sent) is part of every key: the masks of a
 member with another context do not cancel.
 
@@ -71,8 +71,26 @@ Words = NDArray[np.uint32]
 def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
     """Return t, the number of members that must survive: more than the threshold's share, at most all.
 
-    It is large enough that the server and any c < n / 3 members cannot open an update, whatever lists of
-    survivors the server sends: 2 (t - 1) > n - 1 + c, which for n = 3 k + 1 is one more than two thirds.
+    With all others as neighbours, it is large enough that the server and any c < n / 3 members cannot open an
+    update, whatever lists of survivors the server sends: 2 (t - 1) > n - 1 + c, which for n = 3 k + 1 is one
+    more than two thirds.
+
+    Notes
+    -----
+    Proof. A member answers once, for the list that it received. To open the update of member v the server
+    needs v's own seed and, for each neighbour u that does not collude, the seed of u and v. A seed takes
+    t - 1 shares of the others. With c colluding members that is t - 1 - c answers of the n - 1 - c honest
+    others.
+
+    1. For v's own seed, t - 1 - c of them were told that v survived.
+    2. If the seed of u and v comes from u's shares, t - 1 - c more were told that v is lost:
+       2 (t - 1 - c) <= n - 1 - c, so 2 (t - 1) <= n - 1 + c.
+    3. Otherwise it comes from v's shares, and t - 1 - c were told that v survived and u did not. If this
+       holds for all m honest neighbours, m (t - 1 - c) <= (n - 1 - c) l: an accepted list reports at most
+       l = min(n - t, k / 2) of v's k neighbours as lost.
+    4. Where all are neighbours, m is n - 1 - c and l is n - t, so 3 also says 2 (t - 1) <= n - 1 + c.
+    5. In a graph (from 20 members on) m >= k - c: updates stay hidden while 2 (t - 1) > n - 1 + c and
+       (k - c)(t - 1 - c) > (n - 1 - c) l. This assumes that all colluding members are v's neighbours.
     """
     # 1e-9, because a share such as 2/3 is rounded to a binary fraction.
     share = floor(members * threshold + 1e-9) + 1

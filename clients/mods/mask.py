@@ -1,7 +1,8 @@
 """The node side of a secure sum: the node's update leaves it only masked.
 
-``wire/masked_sums.py`` has the protocol and docs/privacy.md its purpose. Before training, the node checks the
-server's plan (members, threshold, neighbours). It takes part in each sum and reveals its shares once.
+``wire/masked_sums.py`` has the protocol and docs/privacy/secure-sums.md its purpose. Before training, the
+node checks the server's plan (members, threshold, neighbours). It takes part in each sum and reveals its
+shares once.
 """
 
 import secrets

@@ -3,7 +3,7 @@
 ``wire/masked_sums.py`` has the protocol. The server gets each node's public keys once (``query.sum_keys``).
 In a round, the instructions of the training exchange name the members of their sum, and replies are masked.
 In one more exchange (``query.sum_shares``) the survivors send shares with which the server unmasks the sum.
-docs/privacy.md describes what a malicious server could try, and which party would notice.
+docs/privacy/secure-sums.md describes what a malicious server could try, and which party would notice.
 """
 
 from collections import Counter

@@ -5,7 +5,7 @@ E-health with Horizontal and Vertical Data Partitioning": the strategy of Algori
 ``algorithm.py``, and of the baselines C-HSGD, JFL, TDCD and C-TDCD.
 Differs: Flower's server relays the messages between hospital and devices, so it sees encodings and heads
 unless they are sealed. Models alone reveal labels, and the record of a device with one person
-(docs/privacy.md).
+(docs/privacy/noise.md).
 """
 
 from collections.abc import Mapping, Sequence

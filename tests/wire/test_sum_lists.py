@@ -1,8 +1,8 @@
 """What a server learns of one update by telling members different lists of survivors, by enumeration.
 
-docs/privacy.md, "Why two lists are not enough", has the bound and its proof. Members answer by ``revealed``;
-colluders give the server all their shares. A member's update is open once the server has its own seed and all
-seeds with its neighbours.
+``survivors_needed`` has the bound and its proof. Members answer by ``revealed``; colluders give the server
+all their shares. A member's update is open once the server has its own seed and all seeds with its
+neighbours.
 """
 
 from collections import Counter
