@@ -329,8 +329,8 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         return Finding(f"seeds to compare: {len(seeds)}{beside}", "not run")
     runs = [{seed: retimed(one.runs[seed], test.get("clock")) for seed in seeds} for one in sides]
     used = [run for one in runs for run in one.values()]
-    if not all(run.records(test["y"]) for run in used):
-        return Finding(f"the runs do not record {test['y']}", "not run")
+    if lacking := _without(names, runs, test["y"]):
+        return Finding(lacking, "not run")
     what, values = _compared(runs, test)
     if "clock" in test:
         what += f" by {_clock_name(test['clock'])}"
@@ -341,6 +341,17 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     if verdict == "reversed" and "reversed" not in claim:
         text, verdict = f"{text}, on the other side", "not shown"
     return Finding(f"{what}: {text}{beside}", verdict, used)
+
+
+def _without(names: Sequence[str], runs: Sequence[Mapping[int, RecordedRun]], y: str) -> str:
+    """Return how many runs of each side recorded a metric, where not all did; else nothing."""
+    counts = [
+        (name, sum(run.records(y) for run in one.values()), len(one))
+        for name, one in zip(names, runs, strict=True)
+    ]
+    return ", ".join(
+        f"{y} is in {some} of {every} runs of {name}" for name, some, every in counts if some < every
+    )
 
 
 def _missed(

@@ -360,7 +360,7 @@ def test_one_seed_decides_nothing(find: Callable[..., redraw.Finding]) -> None:
 
 def test_what_runs_do_not_record_is_not_run(find: Callable[..., redraw.Finding]) -> None:
     assert find(OURS_AND_THEIRS, y="stop-loss") == redraw.Finding(
-        "the runs do not record stop-loss", "not run"
+        "stop-loss is in 0 of 3 runs of ours, stop-loss is in 0 of 3 runs of theirs", "not run"
     )
 
 

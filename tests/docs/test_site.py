@@ -22,6 +22,8 @@ from .pages import DOCS, METHODS, ROOT, blocks, commands, hook
 APPS = sorted((ROOT / "flower_apps").glob("*/README.md"))
 RESULTS = sorted((ROOT / "flower_apps").glob("*/RESULTS.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *APPS, *RESULTS]
+# For Flower, and no page of the site.
+PROPOSALS = DOCS / "proposals"
 COMMANDS = typer.main.get_command(app)
 
 
@@ -39,7 +41,10 @@ def test_the_navigation_has_every_page_and_no_other() -> None:
     made = {*site.PAGES, *site.MADE, *site.ALGORITHMS, *site.NOTEBOOKS}
     assert all((ROOT / file).is_file() for file in site.PAGES.values())
     assert {f"{place}/{path.parent.name}.md" for path in APPS for place in ("apps", "settings")} <= made
-    assert sorted(named) == sorted(made | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")})
+    assert sorted(named) == sorted(
+        made
+        | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if PROPOSALS not in path.parents}
+    )
 
 
 def test_each_extra_has_a_row_on_the_page_on_installing() -> None:
