@@ -62,8 +62,14 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def run(make: Callable[[], Strategy] = FedAvg, rounds: int = 4, **options: Any) -> Simulation:
-    options = {"initial_arrays": ArrayRecord([np.zeros(3)]), "seed": 7, "timeout": 3.0, **options}
-    return simulate(make, drawing_app(), NODES, quiet=True, num_rounds=rounds, **options)
+    options = {
+        "initial_arrays": ArrayRecord([np.zeros(3)]),
+        "seed": 7,
+        "timeout": 3.0,
+        "quiet": True,
+        **options,
+    }
+    return simulate(make, drawing_app(), NODES, num_rounds=rounds, **options)
 
 
 def bits(done: Simulation) -> Any:
@@ -190,7 +196,7 @@ def test_a_run_says_what_does_not_repeat(
 ) -> None:
     def told(**options: Any) -> str:
         caplog.clear()
-        folder = run(rounds=1, output_dir=tmp_path, **options).folder
+        folder = run(rounds=1, output_dir=tmp_path, quiet=False, **options).folder
         assert folder is not None
         reasons = json.loads((folder / "summary.json").read_text())["not-repeatable"]
         assert all(reason in caplog.text for reason in reasons)
