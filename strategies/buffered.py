@@ -28,6 +28,7 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Inbox, Reply
 from hedgerow.strategies.messenger import Messenger, Reader
 from hedgerow.strategies.node import Node
+from hedgerow.strategies.parts.engine_time import follow_engine
 from hedgerow.strategies.parts.part import Parts
 from hedgerow.strategies.whoami import grid_clock
 from hedgerow.wire.records import to_record, view
@@ -194,8 +195,7 @@ class Buffered:
         run.metrics |= {"staleness-mean": float(np.mean(stale)), "staleness-max": max(stale)}
         # It was booked when it came.
         counted = messenger.taken(replace(exchange, links=("", ""), booked=False), columns, 0, [], [])
-        if (now := getattr(self._grid, "now", None)) is not None:
-            self.federation.clock.advance(max(0.0, now() - self.federation.clock.seconds))
+        follow_engine(self.federation.clock, self._grid)
         ended: tuple[ArrayRecord | None, MetricRecord | None]
         ended = method._finished(messenger, _last(steps, type(method).__name__), iter([counted]))
         self._states = {one.version: self._states[one.version] for one in self.flights.values()}

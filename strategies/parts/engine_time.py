@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from flwr.serverapp import Grid
+
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.clock import Clock
+
+
+def follow_engine(clock: Clock, grid: Grid | None) -> None:
+    """Advance a simulated clock to the engine's; leave it if the grid has none."""
+    if (now := getattr(grid, "now", None)) is not None:
+        clock.advance(max(0.0, now() - clock.seconds))
 
 
 class EngineTime(Part):
@@ -17,6 +26,4 @@ class EngineTime(Part):
 
     def ended(self, run: RoundContext) -> None:
         """Advance the clock to the engine's."""
-        if (now := getattr(run.grid, "now", None)) is not None:
-            clock = run.federation.clock
-            clock.advance(max(0.0, now() - clock.seconds))
+        follow_engine(run.federation.clock, run.grid)
