@@ -303,6 +303,7 @@ def _learning() -> Iterator[Row]:
         "stragglers",
         settings={"stragglers": "lasting(0.4,5)", "latency-preset": "cifar-large"},
     )
+    yield _row("sd-feel", "times of the engine", "clock", settings={"latency-preset": "engine"})
     for topology in ("directed-ring", "one-peer-exponential"):
         yield _row(
             "ceps", f"sgp on {topology}", "gossip",
