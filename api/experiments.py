@@ -86,7 +86,7 @@ def check_strategy(make: Callable[[], Method[Any]], values: TrainingSettings, mo
 class AtNodes:
     """The metrics of a model whose nodes have layers of their own: they alone can measure it."""
 
-    at_nodes = NodeEvaluation
+    in_run = NodeEvaluation
 
     def __init__(self, dataset: str) -> None:
         where = f"by the nodes, each with its own layers on its share of the test samples of {dataset}"

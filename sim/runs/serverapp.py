@@ -97,7 +97,8 @@ class Experiment:
     num_rounds : int
         Number of rounds, >= 1.
     measure : Callable[[dict[str, Tensor]], Mapping[str, float or list]]
-        Maps the global model's state dict to its metrics.
+        Maps the global model's state dict to its metrics. If it has ``in_run``, a function of Flower's grid
+        and the strategy, the run measures by what this returns.
     train_config : Mapping[str, Any] (default: none)
         The config of every train message.
     num_nodes : int or None (default: None)
@@ -314,7 +315,7 @@ def _run(
     if values.resume:
         recorder.resume()
         before = len(recorder.rounds)
-    at_nodes = getattr(experiment.measure, "at_nodes", None)
+    in_run = getattr(experiment.measure, "in_run", None)
     tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
     with tracking:
         with recorder.guard(), live, recorder.privacy(strategy):
@@ -326,7 +327,7 @@ def _run(
                 train_config=ConfigRecord(dict(experiment.train_config)),
                 evaluate_config=None,
                 evaluate_fn=central_evaluation(
-                    experiment.measure if at_nodes is None else at_nodes(grid, strategy),
+                    experiment.measure if in_run is None else in_run(grid, strategy),
                     every=values.evaluate_every,
                     is_last=lambda number: number == num_rounds or strategy.out_of_budget,
                     folder=recorder.folder if experiment.together else None,

@@ -120,6 +120,27 @@ def test_training_learns(run: Run, method: str) -> None:
     assert last["central"]["loss"] < first["central"]["loss"] / 2
 
 
+def test_the_servers_own_models_are_measured_beside_u(run: Run) -> None:
+    few, many = (
+        run(
+            **{
+                "evaluate-servers": True,
+                "topology": "ring",
+                "num-servers": 4,
+                "iterations": 20,
+                "alpha": alpha,
+            }
+        )
+        for alpha in (0, 20)
+    )
+    first, *_, last = (one["central"] for one in few)
+    assert "servers-accuracy" not in first
+    assert last["worst-server-accuracy"] < last["servers-accuracy"] < last["best-server-accuracy"]
+    assert last["accuracy"] != last["servers-accuracy"]
+    agreed = many[-1]["central"]
+    assert agreed["best-server-accuracy"] - agreed["worst-server-accuracy"] < 0.01
+
+
 @pytest.mark.parametrize("method", [one for one in METHODS if not one.startswith("flwr:")])
 def test_simulated_seconds_and_bits_are_the_papers_closed_forms(run: Run, method: str) -> None:
     # Forward and backward of a batch of ten: three times the multiply-accumulates of a forward pass.

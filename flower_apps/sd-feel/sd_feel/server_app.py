@@ -1,18 +1,21 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
-from hedgerow.tasks import count_parameters, forward_macs
-from hedgerow.wire.records import to_record
+from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
+from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
+from hedgerow.wire.records import to_record, to_state_dict
 from hedgerow.wire.robust_means import parse_aggregation
 from sd_feel import settings
 from sd_feel.client_app import app as client_app
@@ -42,6 +45,44 @@ BUFFERED = (
 # A backward pass costs about twice a forward pass; a multiply-accumulate is counted as one operation,
 # as in the paper's figure of 138.4 million.
 _FORWARD_AND_BACKWARD = 3
+
+
+class EachServer:
+    """The metrics of u, and of the edge servers' own models as they are when u is evaluated.
+
+    Parameters
+    ----------
+    measure : CentralMetrics
+        Measures one model.
+    """
+
+    def __init__(self, measure: CentralMetrics) -> None:
+        self.measure, self.samples = measure, measure.samples
+
+    def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the metrics of one model's state dict."""
+        return self.measure(state)
+
+    def in_run(
+        self, grid: Grid, strategy: ClusteredStrategy
+    ) -> Callable[[dict[str, Tensor]], dict[str, Any]]:
+        """Return the measure of a run."""
+
+        def measure(state: dict[str, Tensor]) -> dict[str, Any]:
+            of_u = self.measure(state)
+            if (
+                strategy.current_arrays() is None
+            ):  # Before the first round servers have no models of their own.
+                return of_u
+            found = [self.measure(to_state_dict(model))["accuracy"] for model in strategy.server_models()]
+            return {
+                **of_u,
+                "servers-accuracy": float(np.average(found, weights=strategy.server_weights)),
+                "worst-server-accuracy": min(found),
+                "best-server-accuracy": max(found),
+            }
+
+        return measure
 
 
 def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
@@ -76,7 +117,7 @@ def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
         module=model,
         num_rounds=values.iterations // steps,
         train_config={key: values.of(key) for key in ("learning-rate", "batch-size", "seed")},
-        measure=task.measure,
+        measure=EachServer(task.measure) if values.evaluate_servers else task.measure,
         num_nodes=settings.num_nodes(values),
         together=partial(_together, values) if values.edge_servers == settings.DIRECT else None,
     )

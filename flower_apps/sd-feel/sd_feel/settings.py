@@ -109,6 +109,12 @@ class Settings(PeerSettings, IterationSettings, LocalOptimiserSettings, Training
         "run",
     )
     evaluate_every: int = setting(5, "rounds between evaluations of u (training loss, test accuracy)")
+    evaluate_servers: bool = setting(
+        False,
+        "each evaluation also measures the emulated edge servers' own models: `servers-accuracy`, the mean "
+        "weighted by data, the worst and the best",
+        "run",
+    )
     train_loss_samples: int = setting(
         0, "number of training samples used to compute F(u), the same ones each time (0: all)"
     )
@@ -148,9 +154,12 @@ class Settings(PeerSettings, IterationSettings, LocalOptimiserSettings, Training
                 validate_topology(self.topology, self.num_servers)
             except ValueError as error:
                 yield False, "", str(error)
-        # Stragglers are simulated, and here time is real.
+        # Stragglers are simulated, and here time is real; only emulated servers' models are here.
         if self.edge_servers != "emulated":
-            yield from self.usual("but for edge-servers = 'emulated'", "stragglers")
+            yield from self.usual("but for edge-servers = 'emulated'", "stragglers", "evaluate-servers")
+        if not clustered or self.partition == OWN or self.local_layers:
+            where = "but for method = 'sd-feel' or 'hierfavg' on the server's test data"
+            yield from self.usual(where, "evaluate-servers")
         if self.edge_servers != DIRECT:
             yield from self.usual(f"where edge-servers is not {DIRECT!r}", "edge", *PeerSettings.table())
         elif self.num_servers <= self.num_clients:
