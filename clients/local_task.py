@@ -53,6 +53,9 @@ class LocalTask:
         Its evaluation samples among them; None or empty for none.
     test : tuple of Tensor or None (default: None)
         Inputs and labels for evaluation that are not among them: a node's share of a data set's test samples.
+    personal_test : Callable[[], tuple of Tensor] or None (default: None)
+        Returns what takes the place of ``test`` if layers of the model are the node's own (``local-layers``):
+        a share with the classes of its training samples.
     initial : Callable[[], nn.Module] or None (default: None)
         Draws the run's initial model, on the CPU, from the run's seed; None if that is not possible.
     augmentation : str (default: "none")
@@ -65,15 +68,19 @@ class LocalTask:
     part: NDArray[np.int64]
     held_out: NDArray[np.int64] | None = None
     test: tuple[Tensor, Tensor] | None = None
+    personal_test: Callable[[], tuple[Tensor, Tensor]] | None = None
     initial: Callable[[], nn.Module] | None = None
     augmentation: str = "none"
 
-    def measured(self) -> tuple[Tensor, Tensor, bool]:
+    def measured(self, *, personal: bool = False) -> tuple[Tensor, Tensor, bool]:
         """Return the evaluation samples, and whether they are none that the node trains on.
 
-        They are ``held_out`` or ``test``, and ``part`` only where there are neither.
+        They are ``held_out`` or ``test``, and ``part`` only where there are neither. ``personal`` is whether
+        layers of the model are the node's own.
         """
         if self.held_out is None or not len(self.held_out):
+            if personal and self.personal_test is not None:
+                return *self.personal_test(), True
             if self.test is not None:
                 return *self.test, True
             index, apart = self.part, False
@@ -247,6 +254,7 @@ def _local_task(
         data.y,
         data.parts[partition_id],
         test=data.test_share(partition_id),
+        personal_test=partial(data.personal_test_share, partition_id),
         initial=partial(build_model, *named),
         augmentation=augmentation,
     )
