@@ -165,7 +165,7 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, more: str, tmp
 
 def test_buffered_rounds_on_flowers_engine_count_each_reply_once(tmp_path: Path) -> None:
     job, rounds = replace(BUFFERED, config=f"{BUFFERED.config} buffer=3 buffer-concurrency=0"), 8
-    finish(start(job, tmp_path, "--engine", "flower", config="iterations=32"))
+    finish(start(job, tmp_path, "--engine", "flower", config="iterations=32 checkpoint-every=3"))
     (folder,) = tmp_path.iterdir()
     ends = read_rounds(folder)[1:]
     assert [record["round"] for record in ends] == list(range(1, rounds + 1))
