@@ -53,13 +53,13 @@ class LocalTask:
         Its evaluation samples among them; None or empty for none.
     test : tuple of Tensor or None (default: None)
         Inputs and labels for evaluation that are not among them: a node's share of a data set's test samples.
-    personal_test : Callable[[], tuple of Tensor] or None (default: None)
-        Returns what takes the place of ``test`` if layers of the model are the node's own (``local-layers``):
-        a share with the classes of its training samples.
     initial : Callable[[], nn.Module] or None (default: None)
         Draws the run's initial model, on the CPU, from the run's seed; None if that is not possible.
     augmentation : str (default: "none")
         Augmentation of each training batch, one of ``tasks.AUGMENTATIONS``.
+    personal_test : Callable[[], tuple of Tensor] or None (default: None)
+        Returns what takes the place of ``test`` if layers of the model are the node's own (``local-layers``):
+        a share with the classes of its training samples.
     """
 
     model: nn.Module
@@ -68,9 +68,9 @@ class LocalTask:
     part: NDArray[np.int64]
     held_out: NDArray[np.int64] | None = None
     test: tuple[Tensor, Tensor] | None = None
-    personal_test: Callable[[], tuple[Tensor, Tensor]] | None = None
     initial: Callable[[], nn.Module] | None = None
     augmentation: str = "none"
+    personal_test: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def measured(self, *, personal: bool = False) -> tuple[Tensor, Tensor, bool]:
         """Return the evaluation samples, and whether they are none that the node trains on.
