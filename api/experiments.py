@@ -89,7 +89,7 @@ class AtNodes:
     in_run = NodeEvaluation
 
     def __init__(self, dataset: str) -> None:
-        where = f"by the nodes, each with its own layers on its share of the test samples of {dataset}"
+        where = f"by the nodes, each with its own layers on test samples of {dataset} with its own classes"
         self.samples = {"*": f"{where}; mean weighted by samples"}
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:

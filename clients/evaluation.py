@@ -7,6 +7,7 @@ from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
 from hedgerow.clients.app import Introduction, Sizes, whoami
 from hedgerow.clients.handlers import each
+from hedgerow.clients.local_layers import asks_for_layers
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_introduction, own_part
 from hedgerow.clients.sent_models import sent_state
@@ -65,10 +66,11 @@ def num_examples(context: Context, task: LocalTaskFn) -> int:
 def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
     """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy``, ``auc`` and ``held-out``.
 
-    They are measured on the node's evaluation samples; ``auc`` only for two classes. ``held-out`` is 1 if the
-    node does not train on these samples, and 0 if it does.
+    They are measured on the node's evaluation samples (``LocalTask.personal_test`` if layers of the model are
+    its own); ``auc`` only for two classes. ``held-out`` is 1 if the node does not train on these samples, and
+    0 if it does.
     """
-    x, y, apart = task.measured()
+    x, y, apart = task.measured(personal=asks_for_layers(call))
     check_enough(call.context, len(y))
     task.model.load_state_dict(sent_state(call, task))
     return RecordDict({"metrics": metrics_of(evaluate(task.model, x, y), apart)})

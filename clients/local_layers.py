@@ -19,6 +19,11 @@ from hedgerow.wire.frozen import LOCAL_LAYERS, local_keys
 _MEMORY = "local-layers"
 
 
+def asks_for_layers(call: Call) -> bool:
+    """Return whether the message asks the node to keep layers of its own."""
+    return any(LOCAL_LAYERS in config for config in call.content.config_records.values())
+
+
 def kept_here(call: Call, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of the layers that the message asks the node to keep."""
     patterns = only_config(call).get(LOCAL_LAYERS, "")
@@ -46,6 +51,6 @@ def keep_layers(call: Call, state: Mapping[str, Tensor]) -> None:
 def each_its_own(calls: Sequence[Call]) -> Sequence[Call]:
     """Return calls that share no content if their nodes have own layers, and so different models."""
     return [
-        replace(call, content=RecordDict({**call.content})) if LOCAL_LAYERS in only_config(call) else call
+        replace(call, content=RecordDict({**call.content})) if asks_for_layers(call) else call
         for call in calls
     ]

@@ -57,6 +57,9 @@ class LocalTask:
         Draws the run's initial model, on the CPU, from the run's seed; None if that is not possible.
     augmentation : str (default: "none")
         Augmentation of each training batch, one of ``tasks.AUGMENTATIONS``.
+    personal_test : Callable[[], tuple of Tensor] or None (default: None)
+        Returns what takes the place of ``test`` if layers of the model are the node's own (``local-layers``):
+        a share with the classes of its training samples.
     """
 
     model: nn.Module
@@ -67,13 +70,17 @@ class LocalTask:
     test: tuple[Tensor, Tensor] | None = None
     initial: Callable[[], nn.Module] | None = None
     augmentation: str = "none"
+    personal_test: Callable[[], tuple[Tensor, Tensor]] | None = None
 
-    def measured(self) -> tuple[Tensor, Tensor, bool]:
+    def measured(self, *, personal: bool = False) -> tuple[Tensor, Tensor, bool]:
         """Return the evaluation samples, and whether they are none that the node trains on.
 
-        They are ``held_out`` or ``test``, and ``part`` only where there are neither.
+        They are ``held_out`` or ``test``, and ``part`` only where there are neither. ``personal`` is whether
+        layers of the model are the node's own.
         """
         if self.held_out is None or not len(self.held_out):
+            if personal and self.personal_test is not None:
+                return *self.personal_test(), True
             if self.test is not None:
                 return *self.test, True
             index, apart = self.part, False
@@ -247,6 +254,7 @@ def _local_task(
         data.y,
         data.parts[partition_id],
         test=data.test_share(partition_id),
+        personal_test=partial(data.personal_test_share, partition_id),
         initial=partial(build_model, *named),
         augmentation=augmentation,
     )

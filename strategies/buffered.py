@@ -164,9 +164,16 @@ class Buffered:
         return self._update(current, arrays, config)
 
     def settle(self) -> None:
-        """Take what came while nodes evaluated, so that what is in flight at a checkpoint is not due."""
+        """Take what came while nodes evaluated, so that what is in flight at a checkpoint is not due.
+
+        Every ``idle_every`` rounds wait for all nodes at work.
+        """
+        every = self.method.idle_every
+        wait = bool(every) and self._context.round % every == 0
         if self.flights:
-            self._receive(wait=False)
+            self._receive(wait=wait)
+        while self.flights and wait:
+            self._receive(wait=True)
 
     def _update(
         self, current: int, arrays: ArrayRecord, config: ConfigRecord

@@ -48,6 +48,9 @@ class FederatedStrategy(WrappedStrategy):
     sums: SecureSums | None = None
     # The run's budget; set before ``start``.
     budget: Budget | None = None
+    # After so many rounds no node may be at work, because a checkpoint asks each for its state, and Flower's
+    # simulation would overwrite what a message at the same time changes; 0 for never.
+    idle_every: int = 0
     # Whether the run has lost replies, or failed: nodes may have sent less than they were asked for.
     lost_replies: bool = False
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .datasets import Dataset, load
-from .partitions import DrawnParts, partition
+from .partitions import DrawnParts, deal_alike, partition
 from .sources import resolve_data_dir
 
 
@@ -30,6 +30,8 @@ class FederatedData:
         The test set, which is not partitioned.
     parts : sequence of ndarray of int64
         The training samples of each partition, as indices into ``x`` and ``y``.
+    seed : int (default: 0)
+        The seed of the partition, and of ``personal_test_share``.
     """
 
     dataset: Dataset
@@ -38,6 +40,7 @@ class FederatedData:
     x_test: Tensor
     y_test: Tensor
     parts: Sequence[NDArray[np.int64]]
+    seed: int = 0
     _resident: "dict[torch.device, FederatedData]" = field(default_factory=dict, repr=False)
 
     @property
@@ -73,6 +76,26 @@ class FederatedData:
         """
         first = partition_id % len(self.y_test)
         return self.x_test[first :: self.num_partitions], self.y_test[first :: self.num_partitions]
+
+    def personal_test_share(self, partition_id: int) -> tuple[Tensor, Tensor]:
+        """Return a partition's share of the test set with the classes that its training samples have.
+
+        Each class of the test set is split among the partitions in the proportions in which they have its
+        training samples, see ``deal_alike``. The shares are disjoint and together the test set, except that a
+        partition with too few samples for a share has one test sample of another's, and that classes without
+        training samples are left out. It is ``test_share`` for partitions drawn with replacement, which have
+        the classes of the whole set, and for one that has no class of the test set.
+        """
+        if self._alike is None or not (share := self._alike[partition_id]).size:
+            return self.test_share(partition_id)
+        indices = torch.from_numpy(share).to(self.x_test.device)
+        return self.x_test[indices], self.y_test[indices]
+
+    @cached_property
+    def _alike(self) -> list[NDArray[np.int64]] | None:
+        if isinstance(self.parts, DrawnParts):
+            return None
+        return deal_alike(self.parts, self.dataset.y_train, self.dataset.y_test, self.seed)
 
     def to(self, device: torch.device | str) -> "FederatedData":
         """Return the same data on a device; it is copied there once and kept."""
@@ -131,4 +154,5 @@ def _federated(
         x_test=torch.from_numpy(dataset.x_test),
         y_test=torch.from_numpy(dataset.y_test),
         parts=partition(scheme, dataset.y_train, num_partitions, seed, dataset.sources),
+        seed=seed,
     )

@@ -25,6 +25,8 @@ _ATTEMPTS = 1_000
 _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 1e9
 # Random streams are keyed (seed, attempt, 0, purpose), as in the whole suite; 2 is the purpose "partition".
 _PURPOSE = 2
+# And 22 the purpose "test shares".
+_PURPOSE_OF_OTHERS = 22
 _WITH_REPLACEMENT = "with-replacement"
 _SOURCE = "source"
 
@@ -163,6 +165,48 @@ def partition(
         f"partition = {scheme!r}: {short} of {num_partitions} partitions of {labels.size} samples have "
         f"{lack} (last of {attempt + 1} draws); use fewer partitions or a less skewed scheme"
     )
+
+
+def deal_alike(
+    parts: Sequence[Indices], labels: NDArray[Any], others: NDArray[Any], seed: int
+) -> list[Indices]:
+    """Assign other samples to the parts of a partition in the proportions in which these have each class.
+
+    The shuffled samples of a class are split at floor(cumsum(n) / sum(n) * m), for the n samples of the class
+    that the parts have, and m others. Each is in one part, except those of classes of which no part has a
+    sample. A part that would have none is given one that another has too, of its most frequent class among
+    the others' classes; it stays empty if it has none of these.
+
+    Parameters
+    ----------
+    parts : sequence of ndarray of int64
+        The sample indices of each part.
+    labels, others : ndarray of int, (N,) and (M,)
+        The labels of the partitioned samples, and of the others.
+    seed : int
+        The run's seed, >= 0.
+
+    Returns
+    -------
+    list of ndarray of int64
+        The indices of each part's others, ascending.
+    """
+    classes, numbers = np.unique(labels, return_inverse=True)
+    counts = np.stack([np.bincount(numbers[part], minlength=classes.size) for part in parts])
+    classes, counts = classes[counts.any(axis=0)], counts[:, counts.any(axis=0)]
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE_OF_OTHERS]))
+    members = [rng.permutation(np.flatnonzero(others == label)) for label in classes]
+    pieces: list[list[Indices]] = [[] for _ in parts]
+    for of, held in zip(members, counts.T, strict=True):
+        cuts = np.cumsum(held)[:-1] * of.size // held.sum()
+        for own, piece in zip(pieces, np.split(of, cuts), strict=True):
+            own.append(piece)
+    shares = [np.concatenate(own) for own in pieces]
+    there = np.array([of.size > 0 for of in members])
+    for i, share in enumerate(shares):
+        if not share.size and (own_there := counts[i] * there).any():
+            shares[i] = members[int(own_there.argmax())][:1]
+    return [np.sort(share).astype(np.int64) for share in shares]
 
 
 def capped_dirichlet(

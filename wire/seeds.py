@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     TRAINING = 19
     ROUNDING = 20
     BUFFER = 21
+    TEST_SHARES = 22
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

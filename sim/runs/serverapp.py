@@ -54,6 +54,7 @@ S = TypeVar("S", bound=RunSettings)
 
 class _Strategy(Stateful, Protocol):
     budget: Budget | None
+    idle_every: int
 
     @property
     def privacy_record(self) -> Mapping[str, Any] | None:
@@ -309,7 +310,9 @@ def _run(
     unrepeated = Unrepeated(values.seed, config["run"])
     if getattr(grid, "real_time", False):
         unrepeated.add(WHICH_ARE_LATE)
-    parts = {"strategy": strategy, "generators": Generators(), **_keepers_of_node_state(grid, values)}
+    keepers = _keepers_of_node_state(grid, values)
+    strategy.idle_every = values.checkpoint_every if "nodes" in keepers else 0
+    parts = {"strategy": strategy, "generators": Generators(), **keepers}
     recorder.keep_state(**parts)
     before = 0
     if values.resume:

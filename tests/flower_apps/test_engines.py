@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +70,13 @@ JOBS = (
         killed_at=7,
     ),
 )
+# One node at work at a time: replies come in the same order on every engine.
+BUFFERED = Job(
+    "sd_feel",
+    "method=fedavg num-clients=6 tau1=4 tau2=1 batch-size=5 evaluate-every=4 iterations=64 buffer=2 "
+    "buffer-concurrency=1 local-layers=*bias",
+    brief="iterations=16",
+)
 # What has messages or links of its own; killed and resumed they are contracts.
 VARIANTS = {
     "edge servers as nodes": (JOBS[0], "edge-servers=nodes"),
@@ -77,6 +84,7 @@ VARIANTS = {
     "sums of similarity-free": (JOBS[1], "compressor=randk(0.1) secure-sum=true"),
     "sums of fedmud": (JOBS[2], "clients-per-round=4 secure-sum=true"),
     "unsealed ceps": (JOBS[3], "sealed=false"),
+    "buffered": (BUFFERED, ""),
 }
 
 
@@ -155,6 +163,22 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, more: str, tmp
     assert "loss" in output
 
 
+def test_buffered_rounds_on_flowers_engine_count_each_reply_once(tmp_path: Path) -> None:
+    job, rounds = replace(BUFFERED, config=f"{BUFFERED.config} buffer=3 buffer-concurrency=0"), 8
+    finish(start(job, tmp_path, "--engine", "flower", config="iterations=32 checkpoint-every=3"))
+    (folder,) = tmp_path.iterdir()
+    ends = read_rounds(folder)[1:]
+    assert [record["round"] for record in ends] == list(range(1, rounds + 1))
+    sent, accepted = (sum(record[key] for record in ends) for key in ("sent", "accepted"))
+    # Six nodes, each with one message at a time.
+    assert 3 * rounds <= accepted <= sent <= 3 * rounds + 6
+    assert not any(record["rejected"] for record in ends)
+    links = ends[-1]["by_link"]
+    assert [links[link]["messages"] for link in ("hub->node", "node->hub")] == [sent, accepted]
+    assert any(record["train"]["staleness-max"] for record in ends)
+    assert ends[-1]["central"]["loss"] < ends[0]["train"]["train-loss"]
+
+
 # That every method goes on to the same bits is a contract; here real processes get real signals.
 @pytest.mark.parametrize(
     ("job", "signum"),
@@ -172,7 +196,9 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert_same_run(runs_to_the_end(job), tmp_path)
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.app)
+@pytest.mark.parametrize(
+    "job", [*(pytest.param(job, id=job.app) for job in JOBS), pytest.param(BUFFERED, id="buffered")]
+)
 def test_a_run_killed_on_flowers_engine_resumes_to_the_same_bits(
     job: Job, runs_to_the_end: Callable[[Job], Path], tmp_path: Path
 ) -> None:

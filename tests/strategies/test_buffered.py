@@ -425,6 +425,24 @@ def test_a_run_that_is_resumed_with_messages_in_flight_ends_as_one_that_is_not(
                 )
 
 
+def test_no_node_is_at_work_when_a_checkpoint_asks_for_its_state() -> None:
+    at_work = []
+    strategy = FedAvg(
+        num_clients=6, min_available_nodes=6, fraction_evaluate=0.0, local_steps=2, buffer=Buffer(2)
+    )
+    strategy.idle_every = 3
+    driver = strategy.buffered
+    assert driver is not None
+    strategy.on_round_end = [lambda end: at_work.append(len(driver.flights))]
+    _, ends = run(strategy, Quadratics(sizes=SIZES, centres=CENTRES), 7, faults=delays())
+    assert at_work[3] == at_work[6] == 0
+    assert min(at_work[1], at_work[2]) > 0
+    # Replies that came meanwhile are in the buffer, and count once.
+    assert sum(end.sent for end in ends) == sum(end.accepted for end in ends) + at_work[-1]
+    down, up = (strategy.ledger.total(link).messages for link in (HUB_TO_NODE, NODE_TO_HUB))
+    assert (down, up) == (sum(end.sent for end in ends), sum(end.accepted for end in ends))
+
+
 # Refusals
 
 

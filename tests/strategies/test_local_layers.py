@@ -1,5 +1,7 @@
 """Layers that stay at their nodes: trained there, averaged nowhere, and in no message."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,10 @@ from tests.strategies.averaging import (
 from torch.nn import functional
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.sim import InProcessGrid, flower_identity, load_app, plan_run, read_rounds, run_app
 from hedgerow.strategies import FedAvg
 from hedgerow.strategies.node_metrics import NodeEvaluation
+from hedgerow.tasks import federated
 from hedgerow.wire import to_state_dict
 
 HEAD = "4.*"
@@ -112,6 +115,43 @@ def test_it_is_fedper_as_a_plain_loop(grid_class: Any) -> None:
     np.testing.assert_allclose(metrics["node-accuracy"], own, atol=1e-6)
     assert metrics["worst-tenth-accuracy"] == pytest.approx(min(own))
     assert metrics["accuracy-spread"] == pytest.approx(np.std(own))
+
+
+def test_nodes_with_layers_of_their_own_evaluate_on_their_own_classes() -> None:
+    seven, three = (X[:7], Y[:7]), (X[:3], Y[:3])
+
+    def dealt(context: Any) -> Any:
+        return replace(task(context), test=seven, personal_test=lambda: three)
+
+    for layers, count in ((HEAD, 3), ("", 7)):
+        strategy = FedAvg(local_steps=2, local_layers=layers, **OPTIONS)
+        with InProcessGrid(sd_feel_client(dealt), NODES) as grid:
+            run(grid, strategy)
+            with flower_identity(1):
+                metrics = NodeEvaluation(grid, strategy)(to_state_dict(strategy.current_arrays()))
+        assert metrics["node-examples"] == [count] * NODES
+        assert metrics["held-out"] == 1.0
+
+
+def test_the_record_of_an_app_has_the_accuracy_on_the_nodes_own_classes(tmp_path: Path) -> None:
+    config = (
+        "method=fedavg num-clients=10 tau1=10 tau2=1 iterations=40 partition=ring(2) model=logistic "
+        f"evaluate-every=2 train-loss-samples=1 output-dir={tmp_path}"
+    )
+    found = []
+    for layers in ([], ["local-layers=*weight"]):
+        loaded = load_app("sd-feel")
+        run_app(loaded, plan_run(loaded.spec, [config, *layers]))
+        (folder,) = set(tmp_path.iterdir()) - {one for one, _ in found}
+        found.append((folder, read_rounds(folder)[-1]["central"]))
+    (_, plain), (_, personal) = found
+    data = federated("mnist-5k", "ring(2)", 10, 0)
+    sizes = [len(data.personal_test_share(i)[1]) for i in range(10)]
+    assert personal["node-examples"] == sizes
+    # Each node has two classes of ten, and its weights are for these.
+    assert personal["accuracy"] > 0.9 > plain["accuracy"]
+    weighted = np.average(personal["node-accuracy"], weights=sizes)
+    assert personal["accuracy"] == pytest.approx(weighted)
 
 
 @every_method

@@ -96,7 +96,8 @@ def test_the_streams_are_the_ones_of_published_results() -> None:
 def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
     names = (
         "MODEL PARTITION BATCH PARTICIPATION SCHEDULE FAULT TOPOLOGY EVALUATION PROBE COMPRESSION SENSING "
-        "SUBSET NOISE DATA HOLDOUT STRAGGLER MOBILITY AUGMENTATION TRAINING ROUNDING BUFFER"
+        "SUBSET NOISE DATA HOLDOUT STRAGGLER MOBILITY AUGMENTATION TRAINING ROUNDING BUFFER "
+        "TEST_SHARES"
     )
     assert {purpose.name: int(purpose) for purpose in Purpose} == {
         name: number for number, name in enumerate(names.split(), 1)
@@ -106,6 +107,7 @@ def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
 def test_the_rooms_that_may_not_import_the_wire_use_its_numbers() -> None:
     assert models._PURPOSE == Purpose.MODEL
     assert partitions._PURPOSE == Purpose.PARTITION
+    assert partitions._PURPOSE_OF_OTHERS == Purpose.TEST_SHARES
     assert regression._PURPOSE == Purpose.DATA
 
 
