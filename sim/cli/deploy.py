@@ -76,7 +76,7 @@ def deploy_local(
         Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
     ] = None,
     keep_logs: Annotated[
-        bool, typer.Option("--keep-logs", help="Keep the programs' logs beside the run folder.")
+        bool, typer.Option("--keep-logs", help="Keep the programs' logs next to the run folder.")
     ] = False,
 ) -> None:
     """Run an app on a new SuperLink and SuperNodes on this machine, then stop them.

@@ -275,7 +275,7 @@ class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
     max_weight_ratio: Ratio = setting(
         10.0,
         "maximum weight of a node, as a multiple of the median number of examples that nodes report "
-        "(0: no bound); without effect on sizes that the run deals itself",
+        "(0: no bound); without effect on data that the run splits",
         "robustness",
     )
 

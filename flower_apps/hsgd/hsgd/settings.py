@@ -90,7 +90,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
     num_groups: Nodes = setting(4, "number of hospitals M", first=True)
     layout: Literal["edges", "devices"] = setting(
         "edges",
-        "nodes besides the hospitals: one edge per hospital (`edges`), or every device (`devices`)",
+        "nodes other than hospitals: one edge per hospital (`edges`), or every device (`devices`)",
         "data",
         own_data=False,
     )
