@@ -167,11 +167,11 @@ def _deploy_edges(
         spec = find_app(app_path)
         if own_data is not None and sites:
             raise ValueError(
-                "--own-data must not be used with --sites: sites would standardise data differently"
+                "--own-data must not be used with --sites: sites would standardize data differently"
             )
         if own_data is not None:
             raise ValueError(
-                "--own-data must not be used with --level E3: servers would standardise data differently"
+                "--own-data must not be used with --level E3: servers would standardize data differently"
             )
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:
