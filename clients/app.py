@@ -43,7 +43,7 @@ class BatchClientApp(ClientApp):
         answers reveal (``guard.reveals``); nodes with a strict policy refuse one that does not. Handlers of
         ``query.state`` and ``query.restore``, which checkpoints need, are added if missing.
     mods : Sequence[TrainingMod or Mod] (default: none)
-        Each ``TrainingMod``, in order, changes what nodes train on and evaluate, and what they have learnt
+        Each ``TrainingMod``, in order, changes what nodes train on and evaluate, and what they have learned
         (an ``UpdateMod``: their updates), before it is compressed and masked. A Flower mod sees messages, as
         in any ClientApp; nodes are then answered one by one.
 
@@ -183,7 +183,7 @@ def whoami(
         Returns ``num_examples`` of all nodes whose node config holds only their partition and for which
         ``more`` returns nothing, so that an engine need not query a million nodes one by one.
     counted : Callable[[UserConfig], bool] (default: never)
-        Returns whether ``num_examples`` counts samples that were dealt to the nodes. In a simulation these
+        Returns whether ``num_examples`` counts samples that were split across nodes. In a simulation these
         numbers are then no claims, and a strategy does not limit them.
     """
 
@@ -200,7 +200,7 @@ def introduce(
     """Introduce the node, as a Flower mod of any ClientApp: ``ClientApp(mods=[introduce])``.
 
     Strategies of this suite then identify each node by the ``partition-id`` of its node config instead of a
-    rank that changes with every run. The node config's ``num-examples`` (else sizes are learnt from replies),
+    rank that changes with every run. The node config's ``num-examples`` (else sizes come from replies),
     ``name``, ``role`` and ``group`` are reported with it. Put it first among the mods; other messages pass.
 
     Flower runs mods only for functions that the app registers. One node therefore logs "No query function

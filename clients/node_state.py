@@ -62,7 +62,7 @@ class NodeState:
     repeated : bool
         Whether it replied to this same round, which is repeated.
     about : Mapping[str, str or int]
-        What ``keep`` was given beside the arrays.
+        What ``keep`` was given in addition to the arrays.
     """
 
     call: Call

@@ -66,7 +66,7 @@ _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml",
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?\[(?P<text>[^\]]*)\])\((?P<target>[^)\s]+)\)")
 _EQUATIONS = "## The method in equations"
-_ON_THE_SITE = " On the site, *The algorithm* shows these functions beside each other."
+_ON_THE_SITE = " On the site, *The algorithm* shows these functions side by side."
 _MATHS = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[([](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 
 # Files of the repository that pages link to: where each is on the site.

@@ -116,7 +116,7 @@ class Compressed(Strategy):
 
     Notes
     -----
-    - Running statistics and integers of a state dict are sent uncompressed, beside the update.
+    - Running statistics and integers of a state dict are sent uncompressed, next to the update.
     - A reply that is not an update of the sent model, or has non-finite metrics, is passed on as an error,
       which every Strategy counts as a lost reply, and is counted by reason in ``report``.
     - An update counts as absorbed if the round returned a model and the wrapped strategy used the update:
@@ -161,7 +161,7 @@ class Compressed(Strategy):
 
     @property
     def uplink_payload_bytes(self) -> int:
-        """Serialised bytes of all decoded updates since the start."""
+        """Serialized bytes of all decoded updates since the start."""
         return self.uplink.payload_bytes
 
     @property

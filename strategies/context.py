@@ -29,7 +29,7 @@ class Hooked(Protocol):
 
 @dataclass(eq=False)
 class RoundContext:
-    """The context of one attempt of a round: its inputs beside the state, and what it records.
+    """The context of one attempt of a round: its inputs next to the state, and what it records.
 
     Parameters
     ----------

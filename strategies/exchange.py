@@ -138,7 +138,7 @@ class Exchange:
     config : Mapping[str, Any]
         Config for all nodes.
     links : tuple of str
-        Links of the modelled system, to the nodes and back; empty to book only the legs through the hub.
+        Links of the modeled system, to the nodes and back; empty to book only the legs through the hub.
     coding : Coding
         Decodes replies.
     offline : int (default: 0)
@@ -150,7 +150,7 @@ class Exchange:
         The parts of a row with bounded updates, by name: its positions, and the reference model of the bound.
         Empty for one part, the model that was sent.
     blocks : Blocks or None (default: None)
-        The vectors that instructions and replies carry beside the model; ``Ask.model`` and rows are then
+        The vectors that instructions and replies carry next to the model; ``Ask.model`` and rows are then
         ``blocks.joined(...)``. Each block has a bound of its own.
     group : str (default: "")
         Distinguishes the messages of an exchange over the grid from the round's others.
@@ -262,7 +262,7 @@ class Question:
     check : Callable[[Node, RecordDict], Any]
         Converts a valid reply to a value; raises PayloadError for others.
     book : Callable[..., None]
-        Books a message on the modelled link, see ``SecureSums.book``.
+        Books a message on the modeled link, see ``SecureSums.book``.
     bits : Callable[[RecordDict], int]
         The nominal bits of a content on its leg to or from the hub.
     ended : Callable[[Inbox], None] or None

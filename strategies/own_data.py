@@ -92,7 +92,7 @@ class OwnNodes:
         earlier: Mapping[str, Any] | None = None,
         registry: Registry | None = None,
     ) -> "OwnNodes":
-        """Wait for the nodes, query the shapes of their data, and standardise these.
+        """Wait for the nodes, query the shapes of their data, and standardize these.
 
         Parameters
         ----------
@@ -103,8 +103,8 @@ class OwnNodes:
         quorum : int or None (default: None)
             How many nodes are enough, >= 1; None for all.
         features : Callable[[tuple[int, ...]], int] or None (default: None)
-            Returns the number of separately standardised features for a sample shape; None for no
-            standardisation.
+            Returns the number of separately standardized features for a sample shape; None for no
+            standardization.
         earlier : Mapping[str, Any] or None (default: None)
             The result of ``about`` in a resumed run.
         registry : Registry or None (default: None)
@@ -145,7 +145,7 @@ class OwnNodes:
     def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
         """Pool the moments of all nodes' features, and send the result to them; book both.
 
-        ``features`` is the number of separately standardised ones, >= 1; integers have none. A resumed run
+        ``features`` is the number of separately standardized ones, >= 1; integers have none. A resumed run
         sends the values of ``earlier``, the result of ``about``. RosterError if a node does not report its
         moments: it would train with the constants of others.
         """

@@ -49,11 +49,11 @@ class RoundEnd:
     total_iterations : int or None
         Iterations at which the run ends at the latest; None if the number of rounds ends it.
     bits : int
-        Nominal bits over all links of the modelled system since the start.
+        Nominal bits over all links of the modeled system since the start.
     payload_bytes : int
-        Serialised bytes over the same links since the start.
+        Serialized bytes over the same links since the start.
     by_link : dict[str, Traffic]
-        Messages, nominal bits and payload bytes of each link since the start: the modelled links, which
+        Messages, nominal bits and payload bytes of each link since the start: the modeled links, which
         ``bits`` and ``payload_bytes`` sum up, and the legs through the hub, which they exclude.
     sim_seconds : float or None
         Simulated seconds since the start; None if nodes did not report their iterations.

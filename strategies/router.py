@@ -87,8 +87,8 @@ class Payloads(Protocol):
 class Router(Part):
     """The relay of payloads with one server as the hub of all nodes.
 
-    ``bundles`` asks the chosen neighbours to publish (``query.publish`` with ``iteration`` = k), and returns
-    for each receiver exactly the replies of its chosen neighbours (ConfigRecord ``payload``, key ``bytes``:
+    ``bundles`` asks the chosen neighbors to publish (``query.publish`` with ``iteration`` = k), and returns
+    for each receiver exactly the replies of its chosen neighbors (ConfigRecord ``payload``, key ``bytes``:
     one payload, or with ``per_receiver`` a list in the order of the request's ``receivers``). Each delivery
     is booked as ``node->node``, and the legs through the hub as such: a request and a reply per publisher,
     whatever the number of its receivers. ``route`` does the same outside a ``Gossip``.
@@ -182,7 +182,7 @@ class Router(Part):
         k : int
             The iteration.
         wants : Mapping[int, Sequence[int]]
-            The neighbours that each receiver chose. Nodes that are not neighbours are refused.
+            The neighbors that each receiver chose. Nodes that are not neighbors are refused.
         timeout : float
             Seconds to wait for the publishers.
         first : Mapping[int, int] or None (default: None)

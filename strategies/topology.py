@@ -417,7 +417,7 @@ class Mixing:
     """One gossip step on a graph, eq. (5).
 
     Columns of the matrix sum to one (consensus is a fixed point), and it preserves the weighted mean.
-    Off-diagonal entries are >= 0, self-weights can be negative: never clip or normalise them.
+    Off-diagonal entries are >= 0, self-weights can be negative: never clip or normalize them.
 
     Parameters
     ----------
@@ -450,8 +450,8 @@ class Mixing:
         """Return the models (D, ...) after ``alpha`` >= 0 synchronous gossip steps.
 
         Sums run over the senders in ascending order, in float64 through all steps, and are rounded once to
-        the models' dtype at the end. No BLAS is called, so bits depend on neither threads nor shapes. Beside
-        the result it needs memory for 2 D * 16,384 doubles, whatever the models' size.
+        the models' dtype at the end. No BLAS is called, so bits depend on neither threads nor shapes. In
+        addition to the result it needs memory for 2 D * 16,384 doubles, whatever the models' size.
         """
         int_at_least(0, alpha=alpha)
         D = len(self.sizes)
@@ -521,7 +521,7 @@ def fastest(graph: nx.Graph, sizes: npt.ArrayLike, exact_if_complete: bool) -> M
 def metropolis(graph: nx.Graph) -> Mixing:
     """Return Metropolis-Hastings mixing: symmetric, non-negative, rows and columns sum to one.
 
-    p_{i,j} = 1 / (1 + max(deg_i, deg_j)) on every edge; each node needs only its neighbours' degrees.
+    p_{i,j} = 1 / (1 + max(deg_i, deg_j)) on every edge; each node needs only its neighbors' degrees.
 
     Parameters
     ----------

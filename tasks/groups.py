@@ -51,7 +51,7 @@ def group_split(
           left.
         - ``"rates(concentration)"``, > 0: a group's class rates are drawn from a Dirichlet around the overall
           rates (small: skewed, large: iid); every group has a sample of each class that has enough. For the
-          paper's MIMIC-III split, of which it gives no numbers; 1 is our guess. K_m = floor(N / M).
+          paper's MIMIC-III split, which it does not give; 1 is our guess. K_m = floor(N / M).
         - ``"sites"``: a group's people are from one site, and a site's people are assigned to its groups at
           random. Each site has at least one group, and further groups go to the site with the most people
           per group: two sites of equal size have half of the groups each. K_m is the floor of a site's

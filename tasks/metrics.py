@@ -229,7 +229,7 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
 
 
 def normalised_utility(payoffs: NDArray[np.float64], told: NDArray[np.integer[Any]]) -> float:
-    """Return the normalised utility of predictions: 0 for class 0 throughout, 1 for the best possible.
+    """Return the normalized utility of predictions: 0 for class 0 throughout, 1 for the best possible.
 
     The utility score of the PhysioNet/CinC Challenge 2019, (U - U_none) / (U_best - U_none), each U the sum
     of the samples' payoffs; negative if the predictions are worse than class 0 for all.

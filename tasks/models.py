@@ -43,7 +43,7 @@ def build_model(
         - ``"lenet"``: two 5x5 convolutions (10, 20 channels) and a hidden layer of 50.
         - ``"cnn-431k"``: two 5x5 convolutions (20, 50 channels) and a hidden layer of 500.
         - ``"cnn4"``: four blocks of a 3x3 convolution without bias (32, 64, 128, 256 channels), batch
-          normalisation, ReLU and max-pooling by 2; a classifier without bias.
+          normalization, ReLU and max-pooling by 2; a classifier without bias.
         - ``"cnn8"``: the same with eight convolutions, two of each width, pooling after every second.
         - ``"cnn10"``: the same with ten, up to 512 channels.
         - ``"resnet18"``: ResNet-18 with a 3x3 stem without pooling.
@@ -57,8 +57,8 @@ def build_model(
     num_classes : int
         Number of classes, at least 2.
     seed : int
-        The run's seed, >= 0. Layers are initialised as torch does by default, except in models with batch
-        normalisation, whose weights are N(0, 0.01^2) and biases 0. The draws come from their own generator:
+        The run's seed, >= 0. Layers are initialized as torch does by default, except in models with batch
+        normalization, whose weights are N(0, 0.01^2) and biases 0. The draws come from their own generator:
         the same seed gives the same bits, and torch's global generator is restored.
     dropout : float (default: 0.0)
         ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer; 0 for none.
@@ -112,7 +112,7 @@ def count_parameters(model: nn.Module) -> int:
 def forward_macs(model: nn.Module, input_shape: Shape) -> int:
     """Return the multiply-accumulates of one sample's forward pass, in matrix products and convolutions.
 
-    Biases, activations, pooling and normalisation are not counted.
+    Biases, activations, pooling and normalization are not counted.
 
     Parameters
     ----------

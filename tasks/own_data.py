@@ -39,7 +39,7 @@ _INTEGRAL = re.compile(r"^(-?\d+)\.0+$")
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """One node's samples, all finite and labelled. Shared: read the arrays, never change them.
+    """One node's samples, all finite and labeled. Shared: read the arrays, never change them.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class OwnData:
 
     @property
     def is_integer(self) -> bool:
-        """Whether samples are integers, such as token ids, which are never standardised."""
+        """Whether samples are integers, such as token ids, which are never standardized."""
         return self.x.dtype.kind in "iu"
 
 
@@ -252,7 +252,7 @@ def _number(text: str) -> int | None:
 
 
 def in_training(x: NDArray[Any], features: Sequence[str] = ()) -> NDArray[Any]:
-    """Return unstandardised samples as a model gets them: float32, or integers.
+    """Return unstandardized samples as a model gets them: float32, or integers.
 
     ``features`` names the columns of a table.
 
@@ -277,7 +277,7 @@ def in_training(x: NDArray[Any], features: Sequence[str] = ()) -> NDArray[Any]:
 
 
 def num_features(input_shape: tuple[int, ...]) -> int:
-    """Return the number of features to standardise: an image's channels, else the last axis."""
+    """Return the number of features to standardize: an image's channels, else the last axis."""
     return input_shape[0] if len(input_shape) == 3 else input_shape[-1]
 
 
@@ -343,7 +343,7 @@ class Standardisation:
     std: tuple[float, ...]
 
     def apply(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Return samples x (N, ...) standardised in float64, as float32; in place if they are that already.
+        """Return samples x (N, ...) standardized in float64, as float32; in place if they are that already.
 
         An overflow becomes float32's largest number: an error would tell a server that chose the constants
         how large the samples are.

@@ -119,7 +119,7 @@ def partition(
           samples, at least one each. The partitions of a source follow each other, sources ascend, and the
           parts of one source are random and differ in size by at most one.
         - ``"source(share)"``, 0 < share <= 1: the same, but a partition keeps that share of its samples,
-          rounded, and all others are shuffled together and dealt again, to each partition as many as it gave.
+          rounded, and all others are shuffled together and split again, to each partition as many as it gave.
         - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement,
           independently and on access: for federations with more nodes than samples.
         - ``"flwr_datasets:NAME(key=value, ...)"``: a partitioner of flwr-datasets, see ``parts_of``.

@@ -255,7 +255,7 @@ def catalogue(
     data_dir : str or path or None (default: None)
         As for ``load``.
     more : Mapping[str, DataSource] (default: none)
-        Sources besides the known ones, by name.
+        Sources in addition to the known ones, by name.
     """
     folder, entries = resolve_data_dir(data_dir), []
     for name, source in {**SOURCES, **more}.items():

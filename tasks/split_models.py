@@ -122,7 +122,7 @@ def split_model(
     name : str
         - ``"auto"``: by the larger number of axes of the parties' samples, 1 ``mlp``, 2 ``lstm``, 3 ``cnn``.
         - ``"cnn"``: for both, two 5x5 convolutions of stride 2 (8, 16 channels) with ReLU, and max-pooling
-          by 2; a head with a hidden layer of 64. 28x28 grey images, both parties' on the whole canvas:
+          by 2; a head with a hidden layer of 64. 28x28 gray images, both parties' on the whole canvas:
           e = 144, 3,424 parameters per encoder; 19,211 in the head of 11 classes.
         - ``"lstm"``: for both, an LSTM of 16 units, e = 16; a linear head.
         - ``"mlp"``: for both, a hidden layer of 16 and e = 8, or half the number of features if that is less:
@@ -136,7 +136,7 @@ def split_model(
     num_classes : int
         At least 2; two classes have one logit.
     seed : int
-        The run's seed, >= 0. Layers are initialised as torch does by default, from their own generator;
+        The run's seed, >= 0. Layers are initialized as torch does by default, from their own generator;
         torch's global generator is restored.
 
     Raises

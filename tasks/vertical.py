@@ -146,7 +146,7 @@ def load_vertical(
     Each party's features of tables and series are scaled to the training set's mean 0 and deviation 1 over
     the measured values. A missing value is, in a table, the training set's median; in a series, the last
     value before it, or else the mean, 0, and features named "... measured" are 1 or 0. Images are in [-1, 1]:
-    the hospital has the 22x22 centre of 28x28 pixels, the device the frame around it, and a party's missing
+    the hospital has the 22x22 center of 28x28 pixels, the device the frame around it, and a party's missing
     pixels are 0.
     The test set is the published one or else a fifth of each class, the same everywhere. A table may say
     at how many deviations its features are clipped.
@@ -160,7 +160,7 @@ def load_vertical(
         The folder with the files or with a subfolder of the set's name; None or empty uses the environment
         variable HEDGEROW_DATA_DIR.
     more : Mapping[str, DataSource] (default: none)
-        Sources besides the known ones, by name.
+        Sources in addition to the known ones, by name.
 
     Raises
     ------

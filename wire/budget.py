@@ -25,7 +25,7 @@ class Budget:
     Parameters
     ----------
     of : str
-        One of ``BUDGETS``: local iterations, simulated seconds, nominal bits or serialised bytes.
+        One of ``BUDGETS``: local iterations, simulated seconds, nominal bits or serialized bytes.
     most : float
         The amount, finite and > 0.
 

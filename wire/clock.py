@@ -12,7 +12,7 @@ from hedgerow.wire.checks import not_negative, positive
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Data rates of a modelled system.
+    """Data rates of a modeled system.
 
     Parameters
     ----------

@@ -265,7 +265,7 @@ class ScaledSign(Compressor):
 class Ternary(Compressor):
     """The m* entries of largest magnitude as +-S_m* / m*, zero elsewhere; alpha = 1 / d at worst.
 
-    S_m is the sum of the m largest magnitudes and m* the smallest maximiser of S_m^2 / m, which makes
+    S_m is the sum of the m largest magnitudes and m* the smallest maximizer of S_m^2 / m, which makes
     ||Q(v) - v||^2 = ||v||^2 - S_m*^2 / m* the least that one scale can leave.
     """
 

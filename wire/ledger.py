@@ -18,7 +18,7 @@ _REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER)
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer: ``nominal_bits`` is the paper's count, ``payload_bytes`` what is serialised."""
+    """One transfer: ``nominal_bits`` is the paper's count, ``payload_bytes`` what is serialized."""
 
     round: int
     link: str
@@ -123,7 +123,7 @@ class Ledger:
         return dict(sorted(self._totals.items()))
 
     def total(self, link: str | None = None) -> Traffic:
-        """Return the run's total over one link, or over all links of the modelled system."""
+        """Return the run's total over one link, or over all links of the modeled system."""
         if link is not None:
             return self._totals.get(link, Traffic())
         modelled = (traffic for name, traffic in self._totals.items() if name not in _REAL)

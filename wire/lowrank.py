@@ -168,7 +168,7 @@ class FactoredLayer(LayerShape):
     def rank_bound(self, merges: int = 1) -> int:
         """Return the highest possible rank of a sum of ``merges`` updates, as m x n matrices.
 
-        One update: r for MUD, F and FedLMT, 2 r for AAD, whose rank-r factors stand beside frozen ones, R^2
+        One update: r for MUD, F and FedLMT, 2 r for AAD, whose rank-r factors are next to frozen ones, R^2
         for FedPara, and no bound but min(m, n) for the Kronecker forms.
         """
         full = min(self.m, self.n)

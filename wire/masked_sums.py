@@ -71,14 +71,14 @@ Words = NDArray[np.uint32]
 def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
     """Return t, the number of members that must survive: more than the threshold's share, at most all.
 
-    With all others as neighbours, it is large enough that the server and any c < n / 3 members cannot open an
+    With all others as neighbors, it is large enough that the server and any c < n / 3 members cannot open an
     update, whatever lists of survivors the server sends: 2 (t - 1) > n - 1 + c, which for n = 3 k + 1 is one
     more than two thirds.
 
     Notes
     -----
     Proof. A member answers once, for the list that it received. To open the update of member v the server
-    needs v's own seed and, for each neighbour u that does not collude, the seed of u and v. A seed takes
+    needs v's own seed and, for each neighbor u that does not collude, the seed of u and v. A seed takes
     t - 1 shares of the others. With c colluding members that is t - 1 - c answers of the n - 1 - c honest
     others.
 
@@ -86,11 +86,11 @@ def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
     2. If the seed of u and v comes from u's shares, t - 1 - c more were told that v is lost:
        2 (t - 1 - c) <= n - 1 - c, so 2 (t - 1) <= n - 1 + c.
     3. Otherwise it comes from v's shares, and t - 1 - c were told that v survived and u did not. If this
-       holds for all m honest neighbours, m (t - 1 - c) <= (n - 1 - c) l: an accepted list reports at most
-       l = min(n - t, k / 2) of v's k neighbours as lost.
-    4. Where all are neighbours, m is n - 1 - c and l is n - t, so 3 also says 2 (t - 1) <= n - 1 + c.
+       holds for all m honest neighbors, m (t - 1 - c) <= (n - 1 - c) l: an accepted list reports at most
+       l = min(n - t, k / 2) of v's k neighbors as lost.
+    4. Where all are neighbors, m is n - 1 - c and l is n - t, so 3 also says 2 (t - 1) <= n - 1 + c.
     5. In a graph (from 20 members on) m >= k - c: updates stay hidden while 2 (t - 1) > n - 1 + c and
-       (k - c)(t - 1 - c) > (n - 1 - c) l. This assumes that all colluding members are v's neighbours.
+       (k - c)(t - 1 - c) > (n - 1 - c) l. This assumes that all colluding members are v's neighbors.
     """
     # 1e-9, because a share such as 2/3 is rounded to a binary fraction.
     share = floor(members * threshold + 1e-9) + 1
@@ -101,9 +101,9 @@ def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
 def default_neighbours(members: int) -> int:
     """Return the number of others with which a member shares masks: even and >= 2 log2(n) + 8, or all.
 
-    A member's masks protect it as long as one neighbour is neither lost nor hostile. At most half of a
-    survivor's neighbours may be lost (``SumPlan.most_lost``). If a tenth of all members are hostile, the
-    probability that all its other neighbours are is 7e-6 for 50 members (k = 20).
+    A member's masks protect it as long as one neighbor is neither lost nor hostile. At most half of a
+    survivor's neighbors may be lost (``SumPlan.most_lost``). If a tenth of all members are hostile, the
+    probability that all its other neighbors are is 7e-6 for 50 members (k = 20).
     """
     k = 2 * ceil(log2(max(members, 2))) + 8
     return min(k, members - 1)

@@ -262,7 +262,7 @@ class OneBit(Codec):
     decoder : {"gpsp", "biht"}
         The solver of problem (9).
     phi : {"gaussian", "srht"}
-        The paper's Gaussian matrix, of 4 d n bytes; or a subsampled randomised Hadamard transform
+        The paper's Gaussian matrix, of 4 d n bytes; or a subsampled randomized Hadamard transform
         (``HadamardSensing``), which recovers as well and needs 6 to 12 n bytes.
     phi_density : float (default: 1.0)
         The fraction of nonzeros of a Gaussian Phi, in [0.5, 1]; with fewer, too many rows miss the support.
@@ -341,7 +341,7 @@ class OneBit(Codec):
         Returns
         -------
         NDArray of float64 (n,) or None
-            None if the decoder found nothing: then exclude that neighbour.
+            None if the decoder found nothing: then exclude that neighbor.
 
         Raises
         ------

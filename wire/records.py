@@ -129,7 +129,7 @@ LazyArray.__qualname__ = Array.__qualname__
 
 
 def lazy_array(ndarray: NDArray[Any]) -> Array:
-    """Wrap an ndarray for a record, without a copy and without serialising it."""
+    """Wrap an ndarray for a record, without a copy and without serializing it."""
     return LazyArray(ndarray)
 
 
@@ -187,7 +187,7 @@ def _array_bytes(array: Array) -> int:
 def payload_bytes(content: RecordDict | ArrayRecord | MetricRecord | ConfigRecord) -> int:
     """Return the bytes of a record's values and keys, like Flower's ``count_bytes``.
 
-    Lazy arrays are counted without serialising them. A message's envelope (metadata, object headers, HTTP) is
+    Lazy arrays are counted without serializing them. A message's envelope (metadata, object headers, HTTP) is
     not included. A ``DecodedRecord`` counts as the record that was sent.
     """
     if isinstance(content, DecodedRecord):

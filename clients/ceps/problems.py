@@ -114,7 +114,7 @@ class LogisticRegression(_LinearModel):
     A, y : ndarray or scipy.sparse matrix (m, n), ndarray (m,)
         The records, finite, and their labels, 0 or 1.
     lam : float (default: 0.001)
-        Weight of the regulariser, >= 0.
+        Weight of the regularizer, >= 0.
     """
 
     def __init__(self, A: Any, y: Vector, lam: float = 0.001) -> None:

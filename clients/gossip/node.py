@@ -45,7 +45,7 @@ class GossipPlace:
     seed : int
         The run's seed.
     r : float
-        Fraction of the neighbours that each communication requests, in (0, 1].
+        Fraction of the neighbors that each communication requests, in (0, 1].
     kappa : int
         Iterations between communications, which happen at kappa, 2 kappa, ...
     codec : Codec
@@ -77,7 +77,7 @@ class GossipPlace:
         return max(end - 1, 0) // self.kappa - max(start - 1, 0) // self.kappa
 
     def wants(self, k: int) -> list[int]:
-        """Return N_i^k without i: max(1, round(r |N_i|)) neighbours drawn at random, ascending."""
+        """Return N_i^k without i: max(1, round(r |N_i|)) neighbors drawn at random, ascending."""
         if not self.neighbours:
             return []
         count = max(1, round(self.r * len(self.neighbours)))
@@ -85,7 +85,7 @@ class GossipPlace:
         return sorted(map(int, stream.choice(self.neighbours, count, replace=False)))
 
     def code_seed(self, sender: int, receiver: int, k: int, secret: int | None = None) -> tuple[int, ...]:
-        """Return the seed of a message's code: per message for a quantiser, else of its owner's matrix.
+        """Return the seed of a message's code: per message for a quantizer, else of its owner's matrix.
 
         ``secret`` is the sender's seed of sensing matrices; None for the run's seed, which is public.
         """
@@ -175,7 +175,7 @@ def mixing_in(config: ConfigRecord, place: GossipPlace) -> tuple[tuple[int, ...]
 
 
 class Problem(Protocol):
-    """What a node minimises."""
+    """What a node minimizes."""
 
     @property
     def n(self) -> int:
@@ -200,7 +200,7 @@ class Problem(Protocol):
         """Return the gradient (n,) at w (n,).
 
         A finite ``clip`` C > 0 scales each record's gradient g_t by min(1, C / ||g_t||), so that replacing
-        one record moves the mean by at most 2 C / m_i. A regulariser reads no data and is not clipped.
+        one record moves the mean by at most 2 C / m_i. A regularizer reads no data and is not clipped.
         """
 
 

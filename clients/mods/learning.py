@@ -28,12 +28,12 @@ class TrainHandler:
 
     Parameters
     ----------
-    learn : Callable[[Sequence[Call]], Sequence[Learnt or RecordDict or Exception]]
+    learn : Callable[[Sequence[Call]], Sequence[TrainResult or RecordDict or Exception]]
         Trains nodes.
     start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
         Returns the arrays that a secure sum adds up the changes of.
     plain_metrics : Callable[[Call], Mapping[str, int]] (default: nothing)
-        Returns the metrics sent in plain beside a secure sum.
+        Returns the metrics sent in plain next to a secure sum.
     home_of : Callable[[Call], Mapping[str, Tensor]] (default: nothing)
         Returns the frozen arrays of ``learn``'s states, see ``clients/frozen.py``.
     at_once : bool (default: True)

@@ -63,7 +63,7 @@ _OWN_STATE = "masked-sum"
 # Returns the arrays that the members' answers must match, in the order of the sum's entries, after training
 # from the instruction without its plan. They depend on the instruction and the node's state alone.
 StartOf = Callable[[Call], Mapping[str, NDArray[Any]]]
-# Returns the metrics sent in plain beside a sum; they depend on the instruction alone.
+# Returns the metrics sent in plain next to a sum; they depend on the instruction alone.
 PlainMetrics = Callable[[Call], Mapping[str, int]]
 
 
@@ -93,7 +93,7 @@ def masked_sum_handlers(
     start_of : Callable[[Call], Mapping[str, NDArray]] (default: the instruction's one ArrayRecord)
         Returns the arrays that training starts from, by key.
     plain_metrics : Callable[[Call], Mapping[str, int]] (default: nothing)
-        Returns the metrics sent in plain beside the sum.
+        Returns the metrics sent in plain next to the sum.
 
     Notes
     -----

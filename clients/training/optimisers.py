@@ -28,7 +28,7 @@ class LocalSGD:
         the message.
     accumulate : int (default: 1)
         Micro-batches per step, >= 1, or one per sample of a smaller batch. Their gradients are summed, so a
-        step is that of the whole batch to 1e-6, unless the model normalises over its batch.
+        step is that of the whole batch to 1e-6, unless the model normalizes over its batch.
     """
 
     warm_up: float = 0.0
@@ -39,7 +39,7 @@ class LocalSGD:
         at_least(1, accumulate=self.accumulate)
 
     def of(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        """Return torch's optimiser of the parameters."""
+        """Return torch's optimizer of the parameters."""
         return torch.optim.SGD(parameters, lr)
 
     def train(
@@ -96,7 +96,7 @@ class LocalAdamW(LocalSGD):
         positive(eps=self.eps)
 
     def of(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        """Return torch's optimiser of the parameters."""
+        """Return torch's optimizer of the parameters."""
         betas = self.beta1, self.beta2
         return torch.optim.AdamW(parameters, lr, betas, self.eps, self.weight_decay)
 

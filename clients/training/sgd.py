@@ -76,7 +76,7 @@ def local_sgd(
     ValueError
         If a work's start or correction does not fit the model, only some works have a correction, a step size
         is not > 0 and finite in float32, a batch is empty or indexes past the data, or ``stack`` is requested
-        but the model cannot be stacked or is to be compiled.
+        but the model cannot be stacked or must be compiled.
     RuntimeError
         If a stack exceeds the device's memory.
     """

@@ -29,7 +29,7 @@ def check(
     node_config: Annotated[
         list[str] | None,
         typer.Option(
-            help="'key=value key=value' of every node's config, beside partition-id and num-partitions."
+            help="'key=value key=value' of each node's config, next to partition-id and num-partitions."
         ),
     ] = None,
 ) -> None:

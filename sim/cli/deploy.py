@@ -76,7 +76,7 @@ def deploy_local(
         Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
     ] = None,
     keep_logs: Annotated[
-        bool, typer.Option("--keep-logs", help="Keep the programs' logs beside the run folder.")
+        bool, typer.Option("--keep-logs", help="Keep the programs' logs next to the run folder.")
     ] = False,
 ) -> None:
     """Run an app on a new SuperLink and SuperNodes on this machine, then stop them.
@@ -167,11 +167,11 @@ def _deploy_edges(
         spec = find_app(app_path)
         if own_data is not None and sites:
             raise ValueError(
-                "--own-data must not be used with --sites: sites would standardise data differently"
+                "--own-data must not be used with --sites: sites would standardize data differently"
             )
         if own_data is not None:
             raise ValueError(
-                "--own-data must not be used with --level E3: servers would standardise data differently"
+                "--own-data must not be used with --level E3: servers would standardize data differently"
             )
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:

@@ -54,7 +54,7 @@ def export(
 ) -> None:
     """Write runs for other tools: a CSV file, one JSON file, TensorBoard logs, a trained model or adapter.
 
-    Beside a model's file, FILE.json says what its input and output are, and how the nodes scaled their data.
+    Next to a model's file, FILE.json describes its input and output, and how the nodes scaled their data.
     """
     from hedgerow.sim.runs.results import write_collected
 

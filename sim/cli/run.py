@@ -72,7 +72,7 @@ def run(
         bool, typer.Option("--quiet", "-q", help="Log only warnings, and show no progress.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
+        bool, typer.Option("--strict", help="Serialize every message, as a deployment does (inprocess).")
     ] = False,
     real_time: Annotated[
         bool,

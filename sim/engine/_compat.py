@@ -290,7 +290,7 @@ def _with_sleeps(name: str, *known: str) -> Any:
 
 
 def through_the_wire(records: RecordDict, what: str) -> RecordDict:
-    """Serialise and deserialise records, as a deployment does.
+    """Serialize and deserialize records, as a deployment does.
 
     ValueError if that fails; the text starts with ``what`` and names the record and its key.
     """

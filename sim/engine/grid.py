@@ -86,7 +86,7 @@ class InProcessGrid(Grid):
     faults : FaultModel, mapping of int to FaultModel, or None (default: None)
         One model for all nodes, or one for each listed partition id.
     strict : bool (default: False)
-        Serialise every message and every node's state, as a deployment does. A record that would not survive
+        Serialize every message and every node's state, as a deployment does. A record that would not survive
         is named in a ValueError, at the push (server's) or at the pull (client's).
     seed : int (default: 0)
         Keys the node ids, the faults, and the global generators of handlers, see the notes.
@@ -276,7 +276,7 @@ class InProcessGrid(Grid):
 
         That is the case if every node would answer and the answers are known: nodes differ only in their
         partitions (no ``node_configs``), the app gives all sizes (``wire.calls.KnowsSizes``) and has no mod
-        for this message, no message is lost, serialised or timed, and the grid is not a subclass.
+        for this message, no message is lost, serialized or timed, and the grid is not a subclass.
         """
         if not self._is_plain or self._all.all_made:
             return None
@@ -324,7 +324,7 @@ class InProcessGrid(Grid):
         return self._all.online(self.now())
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the online nodes, of which only the ids are known."""
+        """Return the online nodes; only their ids are known."""
         return [NodeInfo(node_id=node_id, status="online") for node_id in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -335,7 +335,7 @@ class InProcessGrid(Grid):
         TypeError
             If given an iterator, because Flower's deployment grid reads the messages twice.
         ValueError
-            If a message is a reply or has no TTL; in strict mode, if it cannot be serialised.
+            If a message is a reply or has no TTL; in strict mode, if it cannot be serialized.
         """
         if isinstance(messages, Iterator):
             raise TypeError(
@@ -390,7 +390,7 @@ class InProcessGrid(Grid):
         """Answer an exchange, contents with the partitions that receive each, without messages.
 
         The replies equal those to messages, bit for bit. The result is None if messages are needed: if they
-        are serialised, lost, delayed or timed, if the handler has wrappers, if the app has no column handler,
+        are serialized, lost, delayed or timed, if the handler has wrappers, if the app has no column handler,
         or if a node fails or a worker dies.
         """
         if not self._is_plain or not isinstance(self._app, AnswersColumns):

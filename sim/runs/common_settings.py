@@ -185,7 +185,7 @@ class TaskSettings(AppSettings):
     )
     standardise: str = setting(
         "federated",
-        "own data: standardise with statistics over all nodes (`federated`), with a given mean and "
+        "own data: standardize with statistics over all nodes (`federated`), with a given mean and "
         "standard deviation, or not at all (`none`)",
         own_data=True,
     )
@@ -275,7 +275,7 @@ class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
     max_weight_ratio: Ratio = setting(
         10.0,
         "maximum weight of a node, as a multiple of the median number of examples that nodes report "
-        "(0: no bound); without effect on sizes that the run deals itself",
+        "(0: no bound); without effect on data that the run splits",
         "robustness",
     )
 
@@ -377,7 +377,7 @@ class LocalOptimiserSettings(StackSettings):
 
     local_optimiser: str = setting(
         "",
-        "optimiser of the nodes' local steps with the method's step size: `adamw(weight_decay=0.01, "
+        "optimizer of the nodes' local steps with the method's step size: `adamw(weight_decay=0.01, "
         "warm_up=0.1)`, or `sgd(accumulate=4)` for micro-batches; empty: the method's SGD",
     )
 
@@ -406,7 +406,7 @@ class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, BufferSet
 
     server_step: str = setting(
         "",
-        "the server's optimiser on the mean change of a round: `adam(lr=0.01)`, `yogi(lr=0.01)`, "
+        "the server's optimizer on the mean change of a round: `adam(lr=0.01)`, `yogi(lr=0.01)`, "
         "`adagrad(lr=0.1)` or `momentum(lr=1.0, beta=0.9)`; empty: the mean itself",
         "training",
     )

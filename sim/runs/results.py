@@ -266,7 +266,7 @@ class Results:
     by : str
         Default setting to split plots by, one panel for each value; empty for none.
     columns : sequence of str
-        Default columns of tables beside ``ys``, as in ``RecordedRun.value_at``.
+        Default columns of tables next to ``ys``, as in ``RecordedRun.value_at``.
     differences : bool
         Whether plots have panels of paired differences by default.
     failed : mapping of str to mapping of int to str
@@ -336,7 +336,7 @@ def load(paths: Sequence[str | Path]) -> Results:
     """Read run folders, sweep folders and files of ``hedgerow export --json`` into one comparison.
 
     Runs of a sweep keep its labels, prefixed with the sweep's name if there are sweeps of other names
-    (``results/fig1.json`` and ``runs/fig1`` are parts of one sweep). Single runs are labelled by the
+    (``results/fig1.json`` and ``runs/fig1`` are parts of one sweep). Single runs are labeled by the
     settings that differ within their app; runs with equal settings and seed also by their start time. The
     folders that the sites or edge servers of one run wrote are joined into that run. A folder of runs and
     sweeps stands for all of them.

@@ -210,7 +210,7 @@ class AppSettings(BaseModel):
     def key_problems(
         cls, run_config: Mapping[str, UserConfigValue], besides: Collection[str] = ()
     ) -> dict[str, str]:
-        """Return the error of each bad key, except ``besides``, without a look at ``rules``."""
+        """Return the error of each bad key, except ``besides``, ignoring ``rules``."""
         return {
             key: problem for key, problem in cls.checked_alone(run_config)[1].items() if key not in besides
         }

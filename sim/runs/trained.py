@@ -33,7 +33,7 @@ Scale = tuple[Sequence[float], Sequence[float]]
 def load_model(run: str | Path, app: str | Path | None = None, *, node: int | None = None) -> nn.Module:
     """Return the trained model of a run as a torch module, in evaluation mode on the CPU.
 
-    A model of nodes' own data standardises its inputs as the nodes did.
+    A model of nodes' own data standardizes its inputs as the nodes did.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ from hedgerow.wire.checks import in_range, int_at_least, int_between, require
 
 
 class DPSGD(Decentralised):
-    """Decentralised parallel SGD: every ``local_steps`` iterations the step starts from the neighbours' mean.
+    """Decentralized parallel SGD: every ``local_steps`` iterations the step starts from the neighbors' mean.
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i) at a communication, x_i <- x_i - eta g_i(x_i) otherwise.
 
@@ -81,7 +81,7 @@ class DPSGD(Decentralised):
 
 
 class DFedAvgM(Decentralised):
-    """Decentralised FedAvg with momentum: ``local_steps`` heavy-ball steps, then one step of mixing.
+    """Decentralized FedAvg with momentum: ``local_steps`` heavy-ball steps, then one step of mixing.
 
     y <- y - eta g_i(y) + theta (y - y_before), N times from x_i; x_i <- sum_j W_ij y_j.
 
@@ -96,7 +96,7 @@ class DFedAvgM(Decentralised):
     participation : float (default: 1.0)
         In (0, 1]. The comparison of CEPS uses that of CEPS.
     bits : int or None (default: None)
-        Bits per entry of the quantised change of a round, 2 to 16; None sends models.
+        Bits per entry of the quantized change of a round, 2 to 16; None sends models.
     **options
         See ``BaselineOptions``.
     """
@@ -119,7 +119,7 @@ class DFedAvgM(Decentralised):
 
 
 class DFedSAM(Decentralised):
-    """Decentralised sharpness-aware minimisation: gradients at the worst nearby point.
+    """Decentralized sharpness-aware minimization: gradients at the worst nearby point.
 
     y <- y - eta g_i(y + rho g_i(y) / ||g_i(y)||), N times from x_i; x_i <- sum_j W_ij y_j.
 
@@ -150,11 +150,11 @@ class DFedSAM(Decentralised):
 
 
 class DCDPSGD(Decentralised):
-    """D-PSGD with difference compression: nodes hold replicas of their neighbours' models.
+    """D-PSGD with difference compression: nodes hold replicas of their neighbors' models.
 
     q_i = C(sum_j W_ij x^_j - eta g_i(x_i) - x_i); x_i <- x_i + q_i, and every replica x^_i likewise.
 
-    C quantises. A replica of x_i equals x_i until a message is lost, and differs from then on.
+    C quantizes. A replica of x_i equals x_i until a message is lost, and differs from then on.
 
     Parameters
     ----------
@@ -245,13 +245,13 @@ def choco_step(matrix: NDArray[np.float64], delta: float) -> float:
 
 
 class ChocoSGD(Decentralised):
-    """CHOCO-SGD: nodes send compressed changes of estimates, and move towards their neighbours' estimates.
+    """CHOCO-SGD: nodes send compressed changes of estimates, and move towards their neighbors' estimates.
 
     x_i^1/2 = N gradient steps from x_i; q_i = C(x_i^1/2 - x^_i); x^_i <- x^_i + q_i, at the node and at its
-    neighbours; x_i <- x_i^1/2 + gamma sum_j W_ij (x^_j - x^_i).
+    neighbors; x_i <- x_i^1/2 + gamma sum_j W_ij (x^_j - x^_i).
 
     What C leaves out stays in x_i - x^_i, and is sent later. Without compression and with gamma = 1 this is
-    D-PSGD in which each node steps before it mixes. After a lost message a neighbour is no longer heard, as
+    D-PSGD in which each node steps before it mixes. After a lost message a neighbor is no longer heard, as
     in DCD-PSGD.
 
     Parameters
@@ -259,7 +259,7 @@ class ChocoSGD(Decentralised):
     learning_rate : float (default: 0.1)
         eta > 0.
     bits : int or None (default: 8)
-        C quantises to this many bits per entry, 2 to 16; None with ``top_k`` None sends all.
+        C quantizes to this many bits per entry, 2 to 16; None with ``top_k`` None sends all.
     top_k : int or None (default: None)
         C keeps this many of the largest entries, 1 to ``dim``, as 32-bit values with indices; with ``bits``
         None.
@@ -297,10 +297,10 @@ class BEER(Decentralised):
 
     x_i <- x_i + gamma sum_j W_ij (h_j - h_i) - eta v_i;
     v_i <- v_i + gamma sum_j W_ij (u_j - u_i) + g_i(new x_i) - g_i(old x_i);
-    h_i <- h_i + C(x_i - h_i) and u_i <- u_i + C(v_i - u_i), at the node and at its neighbours.
+    h_i <- h_i + C(x_i - h_i) and u_i <- u_i + C(v_i - u_i), at the node and at its neighbors.
 
     Each iteration sends two compressed vectors. Without compression and with gamma = 1 it is gradient
-    tracking. After a lost message a neighbour is no longer heard, as in DCD-PSGD.
+    tracking. After a lost message a neighbor is no longer heard, as in DCD-PSGD.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ class SGP(Decentralised):
     converges to m times the vector that P preserves, and a graph with few senders to some node needs a small
     eta.
 
-    A lost message scales x and w alike, so that z remains a mean of models. A node is told how many receivers
+    A lost message scales x and w alike, so that z remains a mean of models. A node learns how many receivers
     heard it and keeps the parts of those offline: the sums are preserved. Parts are lost for good if a
     receiver refuses them, or fails before adding them; a node that misses an update keeps also what it gave
     away. Then sum_j w_j is no longer m, and a step counts m / sum_j w_j times. ``push-weight`` in a round's

@@ -28,7 +28,7 @@ KEPT_GRADIENTS = "kept-gradients"
 _REASONS = {
     KEPT_GRADIENTS: "the noise does not stay in what is sent",
     SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
-    MONITOR: "a monitor is told the exact objective",
+    MONITOR: "the monitor reveals the exact objective",
     LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
 }
 

@@ -64,7 +64,7 @@ class OneBitCode:
     decoder : {"gpsp", "biht"} (default: "gpsp")
         The solver of problem (9).
     phi : {"gaussian", "srht"} (default: "gaussian")
-        The paper's Gaussian matrix, or a subsampled randomised Hadamard transform, for dimensions with too
+        The paper's Gaussian matrix, or a subsampled randomized Hadamard transform, for dimensions with too
         large a matrix.
     phi_density : float (default: 1.0)
         Fraction of nonzeros of a Gaussian Phi, in [0.5, 1].
@@ -141,11 +141,11 @@ class _Neighbourhoods(GossipMethod):
 
 
 class CEPS(Gossip):
-    """Communication-efficient, personalised and private: sparse models, exchanged as signs.
+    """Communication-efficient, personalized and private: sparse models, exchanged as signs.
 
-    Node i averages some neighbours' models, takes one hard-thresholded gradient step from the average, and
+    Node i averages some neighbors' models, takes one hard-thresholded gradient step from the average, and
     computes no other gradient until its next communication, every kappa_i iterations. The nodes' models stay
-    different: the method solves a penalised problem.
+    different: the method solves a penalized problem.
 
     **The ClientApp must be** ``hedgerow.clients.ceps_client(problem)``.
 
@@ -163,13 +163,13 @@ class CEPS(Gossip):
     code : OneBitCode (default: OneBitCode())
         The coding of one-bit messages.
     topology : str, networkx.Graph, edges or None (default: None)
-        The neighbourhoods, a connected graph; None is a random regular graph of degree m / 4.
+        The neighborhoods, a connected graph; None is a random regular graph of degree m / 4.
     participation : float (default: 0.2)
-        r in (0, 1]: the share of its neighbours that a node hears in a communication.
+        r in (0, 1]: the share of its neighbors that a node hears in a communication.
     interval : int or tuple[int, int] (default: (10, 15))
         kappa_i >= 1, or the smallest and the largest value that nodes draw.
     stragglers : bool (default: False)
-        Hear the neighbours that reply first, instead of drawn ones.
+        Hear the neighbors that reply first, instead of drawn ones.
     mu : float (default: 0.1)
         Proximal weight of a local step, > 0.
     sigma_rule : {"paper", "fixed_c"} (default: "paper")

@@ -103,7 +103,7 @@ class FedBAT(WithoutFactors[State]):
         return State(*self.parted(model))
 
     def round(self, state: State, run: RoundContext) -> Steps[State]:
-        """Average the signs times step sizes to M, and move by M binarised with alpha = mean |M|."""
+        """Average the signs times step sizes to M, and move by M binarized with alpha = mean |M|."""
         drawn = self.code.drawn(state.moves)
 
         def update(coded: ArrayRecord, node: int) -> NDArray[np.float32]:

@@ -173,7 +173,7 @@ class FedLMT(TrainedFactors):
 class FedPara(TrainedFactors):
     """FedPara (N. Hyeon-Woo et al., 2022): each compressed weight is (X1 Y1) * (X2 Y2) entrywise.
 
-    Parameters are those of ``TrainedFactors``; there is no personalised form.
+    Parameters are those of ``TrainedFactors``; there is no personalized form.
     """
 
     variant = "para"

@@ -126,7 +126,7 @@ class GossipMethod(Protocol):
 
     @property
     def set_up_bytes(self) -> int:
-        """Bytes that a node sends each neighbour before its first message."""
+        """Bytes that a node sends each neighbor before its first message."""
         return 0
 
     def peers(self, node: int) -> Sequence[int]:
@@ -134,7 +134,7 @@ class GossipMethod(Protocol):
         return neighbours(self.graph(0), node)
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
-        """Return the neighbours that a node gets payloads from at iteration k; None if the node chooses."""
+        """Return the neighbors that a node gets payloads from at iteration k; None if the node chooses."""
         return None
 
     def first(self, node: int) -> int | None:

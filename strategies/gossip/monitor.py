@@ -73,7 +73,7 @@ class Look:
 class Monitor:
     """Looks at all models of a simulated run. It does not influence the run, except that it may end it.
 
-    Its traffic is not part of the modelled system, and is not counted.
+    Its traffic is not part of the modeled system, and is not counted.
 
     Parameters
     ----------

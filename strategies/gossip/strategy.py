@@ -55,10 +55,10 @@ class Gossip(Algorithm):
 
     **A round is one communication event**: the iteration k at which some nodes communicate.
 
-    1. The neighbours that they chose publish their state at the start of iteration k, ``query.publish``.
+    1. The neighbors that they chose publish their state at the start of iteration k, ``query.publish``.
     2. Each communicating node gets exactly those payloads (ConfigRecord ``bundle``, sender: bytes) in a
        ``train.update``, makes its communication step, and replies with its next communication and the
-       neighbours that it then wants payloads from (ConfigRecord ``next``: ``next``, ``want``), and scalars
+       neighbors that it then wants payloads from (ConfigRecord ``next``: ``next``, ``want``), and scalars
        (MetricRecord).
 
     All publishing for k ends before any update for k begins: the iteration is Jacobi, whatever the order of
@@ -66,7 +66,7 @@ class Gossip(Algorithm):
     ``kappa``, ``next`` and ``want`` (ConfigRecord ``hello``).
 
     A lost payload is missing in its receivers' bundles. An offline node is a straggler: the graph stays the
-    same, its neighbours continue with the other payloads, and it misses its communications. A node that joins
+    same, its neighbors continue with the other payloads, and it misses its communications. A node that joins
     or reconnects is sent its settings, and takes part from its next communication. No event is repeated. An
     event with fewer than ``min_train_nodes`` valid updates is lost, unless all communicating nodes are
     offline and others are online; more than ``max_repeats`` lost events in a row end the run. A monitor's
@@ -100,16 +100,16 @@ class Gossip(Algorithm):
         Looks at all models after every iteration, which only a simulation allows, and may end the run. If
         most nodes refuse it, no node is queried again.
     sealed : bool (default: False)
-        Whether payloads, and the seed of the sensing matrices, are sealed from neighbour to neighbour
+        Whether payloads, and the seed of the sensing matrices, are sealed from neighbor to neighbor
         (``hedgerow.wire.sealed``). Metrics then also have the number of nodes that are ``pinning`` their
-        neighbours' keys, and of refused payloads: ``withheld`` and ``unopened`` ones, with
+        neighbors' keys, and of refused payloads: ``withheld`` and ``unopened`` ones, with
         ``unopened-<reason>`` for each reason.
     site : Site or None (default: None)
         One of several sites, with its own nodes; ServerApps exchange payloads between sites directly. If all
         sites and nodes stay online, models are equal to those with one hub, bit for bit. Events are those in
         which this site's nodes communicate or publish, the sender's site books payloads, and metrics and the
         privacy report cover this site's nodes. There is no monitor, as no party sees all models. Metrics also
-        have the number of neighbouring sites that did not take part (``lost-sites``) and the time spent
+        have the number of neighboring sites that did not take part (``lost-sites``) and the time spent
         waiting for sites (``site-seconds``).
     **options
         See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` is all of

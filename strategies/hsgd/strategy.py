@@ -66,7 +66,7 @@ class HSGD(Algorithm):
 
     If a party does not answer, its group may skip that local interval (``missed-intervals``), see
     ``algorithm.py``. If that interval is the round's last, the group is also missing from (2), and the
-    weights are renormalised (``lost-groups``). A round with fewer than ``min_train_nodes`` **groups** is
+    weights are renormalized (``lost-groups``). A round with fewer than ``min_train_nodes`` **groups** is
     repeated.
 
     Training metrics are the means of the hospitals' metrics, ``P``, ``Q``, ``eta`` at the round's start,
@@ -94,7 +94,7 @@ class HSGD(Algorithm):
     halving_period : int (default: 0)
         Iterations between halvings of eta, >= 0; 0 for never.
     mu : float (default: 0.0)
-        L2 regularisation of both encoders, >= 0.
+        L2 regularization of both encoders, >= 0.
     aggregate : bool (default: True)
         False: every group keeps its own model, see ``models``; the reported arrays are the weighted mean.
     num_groups : int or None (default: None)

@@ -237,7 +237,7 @@ _MERGED = (MethodName.TDCD, MethodName.C_TDCD)
 
 @dataclass(frozen=True)
 class ModelledSystem:
-    """The modelled system: computation time, link rates, and the cost of TDCD's merger of groups.
+    """The modeled system: computation time, link rates, and the cost of TDCD's merger of groups.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ class Acknowledgements(Part):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether nodes keep state, so that each is told what was absorbed."""
+        """Whether nodes keep state, so that each learns what was absorbed."""
         return True
 
     @property

@@ -27,7 +27,7 @@ class ServerStep(Part):
     """Moves each model by a step in place of the mean change; a subclass has ``step``.
 
     It needs the mean alone, with the method's weights, so it works with compression, robust rules and secure
-    sums. Running statistics, counters and blocks beside the model take the mean. Each pool of replies, such
+    sums. Running statistics, counters and blocks next to the model take the mean. Each pool of replies, such
     as a cluster of SD-FEEL, has its own memory, which is in checkpoints. A failed round leaves it unchanged.
     """
 

@@ -56,9 +56,9 @@ class EdgeServerSDFeel(ClusteredStrategy):
     listen : str (default: "")
         The address to listen on, if not the server's own address.
     peer_timeout : float (default: 600.0)
-        Longest wait (s) in an exchange for an online but late neighbour, > 0; half of it when the run starts.
+        Longest wait (s) in an exchange for an online but late neighbor, > 0; half of it when the run starts.
     lost_after : float (default: 15.0)
-        Seconds after which an unresponsive neighbour is excluded, > 0.
+        Seconds after which an unresponsive neighbor is excluded, > 0.
     partitions : Container[int] or None (default: None)
         The partition ids of this server's clients; any other node is excluded as ``another server's``. None
         accepts any client, and drops one that moved to another server: the cluster's size is that of the
@@ -68,7 +68,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
     Notes
     -----
-    A lost neighbour is excluded, and its weight stays with this server. A neighbour that reconnects joins the
+    A lost neighbor is excluded, and its weight stays with this server. A neighbor that reconnects joins the
     next exchange and continues from there. In a round with an exchange, the ``train`` metrics have
     ``servers`` (the servers reached), ``zeta`` of their matrix, ``gossip-seconds`` and the part spent on
     models (``model-exchange-seconds``), the latency model's ``modelled-gossip-seconds``, measurements of the
@@ -168,7 +168,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Connect to the neighbours and run the rounds; parameters as in ``FederatedStrategy.start``."""
+        """Connect to the neighbors and run the rounds; parameters as in ``FederatedStrategy.start``."""
         self.check_num_rounds(num_rounds)
         layout = Layout.of(initial_arrays)
         # The largest message: either the servers' reports on each other, or a digest and a float64 model.
@@ -193,7 +193,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
     @property
     def gossip(self) -> DirectGossip:
-        """Gossip with the neighbours; RuntimeError before ``start``."""
+        """Gossip with the neighbors; RuntimeError before ``start``."""
         if self._gossip is None:
             raise RuntimeError("No neighbours: start comes first.")
         return self._gossip
@@ -227,7 +227,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         return sizes
 
     def ended(self, state: State, run: RoundContext) -> None:
-        """Report the cluster's size, and measurements of the exchange with the neighbours."""
+        """Report the cluster's size, and measurements of the exchange with the neighbors."""
         run.metrics["cluster-size"] = float(self.cluster_sizes.sum())
         # The consensus error is unknown: this server has one model only.
         if self._gossip is not None and run.round % self.tau2 == 0:

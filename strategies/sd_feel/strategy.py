@@ -31,7 +31,7 @@ EDGE_SERVERS = ("emulated", "nodes")
 
 
 class SDFeel(ClusteredStrategy):
-    """Semi-decentralised federated edge learning: edge servers that gossip, without a cloud.
+    """Semi-decentralized federated edge learning: edge servers that gossip, without a cloud.
 
     Every ``tau1`` local iterations each server takes the weighted mean of its clients' models, eq. (3);
     every ``tau1 * tau2`` iterations the servers then run ``alpha`` gossip steps over their graph:
@@ -62,14 +62,14 @@ class SDFeel(ClusteredStrategy):
     edge_servers : {"emulated", "nodes"} (default: "emulated")
         Where the edge servers are: in the strategy's state, or nodes of their own with the partition ids C
         to C + D - 1, which answer ``train.intra`` and ``train.gossip``
-        (``hedgerow.clients.sd_feel_client`` does). Models, modelled traffic and simulated seconds are the
+        (``hedgerow.clients.sd_feel_client`` does). Models, modeled traffic and simulated seconds are the
         same, bit for bit. With nodes, a round with gossip takes 2 + alpha exchanges, each with the round's
         deadline; see ``hedgerow.strategies.edges.relayed.EdgeNodes``, also for lost and Byzantine edge
         servers: each then uses ``aggregation`` in gossip too, and under a rule the models of the two
         settings differ.
     stragglers : Stragglers or None (default: None)
         The slow clients. Each server then has a clock of its own and waits for its slowest client, and in
-        gossip for its neighbours; simulated time is the last server's.
+        gossip for its neighbors; simulated time is the last server's.
     probe_rounds : int (default: 0)
         Before each of this many first rounds all online clients report grad F_i(u) and estimates of L and
         sigma^2 (``train.gradient``), for the planner: the round's metrics have ``curvature``,

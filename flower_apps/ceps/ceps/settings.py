@@ -96,7 +96,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     )
     participation: PositiveFraction = setting(
         0.5,
-        "r: fraction of its neighbours that a node requests models from (`ceps`, `d-psgd-pc`, "
+        "r: fraction of its neighbors that a node requests models from (`ceps`, `d-psgd-pc`, "
         "`dfedavgm`, `dfedsam`)",
         first=True,
     )
@@ -126,7 +126,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     )
     phi_owner: Literal["sender", "receiver"] = setting("sender", "whose measurement matrix is used")
     stragglers: bool = setting(
-        False, "use the neighbours that reply first instead of neighbours drawn in advance", "robustness"
+        False, "use the neighbors that reply first instead of neighbors drawn in advance", "robustness"
     )
     interval_low: Rounds = setting(
         10, "lower end of the range from which a node's communication interval kappa is drawn, in iterations"
@@ -158,7 +158,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     rho: NotNegative = setting(0.05, "rho of DFedSAM")
     local_steps: Steps = setting(10, "steps of the baselines between two communications", "training")
     bits: Annotated[int, whole(0, 16)] = setting(
-        0, "quantiser bits of DFedAvgM (0: no quantisation), and of DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
+        0, "quantizer bits of DFedAvgM (0: no quantization), and of DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
     )
     top_k: FeaturesOr0 = setting(
         0,
@@ -174,7 +174,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     budget: PositiveFraction = setting(0.5, "communication budget of MATCHA")
     sealed: bool = setting(
         True,
-        "neighbours encrypt payloads and decoding seeds for each other, so the server only relays "
+        "neighbors encrypt payloads and decoding seeds for each other, so the server only relays "
         "them. A simulation's results do not change. Adds 28 bytes per message",
         "privacy",
     )
@@ -222,7 +222,7 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     )
     aggregation: Annotated[str, text(NEIGHBOURHOOD_RULES, neighbourhood_rule)] = setting(
         "mean",
-        "how a node of `ceps` combines its own and its neighbours' models: the mean, or a robust rule",
+        "how a node of `ceps` combines its own and its neighbors' models: the mean, or a robust rule",
         "robustness",
     )
     evaluate_every: int = setting(1, "events between records of the monitor's metrics")

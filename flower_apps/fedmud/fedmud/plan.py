@@ -20,7 +20,7 @@ def plan(
     layers: Annotated[str, typer.Option(help="Patterns of the weights to compress.")] = "",
     budget: Annotated[str, typer.Option(help="What the ratio is of: model, or layer.")] = "model",
 ) -> Iterator[Table | str]:
-    """List the parameters of a model: which become factors, of which rank, and what a node sends."""
+    """List the parameters of a model: which become factors, the ranks, and what a node sends."""
     from hedgerow.tasks import build_model
     from hedgerow.wire.frozen import frozen_keys
 

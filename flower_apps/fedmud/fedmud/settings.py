@@ -137,7 +137,7 @@ class Settings(LocalOptimiserSettings, TrainingSettings):
     drop_last: Literal["auto", "always", "never"] = setting(
         "auto",
         "leave out an epoch's last batch if it is one sample and the model cannot train on one, as with "
-        "batch normalisation (`auto`), if it is shorter than the others (`always`), or never",
+        "batch normalization (`auto`), if it is shorter than the others (`always`), or never",
         "training",
     )
     training_mode: Literal["auto", "loop", "stack"] = setting(

@@ -90,7 +90,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
     num_groups: Nodes = setting(4, "number of hospitals M", first=True)
     layout: Literal["edges", "devices"] = setting(
         "edges",
-        "nodes besides the hospitals: one edge per hospital (`edges`), or every device (`devices`)",
+        "nodes other than hospitals: one edge per hospital (`edges`), or every device (`devices`)",
         "data",
         own_data=False,
     )
@@ -113,7 +113,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
     local_interval: Rounds = setting(2, "Q, iterations between exchanges", first=True)
     learning_rate: Positive = setting(0.1, "learning rate eta", "training", first=True)
     halving_period: RoundsOr0 = setting(0, "iterations after which eta is halved (0: never)", "training")
-    mu: NotNegative = setting(0.0, "L2 regularisation of both encoders", "training")
+    mu: NotNegative = setting(0.0, "L2 regularization of both encoders", "training")
     sealed: bool = setting(
         True,
         "hospital and devices encrypt heads and encodings for each other, so the server only relays "
@@ -185,7 +185,7 @@ class Settings(BoundSettings, NoiseSettings, TaskSettings, IterationSettings, Ru
         str, text("'federated', 'none', or a mean and a deviation, '0.13,0.31'", parse_standardise)
     ] = setting(
         "federated",
-        "own data: standardise features over all training people, with constants, or not at all",
+        "own data: standardize features over all training people, with constants, or not at all",
     )
     classes: Annotated[str, text("empty, or at least 2 different names with commas between", _names)] = (
         setting(
