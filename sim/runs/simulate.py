@@ -17,7 +17,7 @@ from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.foreign import About, Records, watched_run
-from hedgerow.sim.runs.live import only_warnings
+from hedgerow.sim.runs.live import colour_log, only_warnings
 from hedgerow.sim.runs.recorder import code_folder
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.trackers import track_with
@@ -127,6 +127,7 @@ def simulate(
         config["output-dir"] = str(records.output_dir)
     if own and quiet:
         config["quiet"] = True
+    colour_log()
     with (
         only_warnings(quiet),
         kept_generators(),
