@@ -64,7 +64,7 @@ def main(
         raise typer.BadParameter(
             f"--only must be one of {', '.join(sorted({r[0] for r in RUNS}))}, got {unknown[0]}"
         )
-    lines = [*_heading(), "| benchmark | what | value | ratio | to |", "|---|---|---:|---:|---|"]
+    lines = [*_heading(), "| benchmark | what | value | ratio (to) |", "|---|---|---:|---:|"]
     left_out = []
     for name, *arguments in RUNS:
         if names and name not in names:
@@ -77,11 +77,13 @@ def main(
         if not reason:
             found, reason = _run(name, [*arguments, *extra], seconds)
         print(f"{called}: {time.monotonic() - began:.0f} s{f', {reason}' if reason else ''}", flush=True)
+        first, before = f"`{called}`", ""
         for one in found:
-            ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g}"
-            lines.append(
-                f"| `{called}` | {one['what']} | {one['value']:.4g} {one['unit']} | {ratio} | {one['of']} |"
-            )
+            # A call, and a value that is compared more than once, are named in their first row only.
+            value = f"{one['what']} | {one['value']:.4g} {one['unit']}"
+            ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g} ({one['of']})"
+            lines.append(f"| {first} | {' | ' if value == before else value} | {ratio} |")
+            first, before = "", value
         if reason:
             left_out.append(f"- `{called}`: {reason}")
     if left_out:

@@ -176,7 +176,8 @@ def workers(most: Annotated[int, typer.Option(min=2)] = 2, repeats: Repeats = 3)
             f"the process {b:6.2f} s, {median(whole[first]) / b:5.2f} times; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
-        report(f"a round of SD-FEEL, {name}", a, "s", median(rounds[first]) / a, first)
+        ratio = None if name == first else median(rounds[first]) / a
+        report(f"a round of SD-FEEL, {name}", a, "s", ratio, first)
 
 
 @app.command()

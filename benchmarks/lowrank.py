@@ -71,9 +71,9 @@ def main() -> None:
             f"{variant:<12} {together:>10.1f} {loop:>7} {merge / together:>6.1f}x   "
             f"{plan.count} / {plan.dense_count}"
         )
-        of = "the updates block by block" if looped else ""
+        of = "block by block" if looped else ""
         report(
-            f"{options.model}, updates of {variant} and their gradients", together, "ms",
+            f"{options.model}, {variant}: updates and gradients", together, "ms",
             looped / together if looped else None, of,
         )  # fmt: skip
 

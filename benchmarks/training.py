@@ -157,8 +157,8 @@ def main() -> None:
         ratio = times["stack"][0] / times["big"][0]
         print(f"{name:>14} {nodes:>5} {batch:>5}", *cells, f"  stack/big {ratio:.2f}", flush=True)
         stack = times["stack"][0]
-        report(f"{name}, {nodes} nodes, a step of batch {batch}", stack / nodes / steps, "ms",
-               times["loop"][0] / stack, "nodes one after the other")  # fmt: skip
+        report(f"{name} step, {nodes} nodes, batch {batch}", stack / nodes / steps, "ms",
+               times["loop"][0] / stack, "the loop")  # fmt: skip
 
 
 if __name__ == "__main__":
