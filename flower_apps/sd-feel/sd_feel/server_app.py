@@ -1,6 +1,6 @@
 """The app's server: model, strategy and metrics."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.experiments import TrainedTask, check_strategy, training_experiment
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
-from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
+from hedgerow.tasks import count_parameters, forward_macs
 from hedgerow.wire.records import to_record, to_state_dict
 from hedgerow.wire.robust_means import parse_aggregation
 from sd_feel import settings
@@ -52,14 +52,14 @@ class EachServer:
 
     Parameters
     ----------
-    measure : CentralMetrics
+    measure : Measure
         Measures one model.
     """
 
-    def __init__(self, measure: CentralMetrics) -> None:
-        self.measure, self.samples = measure, measure.samples
+    def __init__(self, measure: Measure) -> None:
+        self.measure, self.samples = measure, getattr(measure, "samples", {})
 
-    def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
+    def __call__(self, state: dict[str, Tensor]) -> Mapping[str, Any]:
         """Return the metrics of one model's state dict."""
         return self.measure(state)
 
