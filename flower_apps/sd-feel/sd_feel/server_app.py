@@ -63,16 +63,13 @@ class EachServer:
         """Return the metrics of one model's state dict."""
         return self.measure(state)
 
-    def in_run(
-        self, grid: Grid, strategy: ClusteredStrategy
-    ) -> Callable[[dict[str, Tensor]], dict[str, Any]]:
+    def in_run(self, grid: Grid, strategy: ClusteredStrategy) -> Measure:
         """Return the measure of a run."""
 
-        def measure(state: dict[str, Tensor]) -> dict[str, Any]:
+        def measure(state: dict[str, Tensor]) -> Mapping[str, Any]:
             of_u = self.measure(state)
-            if (
-                strategy.current_arrays() is None
-            ):  # Before the first round servers have no models of their own.
+            # Before the first round servers have no models of their own.
+            if strategy.current_arrays() is None:
                 return of_u
             found = [self.measure(to_state_dict(model))["accuracy"] for model in strategy.server_models()]
             return {
