@@ -117,9 +117,7 @@ def region(text: str, page: Path, *, write: bool) -> str:
     """Return the text between two comments of a page."""
     asked = _options().parse_args(shlex.split(text))
     if asked.kind in ("claims", "count"):
-        if asked.kind == "count":
-            return count(asked.app)
-        return "\n".join(filter(None, (claims_table(asked.app, asked.only), contrary(asked.app, asked.only))))
+        return count(asked.app) if asked.kind == "count" else _claims(asked.app, asked.only)
     if asked.kind == "file":
         return (HERE / f"{asked.name}.md").read_text(encoding="utf-8")
     found = results(asked.name)
@@ -562,6 +560,11 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _claims(app: str, only: Sequence[str]) -> str:
+    """Return the table of claims and, below it, the paragraphs of those against the paper."""
+    return "\n".join(filter(None, (claims_table(app, only), contrary(app, only))))
 
 
 def contrary(app: str, only: Sequence[str] = ()) -> str:
