@@ -117,7 +117,7 @@ def region(text: str, page: Path, *, write: bool) -> str:
     """Return the text between two comments of a page."""
     asked = _options().parse_args(shlex.split(text))
     if asked.kind in ("claims", "count"):
-        return count(asked.app) if asked.kind == "count" else claims_table(asked.app, asked.only)
+        return count(asked.app) if asked.kind == "count" else _claims(asked.app, asked.only)
     if asked.kind == "file":
         return (HERE / f"{asked.name}.md").read_text(encoding="utf-8")
     found = results(asked.name)
@@ -560,6 +560,17 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _claims(app: str, only: Sequence[str]) -> str:
+    """Return the table of claims and, below it, the paragraphs of those against the paper."""
+    return "\n".join(filter(None, (claims_table(app, only), contrary(app, only))))
+
+
+def contrary(app: str, only: Sequence[str] = ()) -> str:
+    """Return a list of the paragraphs of claims with a comparison that came out against the paper."""
+    found = (claim for claim in claims(app)["claim"] if not only or claim["id"] in only)
+    return "".join(f"- **{claim['id']}:** {claim['against']}\n" for claim in found if "against" in claim)
 
 
 def _of_figure(claim: Mapping[str, Any], test: Mapping[str, Any], found: Finding) -> str:

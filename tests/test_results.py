@@ -11,7 +11,7 @@ import pytest
 from results import redraw
 
 from hedgerow.sim import RecordedRun, Results, find_app, read_sweep
-from hedgerow.sim.runs.compare import Paired
+from hedgerow.sim.runs.compare import Paired, paired_difference
 from hedgerow.sim.runs.results import cost_named, write_collected
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +142,74 @@ def test_the_count_adds_up_and_tells_how_many_claims_have_a_comparison_against_t
         for _, found in judged(app)
     ]
     assert sum(contrary) == against
+
+
+Judged = Sequence[tuple[Mapping[str, Any], Sequence[tuple[Mapping[str, Any], redraw.Finding]]]]
+
+
+def wrongly_told(claims: Judged) -> list[str]:
+    """Return the claims with a paragraph but no comparison against the paper, or the other way round."""
+    wrong = []
+    for claim, found in claims:
+        contrary = any(
+            finding.verdict == "reversed" or "on the other side" in finding.text for _, finding in found
+        )
+        if contrary is not ("against" in claim):
+            wrong.append(str(claim["id"]))
+    return wrong
+
+
+@every_app
+def test_a_claim_has_a_paragraph_if_and_only_if_a_comparison_came_out_against_the_paper(app: str) -> None:
+    claims = judged(app)
+    assert wrongly_told(claims) == []
+    # Without a paragraph that is there, or with one more, the test fails.
+    for mutated, (claim, found) in enumerate(claims):
+        if "against" in claim:
+            other = {key: value for key, value in claim.items() if key != "against"}
+        else:
+            other = {**claim, "against": "A paragraph."}
+        assert wrongly_told([*claims[:mutated], (other, found)]) == [str(claim["id"])]
+
+
+@every_app
+def test_a_paragraph_cites_figures_that_exist_and_is_below_the_table(app: str) -> None:
+    pages = (ROOT / "flower_apps" / app / "RESULTS.md").read_text(encoding="utf-8")
+    for claim, _ in judged(app):
+        if text := claim.get("against"):
+            assert f"- **{claim['id']}:** {text}\n" in pages
+            assert 2 <= len(re.findall(r"[.](?= |$)", text)) <= 5, claim["id"]
+            assert "because" not in text, claim["id"]
+            cited = re.findall(r"`figures/([\w-]+)[.]toml`", text)
+            assert claim["figure"] in cited or any(test.get("figure") in cited for test in claim["test"])
+            for figure in cited:
+                assert (ROOT / "flower_apps" / app / "figures" / f"{figure}.toml").is_file()
+                assert (ROOT / "results" / app / f"{figure}.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "left", "right", "partition"),
+    [
+        (5, "FedHM, step 0.03", "FedLMT, step 0.3", "capped-dirichlet(0.3)"),
+        (7, "EF21-P, step 0.03", "FedPara, step 0.3", "capped-dirichlet(0.3)"),
+        ("4 on Non-IID-2", "FedHM, step 0.03", "FedMUD, step 0.3", "labels(3)"),
+        ("7 on Non-IID-2", "EF21-P, step 0.03", "FedPara, step 0.3", "labels(3)"),
+    ],
+)
+def test_a_paragraph_quotes_the_best_rounds_of_the_runs(
+    claim_id: int | str, left: str, right: str, partition: str
+) -> None:
+    variants = redraw.results("fedmud/table1-small").variants()
+    ours, theirs = (
+        {
+            seed: 100 * max(point.y for point in run.series("rounds", "accuracy"))
+            for seed, run in variants[f"{label}, partition={partition}"].items()
+        }
+        for label in (left, right)
+    )
+    lead = paired_difference(ours, theirs)
+    (claim,) = (one for one in redraw.claims("fedmud")["claim"] if one["id"] == claim_id)
+    assert f"by {lead.mean:.1f} points [{lead.low:+.1f}, {lead.high:+.1f}]" in claim["against"]
 
 
 def test_no_method_that_the_paper_lacks_is_in_a_verdict() -> None:
