@@ -59,7 +59,9 @@ _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)",
 # The verdicts, as the count of claims lists them.
 VERDICTS = ("shown", "in part", "not shown", "reversed", "undecidable by construction", "not run")
 # A comparison that excludes zero on the other side, with a paragraph on why, and without.
-_AGAINST = re.compile(r"(\| |<br>)reversed: |, on the other side\b")
+_AGAINST = re.compile(r"(\| |<br>|</summary>)reversed: |, on the other side\b")
+# Most lines of a cell that are in sight.
+_OPEN = 2
 # Fewest seeds for an interval.
 _FEWEST_SEEDS = 2
 # Fewest seeds in which one method must reach a target, and the other must not, to decide a comparison.
@@ -537,29 +539,27 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
     A claim with several comparisons has a line, with its verdict, for each.
     """
     file = claims(app)
-    heads = ("", "the paper's claim", "verdict", "the paper's number", "what was found", "compared", "source")
+    heads = ("", "the paper's claim", "verdict", "the paper's number", "what was found, and how")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for claim in (whole(app, one) for one in file["claim"] if not only or one["id"] in only):
         judged = [(test, finding(app, claim, test)) for test in comparisons(claim)]
         verdict = claim.get("verdict") or overall([found.verdict for _, found in judged])
         texts = [f"{found.verdict}: {_of_figure(claim, test, found)}" for test, found in judged]
-        numbers = "<br>".join(
-            [*dict.fromkeys(texts), *(claim[key] for key in ("reversed", "note") if key in claim)]
-        )
+        numbers = [*dict.fromkeys(texts), *(claim[key] for key in ("reversed", "note") if key in claim)]
         for label, words in file.get("say", {}).items():
-            numbers = numbers.replace(label, words)
-        compared = f"{claim['axis']}; {claim['point']}; {claim['stop']}; {claim['seeds']}"
-        cells = (
-            claim["id"],
-            claim["paper"],
-            verdict,
-            claim["number"],
-            numbers,
-            compared,
-            _source(claim, file["size"]),
-        )
+            numbers = [line.replace(label, words) for line in numbers]
+        compared = f"Compared: {claim['axis']}; {claim['point']}; {claim['stop']}; {claim['seeds']}"
+        how = (compared, f"Runs: {_source(claim, file['size'])}")
+        cells = (claim["id"], claim["paper"], verdict, claim["number"], _folded(numbers, how))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _folded(lines: Sequence[str], how: Sequence[str]) -> str:
+    """Return a cell of lines, at most ``_OPEN`` of them in sight, with ``how`` below a click."""
+    seen, below = (lines, how) if len(lines) <= _OPEN else ((), (*lines, *how))
+    summary = "how" if seen else f"{len(lines)} lines, and how"
+    return f"{'<br>'.join(seen)}<details><summary>{summary}</summary>{'<br>'.join(below)}</details>"
 
 
 def _claims(app: str, only: Sequence[str]) -> str:
