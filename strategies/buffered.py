@@ -171,8 +171,8 @@ class Buffered:
         every = self.method.idle_every
         wait = bool(every) and self._context.round % every == 0
         if self.flights:
-            self._receive(wait=wait)
-        while self.flights and wait:
+            self._receive(wait=False)
+        while wait and self.flights:
             self._receive(wait=True)
 
     def _update(

@@ -143,10 +143,14 @@ class CentralMetrics:
 
     def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return ``loss``, ``test-loss`` and ``accuracy`` of a state dict."""
-        self.model.load_state_dict(dict(state))
+        test = self.test(state)
         train = evaluate(self.model, self.x, self.y)
-        test = evaluate(self.model, self.data.x_test, self.data.y_test)
         return {"loss": train.loss, "test-loss": test.loss, "accuracy": test.accuracy}
+
+    def test(self, state: Mapping[str, Tensor]) -> Evaluation:
+        """Return the evaluation of a state dict on the test data."""
+        self.model.load_state_dict(dict(state))
+        return evaluate(self.model, self.data.x_test, self.data.y_test)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, s
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
-from hedgerow.tasks import count_parameters, forward_macs
+from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
 from hedgerow.wire.records import to_record, to_state_dict
 from hedgerow.wire.robust_means import parse_aggregation
 from sd_feel import settings
@@ -52,14 +52,14 @@ class EachServer:
 
     Parameters
     ----------
-    measure : Measure
+    measure : CentralMetrics
         Measures one model.
     """
 
-    def __init__(self, measure: Measure) -> None:
-        self.measure, self.samples = measure, getattr(measure, "samples", {})
+    def __init__(self, measure: CentralMetrics) -> None:
+        self.measure, self.samples = measure, measure.samples
 
-    def __call__(self, state: dict[str, Tensor]) -> Mapping[str, Any]:
+    def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics of one model's state dict."""
         return self.measure(state)
 
@@ -69,9 +69,9 @@ class EachServer:
         def measure(state: dict[str, Tensor]) -> Mapping[str, Any]:
             of_u = self.measure(state)
             # Before the first round servers have no models of their own.
-            if strategy.current_arrays() is None:
+            if strategy.state is None:
                 return of_u
-            found = [self.measure(to_state_dict(model))["accuracy"] for model in strategy.server_models()]
+            found = [self.measure.test(to_state_dict(one)).accuracy for one in strategy.server_models()]
             return {
                 **of_u,
                 "servers-accuracy": float(np.average(found, weights=strategy.server_weights)),
@@ -106,6 +106,10 @@ def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
     check_strategy(strategy, values, model)
     steps = values.round_iterations
     check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, task.most_samples))
+    measure = task.measure
+    if values.evaluate_servers:
+        assert isinstance(measure, CentralMetrics)  # By the rules of the settings.
+        measure = EachServer(measure)
     return Experiment(
         title=f"{values.method} on {task.data}, latency preset {values.latency_preset}",
         realism=BUFFERED if values.buffer else REALISM[values.edge_servers],
@@ -114,7 +118,7 @@ def _experiment(values: settings.Settings, task: TrainedTask) -> Experiment:
         module=model,
         num_rounds=values.iterations // steps,
         train_config={key: values.of(key) for key in ("learning-rate", "batch-size", "seed")},
-        measure=EachServer(task.measure) if values.evaluate_servers else task.measure,
+        measure=measure,
         num_nodes=settings.num_nodes(values),
         together=partial(_together, values) if values.edge_servers == settings.DIRECT else None,
     )
