@@ -8,6 +8,8 @@ _DECIMAL_BITS = 10_000
 # Bytes of a file's name, of at most 255 on most systems.
 _LONGEST_NAME = 240
 _MOST_LINES = 300
+# Characters of a path, as Linux allows: a shortened one opens nothing.
+LONGEST_PATH = 4096
 
 
 def shown(text: object, limit: int = 100) -> str:

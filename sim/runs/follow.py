@@ -41,7 +41,7 @@ from hedgerow.sim.runs.live import duration
 from hedgerow.sim.runs.report import Live, Network, report_html, waiting_html
 from hedgerow.sim.runs.results import RecordedRun, last_line, load, progress
 from hedgerow.sim.runs.trackers import scalars_of
-from hedgerow.wire.printable import shown
+from hedgerow.wire.printable import LONGEST_PATH, shown
 
 # Shortest time between two renderings: in seconds, and as a multiple of the time that the last one took. The
 # processor belongs to the run.
@@ -149,7 +149,7 @@ class FollowedRun:
             live = Live(" ".join([_STATES[state], *self._failure(state)]), _figures(results.runs[0]), nonce)
             return report_html(results, live=live, **self._options)
         except DAMAGES as error:
-            words = _STATES[state] if state == "waiting" else f"The run cannot be shown: {shown(error)}"
+            words = _STATES[state] if state == "waiting" else f"The run cannot be shown: {shown(error, LONGEST_PATH)}"
             return waiting_html(self.folder.name, Live(" ".join([words, *self._failure(state)]), {}, nonce))
 
     def _failure(self, state: str) -> list[str]:
@@ -235,7 +235,7 @@ class FollowServer:
         try:
             return Response(self.run.metrics(), headers=_HEADERS, media_type=CONTENT_TYPE)
         except DAMAGES as error:
-            return PlainTextResponse(f"The run cannot be shown: {shown(error)}\n", 503, _HEADERS)
+            return PlainTextResponse(f"The run cannot be shown: {shown(error, LONGEST_PATH)}\n", 503, _HEADERS)
 
     def _is_meant(self, name: str) -> bool:
         """Return whether a request names this server: an IP address, localhost or the configured host.

@@ -16,7 +16,7 @@ from flwr.app import UserConfigValue
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.paths import foreign_path
-from hedgerow.wire.printable import shown
+from hedgerow.wire.printable import LONGEST_PATH, shown
 
 # Limit of Flower's records.
 MAX_INT64 = 2**63 - 1
@@ -145,9 +145,9 @@ def folder(valid: str, *, writable: bool = False) -> Kind:
         except RuntimeError as error:
             raise ValueError("there is no such user") from error
         if not nearest.is_dir():
-            raise ValueError(f"{shown(nearest)} is a file")
+            raise ValueError(f"{shown(nearest, LONGEST_PATH)} is a file")
         if writable and not os.access(nearest, os.W_OK):
-            raise ValueError(f"{shown(nearest)} is not writable")
+            raise ValueError(f"{shown(nearest, LONGEST_PATH)} is not writable")
 
     return text(valid, check)
 

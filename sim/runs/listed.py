@@ -13,7 +13,7 @@ from hedgerow.sim.runs.compare import where, whose
 from hedgerow.sim.runs.folder import DAMAGES, in_use, run_folders, run_state
 from hedgerow.sim.runs.hooks import shipped_app
 from hedgerow.sim.runs.results import begun, data_set, last_line, progress, read_run
-from hedgerow.wire.printable import reason, shown
+from hedgerow.wire.printable import LONGEST_PATH, reason, shown
 
 _METRICS = ("accuracy", "loss")
 # Longest name of a model that a table shows; a function of one's own has a longer one.
@@ -49,7 +49,7 @@ def _entry(folder: Path) -> dict[str, Any]:
     try:
         return entry | _about(folder)
     except DAMAGES as error:
-        return {**entry, "error": shown(reason(error))}
+        return {**entry, "error": shown(reason(error), LONGEST_PATH)}
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -97,13 +97,13 @@ def table(runs: Iterable[Mapping[str, Any]]) -> str:
     rows, notes = [], []
     for run in runs:
         if run["error"]:
-            notes.append(f"{shown(run['folder'])}: cannot be read: {run['error']}")
+            notes.append(f"{shown(run['folder'], LONGEST_PATH)}: cannot be read: {run['error']}")
             continue
-        rows.append([shown(cell) for cell in _cells(run)])
+        rows.append([shown(cell, LONGEST_PATH) for cell in _cells(run)])
         if "resume" in run:
             how = f"resume with: {run['resume']}" if run["resume"] else "it left no checkpoint to resume from"
             ends = f"; its log ends: {run['log-ends']}" if run["log-ends"] else ""
-            notes.append(f"{shown(run['folder'])} {run['state']}; {how}{ends}")
+            notes.append(shown(f"{run['folder']} {run['state']}; {how}{ends}", 3 * LONGEST_PATH))
     shown_columns = [at for at in range(len(_HEADS)) if any(row[at] for row in rows)]
     kept = [[row[at] for at in shown_columns] for row in ([*_HEADS], *rows)] if rows else []
     widths = [max(map(len, column)) for column in zip(*kept, strict=True)]

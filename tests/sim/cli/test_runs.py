@@ -1,6 +1,7 @@
 """``hedgerow runs`` lists what was run, however its folders look."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,25 @@ def test_an_accuracy_says_whether_it_is_the_nodes(write_run: WriteRun, tmp_path:
         (run / "rounds.jsonl").write_text(json.dumps(record) + "\n")
     found = {run["folder"][-1]: run["accuracy-of"] for run in entries(tmp_path)}
     assert found == {"a": "nodes', held-out", "b": "nodes', training", "c": "nodes'"}
+
+
+def test_a_long_path_is_shown_whole_and_without_control_characters(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    parent = tmp_path / ("x" * 120)
+    write_run("good", [1.0])
+    BREAKS["config.json is no JSON"](write_run("bad", [1.0]))
+    (write_run("stopped\x1b[2J", [1.0], finished=False) / "checkpoint").mkdir()
+    (tmp_path / "stopped\x1b[2J/checkpoint/latest.safetensors").write_bytes(b"")
+    parent.mkdir()
+    for name in ("good", "bad", "stopped\x1b[2J"):
+        (tmp_path / name).rename(parent / name)
+    told = hedgerow("runs", tmp_path).stdout
+    path = os.path.relpath(parent)
+    for name in ("good  ", "bad: cannot be read: ", "stopped\\x1b[2J stopped; "):
+        assert f"{path}/{name}" in told
+    assert "\x1b" not in told
+    assert "…" not in told
 
 
 def test_a_state_is_what_the_folder_is_in(write_run: WriteRun, write_sweep: WriteRun, tmp_path: Path) -> None:
