@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,26 @@ Track = Annotated[
         "--track", help="Log the run live to mlflow, tensorboard or wandb. Each is an extra. Repeatable."
     ),
 ]
+
+
+class Engine(StrEnum):
+    """The engine that delivers the messages."""
+
+    INPROCESS = "inprocess"
+    FLOWER = "flower"
+
+
+EngineName = Annotated[
+    Engine,
+    typer.Option("--engine", help="inprocess: in this process, without Ray. flower: through 'flwr run'."),
+]
+
+
+def check_inprocess(engine: Engine, ours: Mapping[str, bool]) -> None:
+    """Raise ValueError for an option that only Hedgerow's engine has."""
+    for option, given in ours.items():
+        if given and engine is Engine.FLOWER:
+            raise ValueError(f"{option} must be used with --engine inprocess")
 
 
 def _default_runs() -> list[Path]:

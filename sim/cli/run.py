@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,14 @@ import typer
 from hedgerow.sim.cli.mistakes import machine_lacks
 from hedgerow.sim.cli.options import (
     AppPath,
+    Engine,
+    EngineName,
     NodeConfig,
     OwnData,
     RunConfig,
     Track,
     bad_options,
+    check_inprocess,
     interruptible,
     read_node_configs,
     read_own_data,
@@ -28,13 +30,6 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.app import AppSpec
     from hedgerow.sim.runs.foreign import Records
     from hedgerow.sim.runs.plan import Plan
-
-
-class Engine(StrEnum):
-    """The engine that delivers the messages."""
-
-    INPROCESS = "inprocess"
-    FLOWER = "flower"
 
 
 def run(
@@ -49,9 +44,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
     ] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="inprocess: in this process, without Ray. flower: through 'flwr run'.")
-    ] = Engine.INPROCESS,
+    engine: EngineName = Engine.INPROCESS,
     resume: Annotated[
         str | None,
         typer.Option(help="Folder of an interrupted run, to continue with its settings."),
@@ -107,7 +100,7 @@ def run(
     from hedgerow.sim.runs.trackers import check_trackers
 
     with bad_options():
-        _check_options(
+        check_inprocess(
             engine,
             {
                 "--strict": strict,
@@ -204,13 +197,6 @@ def _run_here(
             raise typer.Exit(1) from error
         with bad_options(*bad, FileNotFoundError):
             raise
-
-
-def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
-    """Raise ValueError for an option that only Hedgerow's engine has."""
-    for option, given in ours.items():
-        if given and engine is Engine.FLOWER:
-            raise ValueError(f"{option} must be used with --engine inprocess")
 
 
 def _check_plan(name: str, plan: Plan) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import Track, bad_options, interruptible
+from hedgerow.sim.cli.options import Engine, EngineName, Track, bad_options, check_inprocess, interruptible
 
 if TYPE_CHECKING:
     from hedgerow.sim.runs.sweep import Job, Outcome
@@ -36,8 +36,12 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE or APP>.")
     ] = None,
+    engine: EngineName = Engine.INPROCESS,
     track: Track = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs. Default: one per core.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parallel runs. Default: one per core; one with --engine flower."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
 ) -> None:
     """Run variants x seeds of a sweep file, each in its own folder; finished ones are kept.
@@ -45,12 +49,16 @@ def sweep(
     Exits with 0 if all runs are there, 1 if one failed, 2 on bad options, 130 if interrupted, 143 if
     terminated.
     """
+    from hedgerow.sim.deploy.flower_run import check_ray
     from hedgerow.sim.deploy.processes import cores
     from hedgerow.sim.runs.sweep import plan_sweep, run_sweep
     from hedgerow.sim.runs.sweep_file import read_sweep, sweep_of_app
     from hedgerow.sim.runs.trackers import check_trackers
 
     with bad_options():
+        check_inprocess(engine, {"--track": bool(track)})
+        if engine is Engine.FLOWER:
+            check_ray()
         is_file = file.suffix == ".toml" or file.expanduser().is_file()
         asked = read_sweep(file) if is_file else sweep_of_app(file)
         if seeds is not None:
@@ -59,12 +67,14 @@ def sweep(
             asked = replace(asked, nodes=nodes)
         name = asked.file.name if asked.file.is_dir() else asked.file.stem
         folder = (out or Path("runs") / name).expanduser().resolve()
-        plan = plan_sweep(asked, folder, run_config or [], track=check_trackers(track or []))
+        plan = plan_sweep(
+            asked, folder, run_config or [], track=check_trackers(track or []), engine=engine.value
+        )
     if dry_run:
         for job in plan:
             typer.echo(f"{'kept' if job.kept else 'run '}  {job.name}  ->  {job.folder}")
         return
-    at_once = jobs or cores()
+    at_once = jobs or (1 if engine is Engine.FLOWER else cores())
     progress = _SweepProgress(plan, at_once)
     with interruptible(lambda: f"Interrupted; start it again to go on in {folder}"), progress:
         outcomes = run_sweep(asked, plan, folder, jobs=at_once, on_end=progress)

@@ -25,6 +25,7 @@ _FOLDER = re.compile(r"Run folder: (.+?)\s*$")
 _ATTEMPTS = 6
 _ANSWER_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
+_COLOR = re.compile(r"\x1b\[[\d;]*m")
 _COMPLETED = "finished:completed"
 
 
@@ -75,6 +76,8 @@ class RunEnd:
 
 class FlowerRun:
     """A run that ``flwr run`` submits and follows; its lines are kept and printed as they come.
+
+    They have colors on a terminal only.
 
     Parameters
     ----------
@@ -179,8 +182,10 @@ class FlowerRun:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
+        colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         with self._process.stdout as lines:
-            for line in lines:
+            for printed in lines:
+                line = printed if colored else _COLOR.sub("", printed)
                 self.lines.append(line)
                 if self._echo:
                     # One call, because several runs may be followed at once.

@@ -58,8 +58,7 @@ def flower_run(
         raise ValueError(f"client_gpus must be a number >= 0, got {client_gpus}")
     plan = plan or plan_run(spec)
     plan.check_no_faults()
-    if find_spec("ray") is None:
-        raise MissingExtraError("Flower's own engine needs ray: pip install 'hedgerow[sim]'")
+    check_ray()
     federation = (
         f"num-supernodes={plan.num_nodes} client-resources-num-cpus={client_cpus} "
         f"client-resources-num-gpus={float(client_gpus)}"
@@ -71,6 +70,12 @@ def flower_run(
     except StartError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
+
+
+def check_ray() -> None:
+    """Raise MissingExtraError if ray is not installed, which Flower's own engine needs."""
+    if find_spec("ray") is None:
+        raise MissingExtraError("Flower's own engine needs ray: pip install 'hedgerow[sim]'")
 
 
 def submit(

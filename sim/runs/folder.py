@@ -202,11 +202,17 @@ def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings for display: ``engine`` is the one that ran it, not the requested one."""
-    settings, environment = dict(config.get("run", {})), config.get("environment")
-    used = environment.get("engine") if isinstance(environment, dict) else None
-    if "engine" in settings and isinstance(used, str):
+    settings, used = dict(config.get("run", {})), recorded_engine(config)
+    if "engine" in settings and used:
         settings["engine"] = used
     return settings
+
+
+def recorded_engine(config: Mapping[str, Any]) -> str:
+    """Return the engine that ran a run; empty if its ``config.json`` names none."""
+    environment = config.get("environment")
+    used = environment.get("engine") if isinstance(environment, dict) else None
+    return used if isinstance(used, str) else ""
 
 
 def read_rounds(folder: str | os.PathLike[str], name: str = ROUNDS) -> list[dict[str, Any]]:

@@ -149,7 +149,11 @@ class FollowedRun:
             live = Live(" ".join([_STATES[state], *self._failure(state)]), _figures(results.runs[0]), nonce)
             return report_html(results, live=live, **self._options)
         except DAMAGES as error:
-            words = _STATES[state] if state == "waiting" else f"The run cannot be shown: {shown(error, LONGEST_PATH)}"
+            words = (
+                _STATES[state]
+                if state == "waiting"
+                else f"The run cannot be shown: {shown(error, LONGEST_PATH)}"
+            )
             return waiting_html(self.folder.name, Live(" ".join([words, *self._failure(state)]), {}, nonce))
 
     def _failure(self, state: str) -> list[str]:
@@ -235,7 +239,9 @@ class FollowServer:
         try:
             return Response(self.run.metrics(), headers=_HEADERS, media_type=CONTENT_TYPE)
         except DAMAGES as error:
-            return PlainTextResponse(f"The run cannot be shown: {shown(error, LONGEST_PATH)}\n", 503, _HEADERS)
+            return PlainTextResponse(
+                f"The run cannot be shown: {shown(error, LONGEST_PATH)}\n", 503, _HEADERS
+            )
 
     def _is_meant(self, name: str) -> bool:
         """Return whether a request names this server: an IP address, localhost or the configured host.

@@ -29,10 +29,18 @@ from flwr.app import UserConfig
 
 from hedgerow.sim.deploy.processes import cores
 from hedgerow.sim.engine._compat import read_toml
-from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim.runs.app import AppSpec, find_app, own_settings
 from hedgerow.sim.runs.checkpoint import LATEST
 from hedgerow.sim.runs.common_settings import role_of
-from hedgerow.sim.runs.folder import opened, read_config, read_json, refused, write_json
+from hedgerow.sim.runs.folder import (
+    RunFolderError,
+    opened,
+    read_config,
+    read_json,
+    recorded_engine,
+    refused,
+    write_json,
+)
 from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.settings import Role
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
@@ -40,6 +48,8 @@ from hedgerow.sim.signals import sigterm_raises
 
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_FLOWER = "flower"
 
 
 @dataclass(frozen=True)
@@ -197,13 +207,15 @@ def _start(job: Job, app: str, settings: Path, threads: int) -> subprocess.Popen
     elif "output-dir" not in job.settings:
         place, options = {}, (*options, "--output-dir", str(partial))
     settings.write_text(toml_text({**job.settings, **place}), encoding="utf-8")
+    # Ray sets the threads of Flower's engine.
+    limits = {} if job.engine == _FLOWER else dict.fromkeys(_THREADS, str(threads))
     with job.log.open("wb" if begun is None else "ab") as log:
         return subprocess.Popen(
             [*_command(app, settings), *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+            env={**os.environ, **limits},
             start_new_session=True,
         )
 
@@ -223,7 +235,11 @@ def _begun(job: Job) -> Path | None:
     begun = [path.parents[1] for path in partial.glob(f"*/checkpoint/{LATEST}")]
     if len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
         return None
-    return begun[0] if can_resume(begun[0], partial / SETTINGS_FILE, job.settings) else None
+    with suppress(RunFolderError):
+        ran, now = _engines(begun[0], job.engine, job.settings)
+        if ran == now and can_resume(begun[0], partial / SETTINGS_FILE, job.settings):
+            return begun[0]
+    return None
 
 
 def _ended(run: _Running) -> Outcome:
@@ -300,6 +316,8 @@ class Job:
         Whether it is already finished. A run that now has more iterations is not: it is resumed.
     options : tuple of str (default: none)
         Options of ``hedgerow run`` other than settings.
+    engine : str (default: "inprocess")
+        As in ``plan_sweep``.
     """
 
     variant: Variant
@@ -308,6 +326,7 @@ class Job:
     settings: UserConfig
     kept: bool
     options: tuple[str, ...] = ()
+    engine: str = "inprocess"
 
     @property
     def name(self) -> str:
@@ -325,7 +344,12 @@ class Job:
 
 
 def plan_sweep(
-    sweep: Sweep, out: Path, overrides: Sequence[str] = (), *, track: Sequence[str] = ()
+    sweep: Sweep,
+    out: Path,
+    overrides: Sequence[str] = (),
+    *,
+    track: Sequence[str] = (),
+    engine: str = "inprocess",
 ) -> list[Job]:
     """Return every run of a sweep, checked against the app's settings.
 
@@ -339,11 +363,14 @@ def plan_sweep(
         Run-config changes for all runs, as in ``plan_run``, except of keys that the sweep varies.
     track : sequence of str
         Trackers of every run, see ``trackers.check_trackers``.
+    engine : str (default: "inprocess")
+        ``"flower"`` runs the suite's apps on Flower's own engine, as ``hedgerow run --engine flower`` does.
 
     Raises
     ------
     ValueError
-        If there is no app, a setting is invalid, or a finished run in ``out`` had other settings.
+        If there is no app, a setting is invalid, or a finished run in ``out`` had other settings or ran on
+        the other engine.
     """
     specs = {app: find_app(app or sweep.app) for app in {"", *(one.app for one in sweep.variants)}}
     changes = parse_overrides(overrides, specs[""].config)
@@ -355,14 +382,24 @@ def plan_sweep(
         folder, spec = out.resolve() / variant.folder / f"seed-{seed}", specs[variant.app]
         try:
             plan = _plan(spec, asked, sweep.nodes, seed)
-            kept = _is_kept(folder, plan, spec.config)
-            options = _options(plan, sweep.nodes, track)
-            jobs.append(Job(variant, seed, folder, plan.run_config, kept, options))
+            if engine == _FLOWER:
+                _check_flower(spec, plan)
+            kept = _is_kept(folder, plan, spec.config, engine)
+            options = (*_options(plan, sweep.nodes, track), "--engine", engine)
+            jobs.append(Job(variant, seed, folder, plan.run_config, kept, options, engine))
         except ValueError as error:
             problems.setdefault(str(error), []).append(f"{variant.label}, seed {seed}")
     if problems:
         raise ValueError("\n".join(f"{_first(names)}: {said}" for said, names in problems.items()))
     return jobs
+
+
+def _check_flower(spec: AppSpec, plan: Plan) -> None:
+    plan.check_no_faults()
+    if own_settings(spec) is None:
+        raise ValueError(
+            f"--engine flower: app {spec.name!r} writes no run folder there; use --engine inprocess"
+        )
 
 
 def _first(names: Sequence[str]) -> str:
@@ -394,13 +431,22 @@ def _options(plan: Plan, nodes: int | None, track: Sequence[str]) -> tuple[str, 
     return (*seed, *size, *(word for name in track for word in ("--track", name)))
 
 
-def _is_kept(folder: Path, plan: Plan, defaults: UserConfig) -> bool:
+def _engines(run: Path, engine: str, settings: UserConfig) -> tuple[str, str]:
+    """Return the engine that ran a run and the one that would now, by the names of ``hedgerow run``."""
+    ran = recorded_engine(read_config(run)).removesuffix("-simulation") or "inprocess"
+    return ran, "inprocess" if settings.get("engine") == "inprocess" else engine
+
+
+def _is_kept(folder: Path, plan: Plan, defaults: UserConfig, engine: str) -> bool:
     if not folder.exists():
         return False
     if not (folder / "summary.json").is_file() or not (folder / SETTINGS_FILE).is_file():
         raise ValueError(
             f"{folder} exists and is not a finished run of a sweep; remove it or choose another --out"
         )
+    ran, now = _engines(folder, engine, plan.run_config)
+    if ran != now:
+        raise ValueError(f"{folder} was run on engine {ran}, now {now}; remove it or choose another --out")
     changed = changed_settings(folder / SETTINGS_FILE, plan.run_config, defaults)
     nodes = read_config(folder).get("nodes", plan.num_nodes)
     if nodes != plan.num_nodes:

@@ -49,6 +49,8 @@ REFUSED = [
     ("new fedmud file/x", "Not a directory"),
     *((f"sweep {TORCH_APP} --dry-run --seeds={seeds}", "--seeds must be distinct integers in [0, 2^63)")
         for seeds in ("", "1,1", 2**63)),
+    (f"sweep {TORCH_APP} --dry-run --engine flower", "app 'torch-app' writes no run folder there; use --"),
+    (f"sweep {TORCH_APP} --dry-run --engine flower --track mlflow", "--track must be used with --engine in"),
     # What reads runs.
     ("table no.json", "no.json: neither a run's folder"),
     ("table made --budget rounds", "--budget must be name=number, got 'rounds'"),

@@ -58,6 +58,29 @@ def test_a_sweep_tells_each_run_and_what_is_left(
     )
 
 
+@pytest.mark.parametrize(("options", "jobs"), [((), 1), (("--jobs", 2), 2)])
+def test_flowers_engine_has_one_run_at_a_time_by_default(
+    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any], options: tuple[str, ...], jobs: int
+) -> None:
+    result = hedgerow("sweep", sweep_file, "--out", tmp_path / "out", "--engine", "flower", *options)
+    assert result.exit_code == 0
+    assert no_runs["jobs"] == jobs
+
+
+@pytest.mark.slow
+def test_a_sweep_on_flowers_engine(sweep_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--out", out, "--engine", "flower", "--seeds", "0", "-c", "num-rounds=2 model=logistic")
+    result = hedgerow("sweep", sweep_file, *options, "--nodes", 4)
+    assert result.exit_code == 0, result.output
+    environment = json.loads((out / "tau1=1/seed-0/config.json").read_text())["environment"]
+    assert environment["engine"] == "flower-simulation"
+    assert "\x1b" not in (out / "tau1=1/seed-0.log").read_text()
+    assert "kept" in hedgerow("sweep", sweep_file, *options, "--nodes", 4).stdout
+    assert hedgerow("table", out).exit_code == 0
+    assert "tau1=1/seed-0" in hedgerow("runs", out).stdout
+
+
 def test_a_sweep_with_a_failure_exits_with_1(
     sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any]
 ) -> None:

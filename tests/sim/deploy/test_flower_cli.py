@@ -1,5 +1,6 @@
 """A run's true end is told, whatever ``flwr run`` exits with; a fake ``flwr`` plays Flower's part."""
 
+import io
 import json
 import os
 import sys
@@ -57,6 +58,22 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         return FlowerRun(["app", "there"], dict(os.environ), superlink="there")
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("tty", "no_color", "colored"), [(False, "", False), (True, "", True), (True, "1", False)]
+)
+def test_colors_are_shown_on_a_terminal_only(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tty: bool, no_color: str, colored: bool
+) -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: tty  # type: ignore[method-assign]
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert play("\x1b[92mINFO \x1b[0m:   Successfully started run 7").wait().run_id == 7
+    assert ("\x1b[92mINFO \x1b[0m:" in screen.getvalue()) == colored
+    assert "Successfully started run 7" in screen.getvalue()
+    assert ("\x1b" in screen.getvalue()) == colored
 
 
 def test_a_proxy_is_used_neither_by_us_nor_by_flowers_programs_on_this_machine(

@@ -24,9 +24,10 @@ config = tomllib.loads(pathlib.Path(sys.argv[1]).read_text())
 print("the app says hello", flush=True)
 folder = pathlib.Path(config["resume"] or pathlib.Path(config["output-dir"]) / "run")
 folder.mkdir(exist_ok=True)
-record = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "resume": config["resume"]}
+record = {"pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS"), "resume": config["resume"]}
 record["from"] = time.time()
-(folder / "config.json").write_text(json.dumps({"run": config}))
+engine = sys.argv[sys.argv.index("--engine") + 1].replace("flower", "flower-simulation")
+(folder / "config.json").write_text(json.dumps({"run": config, "environment": {"engine": engine}}))
 if config["tau1"] == 13:
     sys.exit(3)
 if config["tau1"] == 99:
@@ -50,9 +51,9 @@ def quick_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_module, "_command", lambda app, settings: [*command, str(settings)])
 
 
-def go(file: Path, out: Path, *, jobs: int = 2, **options: Any) -> list[Outcome]:
+def go(file: Path, out: Path, *, jobs: int = 2, engine: str = "inprocess", **options: Any) -> list[Outcome]:
     sweep = read_sweep(file)
-    return run_sweep(sweep, plan_sweep(sweep, out), out, jobs=jobs, **options)
+    return run_sweep(sweep, plan_sweep(sweep, out, engine=engine), out, jobs=jobs, **options)
 
 
 def record(out: Path, run: str) -> dict[str, Any]:
@@ -108,6 +109,41 @@ def test_a_finished_run_with_other_settings_is_an_error(write_toml: WriteToml, t
     go(write_toml("base = {tau2 = 2}"), out)
     with pytest.raises(ValueError, match=r"seed-0 was run with tau2 = 2, now 3; remove it or choose"):
         plan_sweep(read_sweep(write_toml("base = {tau2 = 3}")), out)
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize(("first", "then"), [("inprocess", "flower"), ("flower", "inprocess")])
+def test_a_sweep_does_not_mix_engines(
+    write_toml: WriteToml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, then: str
+) -> None:
+    out, file = tmp_path / "out", write_toml("base = {iterations = 20}")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [outcome.status for outcome in go(file, out, engine=first)] == ["finished"]
+    assert record(out, "all/seed-0")["threads"] == (None if first == "flower" else "1")
+    assert [outcome.status for outcome in go(file, out, engine=first)] == ["kept"]
+    (out / "all/seed-0/checkpoint").mkdir()
+    (out / "all/seed-0/checkpoint/latest.safetensors").touch()
+    for length in (20, 30):
+        with pytest.raises(ValueError, match=f"was run on engine {first}, now {then}; remove it or choose"):
+            go(write_toml(f"base = {{iterations = {length}}}"), out, engine=then)
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize("engine", ["inprocess", "flower", None])
+def test_only_a_run_of_the_same_engine_goes_on(
+    write_toml: WriteToml, tmp_path: Path, engine: str | None
+) -> None:
+    out, file = tmp_path / "out", write_toml("")
+    begun = interrupted(plan_sweep(read_sweep(file), out)[0])
+    if engine is None:
+        (begun / "config.json").write_text("{")
+    go(file, out, engine=engine or "inprocess")
+    assert record(out, "all/seed-0")["resume"] == (str(begun) if engine == "inprocess" else "")
+
+
+def test_a_sweep_that_flowers_engine_cannot_run_is_refused(write_toml: WriteToml, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"fault-\* must be used with"):
+        plan_sweep(read_sweep(write_toml("base = {fault-dropout = 0.1}")), tmp_path, engine="flower")
 
 
 def test_a_strangers_folder_is_not_touched(write_toml: WriteToml, tmp_path: Path) -> None:
@@ -186,6 +222,7 @@ def interrupted(job: Job) -> Path:
     begun = job.folder.with_name("seed-0.partial") / "run"
     (begun / "checkpoint").mkdir(parents=True)
     (begun / "checkpoint" / "latest.safetensors").touch()
+    (begun / "config.json").write_text(json.dumps({"environment": {"engine": "inprocess"}}))
     lines = [f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in job.settings.items()]
     (begun.parent / "settings.toml").write_text("".join(lines))
     return begun
