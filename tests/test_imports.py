@@ -45,7 +45,6 @@ ELSEWHERE = {
     },
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
     "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
-    "hedgerow.wire.sparse_rows": {"strategies/hsgd/nodes"},
     # Patched: a simulated node is a device, a call is counted.
     "hedgerow.clients.device": {"sim/cli/test_new"},
     "hedgerow.clients.gossip.node": {"strategies/gossip/test_exposure"},

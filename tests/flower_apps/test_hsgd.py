@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,17 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from tests.clients.hsgd.federation import half_square, parties, scalar_model, tanh_model
+from tests.clients.hsgd.federation import parties
 from tests.flower_apps.cases import HSGD as CASE
 from tests.flower_apps.cases import Run
-from tests.oracles.hsgd import Theta, merged, pairs, top_k
+from tests.oracles.hsgd import pairs, top_k
 from tests.oracles.hsgd import run as oracle
-from tests.oracles.test_hsgd_oracle import FINALS, START, TOY, flat, network, shrinking
-from tests.strategies.hsgd.nodes import Spy
+from tests.oracles.test_hsgd_oracle import FINALS, START, flat, shrinking
+from tests.strategies.hsgd.nodes import Parties
 from tests.strategies.hsgd.nodes import run as play
+from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, network_parties, toy
 
-from hedgerow.clients import BatchClientApp, Party, hsgd_client
+from hedgerow.clients import BatchClientApp, hsgd_client
 from hedgerow.sim import InProcessGrid, SettingsError, flower_identity
 from hedgerow.strategies import HSGD, DivergenceError
 from hedgerow.strategies.hsgd.exchange import Group, batch_size, draw
@@ -39,25 +40,8 @@ from hsgd.parties import AllParties as Dealt
 from hsgd.parties import deal, node_party
 from hsgd.server_app import SplitMetrics
 
-LAYOUTS = pytest.mark.parametrize("layout", ["devices", "edges"])
 METHODS = pytest.mark.parametrize("method", ["hsgd", "jfl", "c-hsgd"])
 TOLERANCE = 1e-9
-
-
-@dataclass
-class Nodes:
-    """Real nodes on given parties, as the strategy's own tests run theirs."""
-
-    parties: list[Party]
-    dtype: str = "float64"
-
-    def app(self) -> Any:
-        return hsgd_client(lambda context: self.parties[int(context.node_config["partition-id"])])
-
-
-def strategy(nodes: Nodes, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
-    common = {"learning_rate": 0.1, "min_available_nodes": len(nodes.parties)}
-    return HSGD(global_interval=P, local_interval=Q, **{**common, **options})
 
 
 def golden(values: Sequence[float], tolerance: float = TOLERANCE) -> Any:
@@ -67,50 +51,33 @@ def golden(values: Sequence[float], tolerance: float = TOLERANCE) -> Any:
 # The golden trajectories, nodes and strategy together
 
 
-def toy_nodes(layout: str, method: str = "hsgd") -> Nodes:
-    groups = merged(TOY) if method == "tdcd" else TOY
-    columns = [(g.x1[:, None], g.x2[:, None], g.y) for g in groups]
-    return Nodes(parties(scalar_model(), columns, layout, half_square))
-
-
 @LAYOUTS
 @pytest.mark.parametrize(("method", "P", "Q", "T", "final"), FINALS)
 def test_every_method_ends_at_its_golden_model(
-    method: str, P: int, Q: int, T: int, final: tuple[float, ...], layout: str
+    method: str, P: int, Q: int, T: int, final: tuple[float, ...], edges: bool
 ) -> None:
-    nodes = toy_nodes(layout, method)
-    ended, _, grid = play(strategy(nodes, P, Q, method=method), nodes, START, T // P)  # type: ignore[arg-type]
+    nodes = toy(method, edges=edges)
+    ended, _, grid = play(hsgd(nodes, P, Q, method=method), nodes, START, T // P)
     assert ended == golden(final)
     # Nodes keep nothing between rounds.
     assert not any(len(node.state) for node in grid._nodes.values())
 
 
 @LAYOUTS
-def test_regulariser_and_compression_end_at_their_golden_models(layout: str) -> None:
-    nodes = toy_nodes(layout)
+def test_regulariser_and_compression_end_at_their_golden_models(edges: bool) -> None:
+    nodes = toy(edges=edges)
     # The regulariser pulls both encoders and not the head.
-    ended, _, _ = play(strategy(nodes, 2, 2, mu=0.1), nodes, START, 1)  # type: ignore[arg-type]
+    ended, _, _ = play(hsgd(nodes, 2, 2, mu=0.1), nodes, START, 1)
     assert ended == golden((1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563))
     # A compressed head stops the devices that lost their weight; values travel in 32 bits.
-    ended, _, _ = play(strategy(nodes, method="c-hsgd"), nodes, START, 1)  # type: ignore[arg-type]
+    ended, _, _ = play(hsgd(nodes, method="c-hsgd"), nodes, START, 1)
     assert ended == golden((1.01675, 0.5185, 0.28375, 0.4), 1e-8)
 
 
 # A random network against the plain algorithm
 
 
-def network_nodes(seed: int, layout: str) -> tuple[Nodes, Any, Theta, list[Any]]:
-    model, start, groups = network(seed)
-    split = tanh_model(groups[0].x1.shape[1], groups[0].x2.shape[1], model.e1, model.e2)
-    return (
-        Nodes(parties(split, [(g.x1, g.x2, g.y) for g in groups], layout, split_loss)),
-        model,
-        start,
-        groups,
-    )
-
-
-def drawn(nodes: Nodes, alpha: float, seed: int) -> Callable[[int, int], list[int]]:
+def drawn(nodes: Parties, alpha: float, seed: int) -> Callable[[int, int], list[int]]:
     """Return the strategy's draws as the oracle asks for them."""
 
     def choose(m: int, t: int) -> list[int]:
@@ -123,15 +90,15 @@ def drawn(nodes: Nodes, alpha: float, seed: int) -> Callable[[int, int], list[in
 
 @LAYOUTS
 @METHODS
-def test_a_network_follows_the_plain_algorithm(method: str, layout: str) -> None:
-    nodes, model, start, groups = network_nodes(1, layout)
+def test_a_network_follows_the_plain_algorithm(method: str, edges: bool) -> None:
+    nodes, start = network_parties(1, edges=edges)
     choose = drawn(nodes, 0.5, 3)
     options = {"learning_rate": 0.5, "halving_period": 4, "participation": 0.5, "seed": 3}
-    ended, _, _ = play(strategy(nodes, 4, 2, method=method, **options), nodes, start, 3)  # type: ignore[arg-type]
+    ended, _, _ = play(hsgd(nodes, 4, 2, method=method, **options), nodes, start, 3)
     plain = oracle(
-        model,
+        nodes.model,
         start,
-        pairs(groups, choose) if method == "jfl" else groups,
+        pairs(nodes.groups, choose) if method == "jfl" else nodes.groups,
         P=4,
         Q=2,
         T=12,
@@ -146,7 +113,7 @@ def test_a_network_follows_the_plain_algorithm(method: str, layout: str) -> None
 # Privacy: whatever is sent, to or from anyone, holds no value of anyone's data
 
 
-def raw_values(nodes: Nodes) -> set[float]:
+def raw_values(nodes: Parties) -> set[float]:
     values = {float(v) for party in nodes.parties for v in party.x.ravel()}
     return values | {float(v) for party in nodes.parties for v in party.y if v not in (0.0, 1.0)}
 
@@ -157,13 +124,12 @@ def serialised(messages: Iterable[tuple[str, int, RecordDict]]) -> bytes:
 
 @LAYOUTS
 @METHODS
-def test_no_message_of_a_run_has_a_feature_or_a_label_in_its_bytes(method: str, layout: str) -> None:
-    nodes, _, start, _ = network_nodes(5, layout)
+def test_no_message_of_a_run_has_a_feature_or_a_label_in_its_bytes(method: str, edges: bool) -> None:
+    nodes, start = network_parties(5, edges=edges)
     # Labels that no other number of the run is.
     nodes.parties = [replace(one, y=one.y * 0.98765431 + 0.0123) for one in nodes.parties]
-    grid = Spy(nodes)  # type: ignore[arg-type]
-    one = strategy(nodes, 2, 1, method=method, participation=0.6)
-    play(one, nodes, start, 3, grid=grid)  # type: ignore[arg-type]
+    one = hsgd(nodes, 2, 1, method=method, participation=0.6)
+    _, _, grid = play(one, nodes, start, 3)
 
     held = [("state", i, node.state) for i, node in enumerate(grid._nodes.values())]
     told = serialised([*grid.sent, *grid.replies, *held])
@@ -174,27 +140,6 @@ def test_no_message_of_a_run_has_a_feature_or_a_label_in_its_bytes(method: str, 
             assert form(value).tobytes() not in told
             assert form(value).byteswap().tobytes() not in told
     assert np.float64(start.head[0]).tobytes() in told  # the scan finds what is there
-
-
-def test_no_hospital_is_sent_a_devices_model_and_no_device_a_hospitals() -> None:
-    nodes, _, start, _ = network_nodes(5, "devices")
-    grid = Spy(nodes)  # type: ignore[arg-type]
-    play(strategy(nodes, 2, 1), nodes, start, 2, grid=grid)  # type: ignore[arg-type]
-    seen: dict[str, set[str]] = {"hospital": set(), "device": set()}
-    for _, partition, content in grid.sent:
-        keys = {key for record in content.array_records.values() for key in record}
-        seen[nodes.parties[partition].role] |= keys
-    assert seen == {"hospital": {"head", "hospital", "zeta2"}, "device": {"device", "head", "zeta1"}}
-    # A device tells one row and no more.
-    told = {
-        (key, array.numpy().shape)
-        for _, partition, content in grid.replies
-        for record in content.array_records.values()
-        for key, array in record.items()
-        if nodes.parties[partition].role == "device"
-    }
-    encoding = nodes.parties[-1].model.device_encoding
-    assert told == {("zeta2", (1, encoding)), ("device", (len(start.device),))}
 
 
 @pytest.mark.parametrize(
@@ -213,12 +158,14 @@ def test_the_papers_networks_train_in_stacks_as_in_a_loop(
     groups = [
         (*(rng.normal(size=(2, *shape)) for shape in shapes), rng.integers(0, classes, 2)) for _ in range(2)
     ]
-    nodes = Nodes(parties(model, groups, "devices", split_loss))  # type: ignore[arg-type]
+    nodes = parties(model, groups, "devices", split_loss)  # type: ignore[arg-type]
+    app = hsgd_client(lambda context: nodes[int(context.node_config["partition-id"])])
 
     def trained() -> Any:
-        grid = InProcessGrid(nodes.app(), len(nodes.parties))
+        grid, both = InProcessGrid(app, len(nodes)), {"global_interval": 2, "local_interval": 2}
+        one = HSGD(learning_rate=0.1, min_available_nodes=len(nodes), **both)
         with flower_identity(1):
-            result = strategy(nodes, 2, 2).start(grid, to_record(model.state_dict()), num_rounds=1)
+            result = one.start(grid, to_record(model.state_dict()), num_rounds=1)
         return np.concatenate([array.numpy().ravel() for array in result.arrays.values()])
 
     stacks = trained()

@@ -372,7 +372,7 @@ def passed_by_link(parties: Parties, grid: RecordingGrid) -> dict[str, int]:
     tables = {"hospital": HOSPITAL, "device": DEVICE, "edge": EDGE}
     for direction, contents in (("query", grid.sent), ("reply", grid.replies)):
         for kind, partition, content in contents:
-            table = tables[parties.parties[partition][0]]
+            table = tables[parties.parties[partition].role]
             for key, size in vectors(content).items():
                 if link := table.get((direction, kind, key)):
                     links[link] = links.get(link, 0) + size

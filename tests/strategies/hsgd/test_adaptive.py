@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.oracles.hsgd import Group as Patients
-from tests.oracles.test_hsgd_oracle import START, TOLERANCE
+from tests.oracles.test_hsgd_oracle import START, TOLERANCE, ScalarModel
 from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
-from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
+from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
 from hedgerow.strategies.hsgd.adaptive import IntervalChoice, ProbedConstants, device_variance
@@ -51,7 +51,7 @@ def variance(edges: bool) -> float:
     rng = np.random.default_rng(0)
     people = Patients(1.0, np.full(12, 1e-3), rng.normal(size=12), rng.normal(size=12))
     seen = observed(
-        Parties(Scalar(), [people], edges),
+        Parties(ScalarModel(), [people], edges),
         Probing(steps=1, batches=60, aggregate="mean"),
         participation=3 / 12,
     )

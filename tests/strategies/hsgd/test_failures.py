@@ -245,9 +245,9 @@ def left_out(end: Any) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("ids", "counts"),
     [
-        ({2: ["g0p0", "g0p1"]}, {"unmatched-hospital": 1}),
-        ({2: ["g0p0", "g0p1", "g0p2", "x"]}, {"unmatched-device": 1}),
-        ({0: ["g0p0", "g0p0", "g0p2"]}, {"left-out-away": 1, "left-out-no-group": 1}),
+        ({2: ["0-0", "0-1"]}, {"unmatched-hospital": 1}),
+        ({2: ["0-0", "0-1", "0-2", "x"]}, {"unmatched-device": 1}),
+        ({0: ["0-0", "0-0", "0-2"]}, {"left-out-away": 1, "left-out-no-group": 1}),
         ({2: ["a"]}, {"left-out-no-group": 2, "unmatched-hospital": 3, "unmatched-device": 1}),
     ],
 )
@@ -258,7 +258,7 @@ def test_people_that_one_side_lacks_are_left_out_and_counted(
 
 
 def test_where_no_group_is_left_all_faults_are_named() -> None:
-    says = "group 0: no device of 'g0p0', 'g0p1', 'g0p2'.*group 1: no device of 'g1p0'"
+    says = "group 0: no device of '0-0', '0-1', '0-2'.*group 1: no device of '1-0'"
     with pytest.raises(PairingError, match=says):
         start({2: ["a"], 3: ["b"]})
 
@@ -309,12 +309,12 @@ class Lie:
         return reply
 
 
-G0 = ["g0p0", "g0p1", "g0p2"]
+G0 = ["0-0", "0-1", "0-2"]
 LIES: dict[str, tuple[Lie, list[int], dict[str, int]]] = {
     # Device 2 comes before the device whose person it claims.
-    "another's person": (Lie(2, ids=["g0p1"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1}),
+    "another's person": (Lie(2, ids=["0-1"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1}),
     "person of another group": (
-        Lie(2, group=1, ids=["g1p0"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1},
+        Lie(2, group=1, ids=["1-0"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1},
     ),
     "nobody's person": (Lie(3, ids=["x"]), [3], {"unmatched-hospital": 1, "left-out-contradicted": 1,
                                                 "unmatched-device": 1}),
@@ -334,7 +334,7 @@ LIES: dict[str, tuple[Lie, list[int], dict[str, int]]] = {
         Lie(2, role="nurse"), [2], {"unmatched-hospital": 1, "left-out-away": 1},
     ),
     "a hospital as that of another group": (
-        Lie(0, group=1, ids=["g1p0"]), [0, 2, 3, 4], {"left-out-contradicted": 1, "left-out-no-group": 3},
+        Lie(0, group=1, ids=["1-0"]), [0, 2, 3, 4], {"left-out-contradicted": 1, "left-out-no-group": 3},
     ),
     "a hospital with all people of another group": (
         Lie(1, group=0, ids=[*G0, "x"]), [1, 5], {"left-out-contradicted": 1, "left-out-no-group": 1},
@@ -356,8 +356,8 @@ def test_one_contradiction_costs_its_party_alone(name: str) -> None:
     ("lie", "out"),
     [
         (Lie(3, group=0, ids=[*G0, "x"]), {1, 3}),
-        (Lie(0, group=1, ids=["g1p0"]), {0, 2}),
-        (Lie(2, role="device", ids=["g0p1"]), {2, 0}),
+        (Lie(0, group=1, ids=["1-0"]), {0, 2}),
+        (Lie(2, role="device", ids=["0-1"]), {2, 0}),
     ],
 )
 def test_a_group_whose_edge_or_hospital_contradicts_sits_out(lie: Lie, out: set[int]) -> None:
@@ -371,19 +371,19 @@ def test_a_group_whose_edge_or_hospital_contradicts_sits_out(lie: Lie, out: set[
 
 def test_who_was_contradicted_is_asked_again_and_taken_in() -> None:
     """Partition 0 is a hospital; told after two rounds, its truth brings its group back."""
-    parties = toy(sabotage=Lie(0, until=1, group=1, ids=["g1p0"]))
+    parties = toy(sabotage=Lie(0, until=1, group=1, ids=["1-0"]))
     _, ends, _ = run(hsgd(parties, 1, 1, num_groups=2), parties, START, 4)
     assert [end.train["lost-groups"] for end in ends[1:]] == [1, 1, 0, 0]
     assert [bool(left_out(end)) for end in ends[1:]] == [True, True, False, False]
     # One that keeps to its lie is asked after 2, 4, … more rounds.
-    lie = Lie(2, ids=["g0p1"])
+    lie = Lie(2, ids=["0-1"])
     parties = toy(sabotage=lie)
     run(hsgd(parties, 1, 1), parties, START, 9)
     assert lie.asked == 3
 
 
 def test_a_run_goes_on_from_a_checkpoint_beside_a_liar() -> None:
-    whole = toy(sabotage=Lie(0, group=1, ids=["g1p0"]))
+    whole = toy(sabotage=Lie(0, group=1, ids=["1-0"]))
     expected, _, _ = run(hsgd(whole, 1, 1), whole, START, 1)
     first = hsgd(whole, 1, 1)
     run(first, whole, START, 1)
@@ -447,10 +447,10 @@ GROUP, ROLE = "left-out-another-group-than-registered", "left-out-another-role-t
 @pytest.mark.parametrize(
     ("lie", "out", "counts"),
     [
-        (Lie(2, group=1, ids=["g1p0"]), {2}, {GROUP: 1, "unmatched-hospital": 1}),
+        (Lie(2, group=1, ids=["1-0"]), {2}, {GROUP: 1, "unmatched-hospital": 1}),
         (Lie(3, role="edge", ids=G0), {3}, {ROLE: 1, "unmatched-hospital": 1}),
         # A hospital as that of another group, with as many matches; and a device as one.
-        (Lie(0, group=1, ids=["g1p0"]), {0, 2, 3, 4}, {GROUP: 1, "left-out-no-group": 3}),
+        (Lie(0, group=1, ids=["1-0"]), {0, 2, 3, 4}, {GROUP: 1, "left-out-no-group": 3}),
         (
             Lie(5, role="hospital", group=0, ids=G0),
             {1, 5},
