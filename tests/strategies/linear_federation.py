@@ -1,7 +1,7 @@
-"""A federation of deep linear regressions, whose ClientApp is as plain as the messages of the family allow.
+"""A federation of deep linear classifiers on the suite's own nodes: what they were asked, and what they tell.
 
-y = W_last W_b W_a W_first x + bias, trained by full-batch SGD; W_a and W_b are the layers between the first
-and the last, which are compressed. No code of the suite's own clients: what a node does is written out here.
+The logits are W_last W_b W_a W_first x + bias; W_a and W_b are the layers between the first and the last,
+which are compressed.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from torch import Tensor
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from torch import Tensor, nn
 
+from hedgerow.clients import LocalTask, cross_entropy, fedmud_client
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import RoundEnd
 from hedgerow.strategies.fedmud import CompressedLayers
-from hedgerow.wire import Factorisation, LayerShape, decode_indices, rand_k, to_record, to_state_dict
+from hedgerow.wire import LayerShape, to_record
 
 LAYERS = tuple(
     LayerShape(f"{name}.weight", shape)
@@ -28,8 +28,31 @@ NUM_PARAMETERS = sum(layer.size for layer in LAYERS) + 2
 D = 8 * 6 + 5 * 8
 E_UNC = NUM_PARAMETERS - D
 MODEL: dict[str, Any] = {"layers": LAYERS, "num_parameters": NUM_PARAMETERS}
-
 Sabotage = Callable[[int, int, RecordDict], RecordDict]
+
+
+class Counted(nn.Module):
+    """Counts its batches, as normalisation does."""
+
+    num_batches_tracked: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.num_batches_tracked += 1
+        return x
+
+
+def network() -> nn.Module:
+    model = nn.Sequential()
+    for layer in LAYERS:
+        outputs, inputs = layer.shape
+        model.add_module(layer.key.partition(".")[0], nn.Linear(inputs, outputs, bias=outputs == 2))
+    model.add_module("norm", Counted())
+    return model
 
 
 def initial(scale: float = 0.4) -> ArrayRecord:
@@ -53,164 +76,41 @@ class LinearFederation:
     def examples(self, client: int) -> int:
         return 6 + client
 
-    def client_app(self) -> ClientApp:
-        app = ClientApp()
-        app.train()(lambda message, context: self._answer(message, context, "train"))
-        app.query("merge")(lambda message, context: self._answer(message, context, "query.merge"))
+    def client_app(self) -> Callable[[Message, Context], Message]:
+        nodes, model = fedmud_client(lambda context: self._task(context, model), "loop"), network()
 
-        @app.query("whoami")
-        def whoami(message: Message, context: Context) -> Message:
-            client = int(context.node_config["partition-id"])
-            me = ConfigRecord({"partition-id": client, "num-examples": self.examples(client)})
-            return Message(RecordDict({"whoami": me}), reply_to=message)
-
-        @app.evaluate()
-        def evaluate(message: Message, context: Context) -> Message:
-            client = int(context.node_config["partition-id"])
-            state = to_state_dict(message.content["arrays"])
-            metrics = MetricRecord(
-                {"num-examples": self.examples(client), "loss": float(self._loss(state, client))}
-            )
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        def app(message: Message, context: Context) -> Message:
+            client, kind = int(context.node_config["partition-id"]), message.metadata.message_type
+            if kind not in ("train", "query.merge"):
+                return nodes(message, context)
+            server_round = int(message.content["config"]["server-round"])  # type: ignore[arg-type]
+            self.seen.append((server_round, client, kind, message.content))
+            reply = nodes(message, context).content
+            if self.sabotage is not None:
+                reply = self.sabotage(client, server_round, reply)
+            return Message(reply, reply_to=message)
 
         return app
 
-    def _answer(self, message: Message, context: Context, kind: str) -> Message:
-        client = int(context.node_config["partition-id"])
-        content, config = message.content, message.content["config"]
-        server_round = int(config["server-round"])
-        self.seen.append((server_round, client, kind, content))
-        told: dict[str, Any] = {"num-examples": self.examples(client), "num-batches": 1 + client % 3}
-        told |= {"base-version": config["version"], "need-base": 0}
-        base = _base(content, context.state)
-        arrays: Mapping[str, Any] = {}
-        if base is None:
-            told |= {"num-examples": 0, "need-base": 1}
-        elif kind == "train":
-            arrays, told["train-loss"] = self._train(content, base, client)
-        records = {"arrays": to_record(arrays)} if kind == "train" else {}
-        reply = RecordDict({**records, "metrics": MetricRecord(told)})
-        if self.sabotage is not None:
-            reply = self.sabotage(client, server_round, reply)
-        return Message(reply, reply_to=message)
+    def _task(self, context: Context, model: nn.Module) -> LocalTask:
+        x, y = self.data(int(context.node_config["partition-id"]))
+        return LocalTask(model, x, y, np.arange(len(y)))
 
-    def _train(
-        self, content: RecordDict, base: dict[str, Tensor], client: int
-    ) -> tuple[dict[str, Any], float]:
-        config, rest = content["config"], to_state_dict(content["arrays"])
-        method, plan = config["method"], plan_of(config)
-        if method == "factored":
-            frozen = plan.frozen(config["run-seed"], config["version"])
-            fresh = plan.init(config["run-seed"], config["version"])
-            own = to_state_dict(content["factors"]) if "factors" in content else fresh
-        else:
-            frozen, own = {}, {key: weight.clone() for key, weight in base.items()}
-        trained = {**own, **{key: value for key, value in rest.items() if value.is_floating_point()}}
-        for value in trained.values():
-            value.requires_grad_(True)
-        for _ in range(int(config["local-epochs"])):
-            if method == "factored":
-                deltas = plan.deltas({key: trained[key] for key in own}, frozen)
-                weights = {key: base[key] + d if plan.has_base else d for key, d in deltas.items()}
-            else:
-                weights = {key: trained[key] for key in own}
-            loss = self._loss({**trained, **weights}, client)
-            loss.backward()
-            for value in trained.values():
-                value.data -= float(config["learning-rate"]) * value.grad  # type: ignore[operator]
-                value.grad = None
-        final = {key: value.detach() for key, value in trained.items()}
-        uncompressed = {key: final.get(key, value) for key, value in rest.items()}
-        uncompressed["norm.num_batches_tracked"] = rest["norm.num_batches_tracked"] + client
-        change = {key: final[key] - base[key] for key in base} if method in ("ef21p", "fedbat") else {}
-        coded = self._uplink(config, {k: final[k] for k in own}, change, client)
-        return {**coded, **uncompressed}, loss.item()
-
-    def _uplink(
-        self, config: ConfigRecord, own: dict[str, Tensor], change: dict[str, Tensor], client: int
-    ) -> dict[str, Any]:
-        if config["method"] == "ef21p":
-            flat = torch.cat([part.flatten() for part in change.values()]).numpy()
-            kept = rand_k(
-                len(flat),
-                config["keep"],
-                seed=config["seed"],
-                round=config["server-round"],
-                partition_id=client,
-            )
-            return {"values": flat[kept]}
-        if config["method"] == "fedbat":
-            bits = {f"{key}:bits": np.packbits(part.numpy() >= 0) for key, part in change.items()}
-            return bits | {
-                f"{key}:alpha": part.abs().mean().reshape(1).numpy() for key, part in change.items()
-            }
-        return own
-
-    def _loss(self, state: Mapping[str, Tensor], client: int) -> Tensor:
+    def data(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return a node's inputs (n, 4) and labels (n,); its last label is its own."""
         rng = np.random.default_rng([11, client])
-        x = torch.from_numpy(rng.standard_normal((self.examples(client), 4)).astype(np.float32))
-        y = torch.from_numpy(rng.standard_normal((self.examples(client), 2)).astype(np.float32)) + client
+        x = rng.standard_normal((self.examples(client), 4)).astype(np.float32)
+        return 3 * torch.from_numpy(x), torch.from_numpy(rng.integers(0, 2, self.examples(client)))
+
+    def loss(self, state: Mapping[str, Any], client: int) -> float:
+        """Return a model's mean loss at a node."""
+        x, y = self.data(client)
         for layer in LAYERS:
-            x = x @ state[layer.key].T
-        return 0.5 * torch.mean((x + state["last.bias"] - y) ** 2)
+            x = x @ torch.as_tensor(state[layer.key]).T
+        return float(cross_entropy(x + torch.as_tensor(state["last.bias"]), y).mean())
 
     def grid(self, faults: Any = None, strict: bool = False) -> InProcessGrid:
         return InProcessGrid(self.client_app(), self.num_clients, faults=faults, strict=strict)
-
-
-def plan_of(config: ConfigRecord) -> Factorisation:
-    plan = Factorisation.plan(
-        [layer for layer in LAYERS if layer.key in config["layers"]],
-        num_parameters=NUM_PARAMETERS,
-        skip_front=0,
-        skip_back=0,
-        **{
-            key: config[key.replace("_", "-")]
-            for key in ("variant", "ratio", "budget", "init_a", "layout", "tight")
-        },
-    )
-    assert plan.fingerprint == config["fingerprint"]
-    return plan
-
-
-def _base(content: RecordDict, state: RecordDict) -> dict[str, Tensor] | None:
-    """Return the current base, brought up to date; {} for a method without one, None if it cannot be had."""
-    config = content["config"]
-    version = int(config["version"])
-    if config["method"] == "dense" or (config["method"] == "factored" and not plan_of(config).has_base):
-        return {}
-    if "base" in content:
-        base = to_state_dict(content["base"])
-    elif "held" in state and int(config["from-version"]) <= state["held"]["version"] <= version:
-        base = to_state_dict(state["base"])
-        for step in range(state["held"]["version"], version):
-            base = _updated(content, base, step)
-    else:
-        return None
-    if config["keep-base"]:
-        state["base"], state["held"] = to_record(base), ConfigRecord({"version": version})
-    return base
-
-
-def _updated(content: RecordDict, base: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-    config = content["config"]
-    record = to_state_dict(content["merges" if config["method"] == "factored" else "updates"])
-    update = {key.split("/", 1)[1]: value for key, value in record.items() if key.startswith(f"{step}/")}
-    if config["method"] == "factored":
-        plan = plan_of(config)
-        return plan.merge(base, update, plan.frozen(config["run-seed"], step))
-    if config["method"] == "ef21p":
-        flat = torch.cat([base[key].flatten() for key in COMPRESSED])
-        values = update["values"]
-        flat[decode_indices(update["indices"].numpy(), len(values), len(flat))] += values
-        parts = flat.split([base[key].numel() for key in COMPRESSED])
-        return {key: part.reshape(base[key].shape) for key, part in zip(COMPRESSED, parts, strict=True)}
-    moved = {}
-    for key, weight in base.items():
-        up = np.unpackbits(update[f"{key}:bits"].numpy(), count=weight.numel()).astype(bool)
-        alpha = update[f"{key}:alpha"].numpy()[0]
-        moved[key] = weight + torch.from_numpy(np.where(up, alpha, -alpha)).reshape(weight.shape)
-    return moved
 
 
 def run(

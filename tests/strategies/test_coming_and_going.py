@@ -298,14 +298,15 @@ def test_who_has_a_name_alone_has_no_place_in_a_graph_and_draws_no_support() -> 
     )  # type: ignore[arg-type]
     assert ends[1].rejected == {"no partition id": 1}
     federation = LinearFederation()
-    app = federation.client_app()
+    nodes_of_layers = federation.client_app()
 
-    def whoami(message: Message, context: Context) -> Message:
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != "query.whoami":
+            return nodes_of_layers(message, context)
         i = int(context.node_config["partition-id"])
         me = {"name": "x"} if i == 4 else {"partition-id": i}
         return Message(RecordDict({"whoami": ConfigRecord(me)}), reply_to=message)
 
-    app._registered_funcs["query.whoami"] = whoami
     strategy = EF21P(
         **MODEL, ratio=0.5, num_clients=5, min_available_nodes=4, fraction_evaluate=0.0, local_epochs=1
     )
