@@ -120,13 +120,6 @@ def test_replies_of_one_instant_are_taken_in_the_order_of_partition_ids() -> Non
     np.testing.assert_allclose(w(buffered(buffer, 7, delays([1.0] * 6))[0]), expected[-1].w, rtol=1e-12)
 
 
-def test_a_buffer_for_all_nodes_of_equal_speed_is_the_synchronous_run_bit_for_bit() -> None:
-    sync, ends = buffered(None, 4, FaultModel())
-    same, _ = buffered(6, 4, FaultModel())
-    np.testing.assert_array_equal(w(sync), w(same))
-    assert "staleness-mean" not in ends[1].train
-
-
 @pytest.mark.parametrize(
     "name", [name for name in AVERAGING if name not in ("SD-FEEL", "HierFAVG", "FedBAT")]
 )
@@ -341,13 +334,6 @@ def test_a_rule_over_nodes_has_each_node_once_in_a_buffer() -> None:
     assert any(len(set(nodes)) < 4 for nodes in seen)
     with pytest.raises(ValueError, match="buffer must have a size of at most 6, the nodes of a round"):
         played("FedAvg", 7, aggregation="median")
-
-
-def test_two_replies_of_a_node_count_twice() -> None:
-    strategy, _ = buffered(Buffer(10), 1)
-    expected = plain(Buffer(10), 1)
-    assert len({node for node, _ in expected[0].taken}) < 10
-    np.testing.assert_allclose(w(strategy), expected[-1].w, rtol=1e-12)
 
 
 def test_error_feedback_conserves_what_it_cuts_off() -> None:

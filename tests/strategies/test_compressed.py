@@ -493,15 +493,6 @@ def test_all_nodes_are_asked_for_the_same_entries_and_others_in_each_round() -> 
     assert asked == [{"randk(0.2,round=0)"}, {"randk(0.2,round=1)"}]
 
 
-@pytest.mark.parametrize("make", [flowers, sd_feel], ids=["FedAvg", "SDFeel"])
-def test_what_rand_k_lost_on_the_way_is_taken_back(make: Callable[[], Strategy]) -> None:
-    app = App(sabotage=lambda i, k, content: RecordDict() if (i, k) == (2, 1) else content)
-    net = model()
-    net.load_state_dict(run(Compressed(make(), "randk(0.2)"), app.grid(), 40).to_torch_state_dict())
-    assert app.memory_lost == 0
-    assert accuracy_and_loss(net)[0] > 0.8
-
-
 def test_only_the_updates_that_krum_selects_are_absorbed() -> None:
     app = App()
     run(Compressed(krum(), "randk(0.2)"), app.grid(), num_rounds=2)

@@ -8,14 +8,14 @@ import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from tests.clients.ceps.federation import Federation, squares
-from tests.clients.ceps.test_algorithm import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
+from tests.clients.ceps.test_algorithm import T, quadratic
 from tests.clients.contexts import answered, context
 from tests.oracles import ceps as oracle
 
 from hedgerow.clients import GradientPrivacy, LinearRegression, ceps_client, gaussian_variance, noised
 from hedgerow.clients.ceps.algorithm import penalty
 from hedgerow.tasks import LinearData, linear_part, sparse_truth
-from hedgerow.wire import Call, Purpose, generator, to_record
+from hedgerow.wire import Purpose, generator, to_record
 
 Array = npt.NDArray[np.float64]
 
@@ -143,36 +143,6 @@ def _receiver_keyed(found: Federation, iterations: int) -> Array:
     return found.models(iterations)
 
 
-def test_the_golden_trajectory_comes_out_of_the_handlers() -> None:
-    problems = [_WithEigenvalue(T[i], 3 * 2.1 * 4 * SIGMA[i]) for i in range(3)]
-    configs = [
-        {
-            **SETTINGS,
-            "num-nodes": 3,
-            "s": 2,
-            "r": 1.0,
-            "sigma-rule": "paper",
-            "kappa-low": KAPPA[i],
-            "kappa-high": KAPPA[i],
-            "neighbours": list(PATH[i]),
-        }
-        for i in range(3)
-    ]
-    found = Federation(ceps_client, problems, configs)
-    for k, expected in GOLDEN.items():
-        np.testing.assert_allclose(found.run_until(k)[:, [0, 3]], expected, atol=1e-8)
-
-
-class _WithEigenvalue(LinearRegression):
-    def __init__(self, target: Array, eigenvalue: float) -> None:
-        super().__init__(*(2 * x for x in (np.eye(4), target)))
-        self._eigenvalue = eigenvalue
-
-    @property
-    def largest_eigenvalue(self) -> float:
-        return self._eigenvalue
-
-
 # Reductions and invariants
 
 
@@ -183,14 +153,6 @@ def test_the_data_are_read_once_at_first_and_once_a_communication_and_missed_one
     missing = federation()
     missing.models(16)
     assert [missing.counts(i)["missed"] for i in range(M)] == [15 // kappa for kappa in kappas()]
-
-
-def test_one_bit_messages_have_their_length_and_only_wanted_ones_come() -> None:
-    found = federation(codec="1bcs", d=77)
-    found.run_until(12)
-    assert {len(payload) for _, _, payload in found.payloads} == {8 + 10}
-    used = sum(metrics["used"] - 1 for _, _, metrics in found.metrics)
-    assert used == len(found.payloads)
 
 
 @pytest.mark.parametrize("codec", ["dense64", "1bcs"])
@@ -247,19 +209,6 @@ def test_who_hears_nobody_keeps_still_and_says_so() -> None:
     assert np.linalg.norm(after - before) < 0.2 * np.linalg.norm(before)
 
 
-def test_broken_bytes_cost_their_sender_only() -> None:
-    found = federation(codec="1bcs")
-    publish = found.publish
-    found.publish = (
-        lambda k, senders: {  # type: ignore[method-assign]
-            j: payload[:-1] if j == senders[0] else payload for j, payload in publish(k, senders).items()
-        }
-    )
-    found.run_until(12)
-    rejected = sum(metrics["rejected"] for _, _, metrics in found.metrics)
-    assert 0 < rejected < len(found.payloads)
-
-
 def test_a_node_that_has_no_state_of_the_run_says_so_and_begins_anew() -> None:
     found = federation()
     found.run_until(9)
@@ -289,22 +238,6 @@ def test_a_second_hello_changes_nothing_and_publishing_twice_gives_the_same_byte
     assert {i: a.config_records["hello"]["next"] for i, a in answers.items()} == found.next
     assert {i: a.config_records["hello"]["want"] for i, a in answers.items()} == found.want
     assert np.array_equal(found.models(9), before)
-
-
-def test_one_nodes_error_does_not_fail_the_others() -> None:
-    found = federation(**{"kappa-low": 3, "kappa-high": 3})
-    k = min(found.next.values())
-    due = [i for i in range(M) if found.next[i] == k]
-    handler = found.app.batch_handler("train.update")
-    assert handler is not None
-    found.contexts[due[0]].state = RecordDict()
-    calls = [
-        Call(RecordDict({"config": ConfigRecord({"iteration": k})}), found.contexts[i], "train.update")
-        for i in due
-    ]
-    answers = handler(calls)
-    assert isinstance(answers[0], ValueError)
-    assert all(isinstance(answer, RecordDict) for answer in answers[1:])
 
 
 STRANGER = next(j for j in range(1, M) if j not in NEIGHBOURS[0])

@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.clients import sd_feel_client
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.sim import through_the_wire
 from hedgerow.wire import Call, lazy_array
@@ -218,23 +217,6 @@ def test_a_client_does_no_edge_servers_work(kind: str) -> None:
     answer = ask(context(partition=3), kind, NEIGHBOURS, COLUMN, **STEP)
     assert isinstance(answer, ValueError)
     assert str(answer) == f"partition 3 must be an edge for {kind}, got a client"
-
-
-def test_an_edge_server_introduces_itself_without_data() -> None:
-    def no_task(context: Context) -> Any:
-        raise AssertionError
-
-    handler = sd_feel_client(no_task).batch_handler("query.whoami")
-    assert handler is not None
-    (answer,) = handler([Call(RecordDict(), context(role="edge"), "query.whoami")])
-    assert isinstance(answer, RecordDict)
-    assert dict(answer["whoami"]) == {
-        "message-format": 1,
-        "partition-id": 4,
-        "num-examples": 0,
-        "role": "edge",
-        "group": "",
-    }
 
 
 def test_many_edge_servers_at_once_answer_what_each_answers_alone() -> None:

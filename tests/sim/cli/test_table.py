@@ -37,27 +37,6 @@ def test_an_export_says_how_many_rows(made: Path, tmp_path: Path) -> None:
     assert hedgerow("export", made, "--csv", tmp_path / "o.csv").stdout == f"{tmp_path / 'o.csv'}: 20 rows\n"
 
 
-def test_runs_of_several_problems_are_listed_with_their_data_and_not_subtracted(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
-    for name, settings in {"a": {"tau1": 1}, "b": {"tau1": 2}}.items():
-        write_run(f"runs/{name}", [2.0, 1.0], dataset="digits", **settings)
-    write_run("runs/c", [2.0, 1.5], dataset="mnist")
-    write_run("runs/d", [2.0, 1.5, 1.25], dataset="letters")
-    said = hedgerow("table", tmp_path / "runs", "--target", "loss=1").stdout
-    compared, alone = said.split("## Runs that no other is compared with\n\n")
-    assert compared.count("difference from digits, tau1=1 [95 % interval]") == 2
-    assert alone.startswith(
-        "### loss at rounds, the most that each spent\n\n"
-        "| variant | data set | loss, mean ± sd | evaluated at | seeds |\n"
-        "|---|---|---:|---:|---:|\n"
-        "| mnist | mnist | 1.5 | 1 | 1 of 1 |\n"
-        "| letters | letters | 1.25 | 2 | 1 of 1 |\n\n"
-        "### rounds to loss <= 1\n\n"
-        "| variant | data set | rounds, mean ± sd | reached |\n"
-    )
-
-
 @pytest.mark.parametrize("option", ["--csv", "--json", "--onnx", "--torchscript"])
 def test_an_export_into_no_folder_is_refused_and_makes_none(option: str, made: Path, tmp_path: Path) -> None:
     file = tmp_path / "nowhere/x.csv"

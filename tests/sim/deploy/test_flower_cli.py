@@ -196,15 +196,3 @@ def test_a_run_is_stopped_by_its_id(play: Play, tmp_path: Path) -> None:
     run.wait(20)
     run.stop()
     assert calls(tmp_path)[-1] == '["stop", "7", "there"]'
-
-
-def test_flowers_programs_see_a_home_of_their_own_and_this_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
-    env = environment(tmp_path)
-    assert env["FLWR_HOME"] == str(tmp_path)
-    assert env["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
-    assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)

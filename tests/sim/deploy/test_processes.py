@@ -109,13 +109,6 @@ def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(
     assert "T" not in {state(pid) for pid in family}
 
 
-def test_others_are_left_alone(make: Make) -> None:
-    one, other = (started(make(FAMILY), "children") for _ in range(2))
-    one.stop()
-    assert other.running
-    assert all(alive(pid) for pid in children(other))
-
-
 def test_programs_end_with_their_owner_though_it_is_killed(tmp_path: Path) -> None:
     owner = f"""
 import os, sys, time

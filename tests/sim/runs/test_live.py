@@ -98,16 +98,6 @@ def test_where_iterations_end_a_run_they_are_what_is_counted(logged: list[str], 
     ]
 
 
-def test_a_terminal_shows_one_line_that_is_rewritten(logged: list[str]) -> None:
-    with terminal(2) as (screen, progress):
-        for n in range(3):
-            progress(Round(n, {"loss": 2.0 - n}))
-    assert "round 1/2 | 0:00 left | loss 1.0000" in screen.getvalue()
-    assert "\x1b[2K" in screen.getvalue()
-    assert screen.getvalue().count("\n") == 1
-    assert logged == []
-
-
 def test_flowers_log_passes_above_the_live_line() -> None:
     with terminal(2) as (screen, progress):
         progress(Round(0, {"loss": 2.0}))
@@ -146,26 +136,6 @@ def kept_colors() -> Iterator[None]:
     yield
     for handler, colored in before.items():
         handler.colored = colored
-
-
-def test_only_warnings_are_logged_while_a_block_is_quiet() -> None:
-    logger, screen = logging.getLogger("flwr"), io.StringIO()
-    handler = StreamHandler(screen)
-    logger.addHandler(handler)
-    with pytest.raises(ZeroDivisionError), live.only_warnings(True):  # noqa: PT012
-        logger.log(INFO, "not this")
-        logger.warning("this")
-        raise ZeroDivisionError
-    with live.only_warnings(False):
-        logger.log(INFO, "and this")
-    logger.removeHandler(handler)
-    assert screen.getvalue() == "this\nand this\n"
-
-
-def test_quiet_shows_nothing(logged: list[str]) -> None:
-    with terminal(2, quiet=True) as (screen, progress):
-        progress(Round(0, {"loss": 2.0}))
-    assert (logged, screen.getvalue()) == ([], "")
 
 
 def record(n: int, **central: float) -> dict[str, Any]:

@@ -138,36 +138,6 @@ def test_where_an_apps_defaults_are_not_known_the_report_says_so(write_run: Writ
     )
 
 
-def test_runs_of_other_data_or_metrics_are_listed_with_their_data_and_not_subtracted(
-    write_run: WriteRun,
-) -> None:
-    write_run("a", [2.0, 1.0], dataset="digits")
-    write_run("b", [2.0, 1.0], dataset="mnist")
-    none = write_run("c", [None, None], dataset="none")
-    text = Page(report_html(load([none.parent]), targets={"loss": 1.0})).text
-    assert "variant data set seeds rounds loss accuracy" in text
-    assert "digits digits 1 1 1 0.75" in text
-    assert "none none 1 1 n/a n/a" in text
-    assert "difference" not in text.replace("Differences are paired", "")
-    assert text.count("rounds to loss <= 1") == 2
-
-
-def test_each_table_scrolls_in_its_own_box_and_long_cells_are_wide_enough(write_run: WriteRun) -> None:
-    run = of_app(write_run("a", [2.0, 1.0]), "x", cpu="a processor with a very long name, of many words")
-    text = report_html(load([run]))
-    page = Page(text)
-    names = [tag for tag, _ in page.elements]
-    for at, name in enumerate(names):
-        if name == "table":
-            assert page.elements[at - 1][1]["class"] == "wide"
-    assert names.count("table") == 2
-    assert {"class": "long"} in page.all("td")
-    style = "".join(text.partition("<style>")[2].partition("</style>")[0].split())
-    assert re.search(r"\.wide\{overflow-x:auto;", style)
-    assert "td.long{min-width:18rem;}" in style
-    assert "overflow:hidden" not in style
-
-
 def test_a_cost_that_only_some_runs_recorded_is_in_no_column(sweep: Path) -> None:
     first = sorted(sweep.glob("*/*"))[0]
     with_last(first, wall_seconds=3.0, train={"gradients": 5.0})

@@ -112,15 +112,6 @@ def test_labels_have_no_more_settings_than_tell_the_runs_apart(write_run: WriteR
     assert max(map(len, labels)) <= 48
 
 
-def test_a_long_value_is_cut_and_stays_distinct(write_run: WriteRun) -> None:
-    for name in ("a", "b"):
-        for seed in (0, 1):
-            folder = write_run(f"{name}{seed}", [2.0], seed=seed, partition="x" * 200 + name)
-    variants = load([folder.parent]).variants()
-    assert [list(seeds) for seeds in variants.values()] == [[0, 1], [0, 1]]
-    assert max(map(len, variants)) <= 48
-
-
 def test_runs_on_several_data_sets_are_labelled_by_them(write_run: WriteRun) -> None:
     write_run("a", [2.0], dataset="digits", rate=1)
     write_run("b", [2.0], dataset="mnist", rate=1)

@@ -12,7 +12,7 @@ from tests.strategies.quadratic import Quadratics, initial, run, servers
 from tests.strategies.sd_feel.edge_federation import EdgeFederation, Spoil
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import RosterError, SDFeel, TooFewRepliesError
 from hedgerow.strategies.sd_feel import preset
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, payload_bytes
@@ -355,13 +355,6 @@ def test_garbage_of_an_edge_server_is_dropped_counted_and_corrupts_nothing(what:
     assert_same_models(strategy, lost)
 
 
-def test_a_late_edge_server_is_lost_for_the_round_and_the_run_ends() -> None:
-    slow = {C + 1: FaultModel(delay=Delay("constant", (500.0,)))}
-    u, ends = relayed(sd_feel(tau2=1, max_wait=10_000.0), 3, faults=slow, timeout=60.0)
-    assert all(end.rejected == {"edge error 3": 1} for end in ends[1:])
-    assert np.isfinite(u).all()
-
-
 def test_an_edge_server_that_dies_leaves_the_run_going() -> None:
     # An introduction, a round with gossip of one step, and then no more.
     dies = {C + 2: FaultModel(crash_at={C + 2: 4})}
@@ -436,16 +429,6 @@ def test_an_edge_server_that_has_not_its_model_is_sent_it_again_and_no_bit_moves
     assert sum("own" in content for kind, _, content in grid.sent if kind == "train.gossip") == 1
 
 
-def test_an_edge_server_that_never_keeps_its_model_is_sent_it_with_every_step() -> None:
-    def spoil(d: int, kind: str, state: RecordDict, reply: RecordDict) -> RecordDict:
-        state.clear()
-        return reply
-
-    u, ends = relayed(sd_feel(tau2=1, alpha=2), 2, spoil=spoil)
-    assert [end.rejected for end in ends[1:]] == [{"edge no state": 2 * D}] * 2
-    assert np.array_equal(u, run(sd_feel("emulated", tau2=1, alpha=2), PROBLEM, 2)[0])
-
-
 def test_an_edge_server_whose_clients_were_all_lost_gossips_with_its_model_of_before() -> None:
     def participants(self: Any, server_round: int) -> list[int]:
         return [i for i in range(C) if CLUSTERS[i] != 1 or server_round > 1]
@@ -465,21 +448,6 @@ def test_an_edge_server_whose_clients_were_all_lost_gossips_with_its_model_of_be
 
 
 # Resume
-
-
-def test_a_run_whose_nodes_lost_their_state_resumes_to_the_same_bits_and_modelled_traffic() -> None:
-    options = {"alpha": 3, "participation": 0.4, "seed": 5}
-    whole = sd_feel(**options)
-    u, ends = relayed(whole, 8)
-    first, second = sd_feel(**options), sd_feel(**options)
-    relayed(first, 4)
-    second.load_state_dict(first.state_dict())
-    resumed, more = relayed(second, 8)
-    assert np.array_equal(resumed, u)
-    assert_same_models(second, whole)
-    assert [(end.round, end.bits, end.payload_bytes, end.sim_seconds) for end in more] == [
-        (end.round, end.bits, end.payload_bytes, end.sim_seconds) for end in ends[5:]
-    ]
 
 
 def test_starting_again_starts_afresh() -> None:
