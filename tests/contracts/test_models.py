@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from tests.strategies.averaging import AVERAGING, CONFIG, NODES, OPTIONS, PARTS, X, Y
+from tests.strategies.recording_grid import RecordingGrid
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalTask
@@ -147,25 +148,20 @@ def keys_in(content: Any) -> set[str]:
     return {key.split("/")[-1].split(":")[0] for key in found}
 
 
-class Watched(InProcessGrid):
-    """An engine that records the keys of all arrays, and the bytes of replies to ``train``."""
+class Watched(RecordingGrid):
+    """An engine that tells which arrays passed: the keys of those that train, and how often frozen ones."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.keys, self.frozen, self.up = set[str](), 0, 0
+    @property
+    def keys(self) -> set[str]:
+        return {
+            key
+            for _, _, content in self.sent + self.replies
+            for key in keys_in(RecordDict({k: v for k, v in content.items() if k != "frozen"}))
+        }
 
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        for message in messages:
-            self.frozen += "frozen" in message.content
-            self.keys |= keys_in(RecordDict({k: v for k, v in message.content.items() if k != "frozen"}))
-        return super().push_messages(messages)
-
-    def pull_messages(self, ids: Any) -> Any:
-        for message in (replies := list(super().pull_messages(ids))):
-            if message.has_content():
-                self.keys |= keys_in(message.content)
-        return replies
+    @property
+    def frozen(self) -> int:
+        return sum("frozen" in content for _, _, content in self.sent)
 
 
 def played(

@@ -1,7 +1,7 @@
 """A federation whose nodes can tell what they learnt within a sum, and a grid that loses what it should."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,28 +52,12 @@ class LossyGrid(RecordingGrid):
 
     def __init__(self, num_nodes: int, loses: Loses = NOTHING, client: Any = None, **options: Any) -> None:
         super().__init__(client or app(), num_nodes, **options)
-        self.loses = loses
-        self._instructions: dict[str, Message] = {}
+        self.loses, self.pull = loses, self._passed
         self._times: Counter[tuple[str, int]] = Counter()
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        ids = super().push_messages(messages)
-        self._instructions |= dict(zip(ids, messages, strict=True))
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._passed(message) for message in super().pull_messages(message_ids)]
-
-    def _passed(self, message: Message) -> Message:
-        instruction = self._instructions[message.metadata.reply_to_message_id]
-        kind = message.metadata.message_type
-        node = self.partitions[message.metadata.src_node_id]
-        time = self._times[kind, node]
+    def _passed(self, kind: str, node: int, reply: Message) -> Error | None:
         self._times[kind, node] += 1
-        if self.loses(kind, node, time):
-            return Message(Error(code=0, reason="lost"), reply_to=instruction)
-        return message
+        return Error(code=0, reason="lost") if self.loses(kind, node, self._times[kind, node] - 1) else None
 
 
 def run(

@@ -12,6 +12,7 @@ from tests.exercises.test_objects_of_ones_own import Cosines, FedAdam
 from tests.oracles import fedbuff as oracle
 from tests.strategies.averaging import AVERAGING, NODES, OPTIONS, model, net, start, task
 from tests.strategies.quadratic import Quadratics, initial, run
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
@@ -42,7 +43,13 @@ def delays(seconds: Any = tuple(SECONDS)) -> dict[int, FaultModel]:
 
 
 def buffered(
-    buffer: Any, updates: int, faults: Any = None, *, problem: Quadratics | None = None, **options: Any
+    buffer: Any,
+    updates: int,
+    faults: Any = None,
+    *,
+    problem: Quadratics | None = None,
+    grid: Any = None,
+    **options: Any,
 ) -> tuple[FedAvg, list[Any]]:
     """Return FedAvg with a buffer after a run on quadratics, and its rounds."""
     problem = problem or Quadratics(sizes=SIZES, centres=CENTRES)
@@ -50,7 +57,7 @@ def buffered(
         **{"num_clients": 6, "min_available_nodes": 6, "fraction_evaluate": 0.0, "local_steps": 2, **options},
         buffer=buffer,
     )
-    _, ends = run(strategy, problem, updates, faults=delays() if faults is None else faults)
+    _, ends = run(strategy, problem, updates, faults=delays() if faults is None else faults, grid=grid)
     return strategy, ends
 
 
@@ -272,22 +279,14 @@ def test_the_bound_on_updates_and_the_weights_hold() -> None:
     assert ends[1].train["weights-capped"] == 1
 
 
-def test_the_ledger_has_the_bytes_of_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, came = list[int](), list[int]()
-    push, pull = InProcessGrid.push_messages, InProcessGrid.pull_messages
-
-    def pushed(self: Any, messages: Any) -> Any:
-        sent.extend(payload_bytes(one.content) for one in messages if trains(one))
-        return push(self, messages)
-
-    def pulled(self: Any, ids: Any) -> Any:
-        replies = pull(self, ids)
-        came.extend(payload_bytes(one.content) for one in replies if trains(one))
-        return replies
-
-    monkeypatch.setattr(InProcessGrid, "push_messages", pushed)
-    monkeypatch.setattr(InProcessGrid, "pull_messages", pulled)
-    strategy, ends = buffered(Buffer(2), 9)
+def test_the_ledger_has_the_bytes_of_each_message_once() -> None:
+    problem = Quadratics(sizes=SIZES, centres=CENTRES)
+    grid = RecordingGrid(problem.client_app(), 6, faults=delays())
+    strategy, ends = buffered(Buffer(2), 9, problem=problem, grid=grid)
+    sent, came = (
+        [payload_bytes(content) for kind, _, content in passed if kind == "train"]
+        for passed in (grid.sent, grid.replies)
+    )
     down, up = (strategy.ledger.total(link) for link in (HUB_TO_NODE, NODE_TO_HUB))
     assert (down.messages, down.payload_bytes) == (len(sent), sum(sent))
     assert (up.messages, up.payload_bytes) == (len(came), sum(came))

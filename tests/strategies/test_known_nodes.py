@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import fedmud_client, sd_feel_client
 from hedgerow.sim import FaultModel, InProcessGrid
@@ -14,17 +15,6 @@ from hedgerow.wire import WHOAMI, to_record, view
 NODES = 12
 TRAIN = ConfigRecord({"seed": 0, "batch-size": 8, "learning-rate": 0.1})
 TASK = {"dataset": "mnist-5k", "model": "logistic", "seed": 0, "data-dir": "", "device": "cpu"}
-
-
-class AskedGrid(InProcessGrid):
-    """An engine whose nodes must be asked, and that counts how many were."""
-
-    asked = 0
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        self.asked += sum(message.metadata.message_type == WHOAMI for message in messages)
-        return super().push_messages(messages)
 
 
 def config(nodes=NODES, partition="dirichlet(0.3)", **more):
@@ -54,16 +44,16 @@ METHODS = {"feel": (feel, sd_feel_client()), "fedmud": (fedmud, fedmud_client())
 def test_a_run_comes_to_the_same_whether_nodes_are_asked_or_known(name: str) -> None:
     make, app = METHODS[name]
     ended = {}
-    for kind in (InProcessGrid, AskedGrid):
+    for kind in (InProcessGrid, RecordingGrid):
         strategy, grid = make(), kind(app, NODES, run_config=config())
         result = strategy.start(grid, arrays(), num_rounds=3, train_config=TRAIN)
         ended[kind] = {key: view(array).tobytes() for key, array in result.arrays.items()}
         ended[kind, "sizes"] = {i: strategy.federation.limits.weight_of(i) for i in range(NODES)}
         ended[kind, "traffic"] = strategy.ledger.state_dict()
-    assert isinstance(grid, AskedGrid)
-    assert grid.asked == NODES
+    assert isinstance(grid, RecordingGrid)  # Its nodes must be asked.
+    assert [kind for kind, _, _ in grid.sent].count(WHOAMI) == NODES
     for what in ((), ("sizes",), ("traffic",)):
-        one, other = (ended[(kind, *what) if what else kind] for kind in (InProcessGrid, AskedGrid))
+        one, other = (ended[(kind, *what) if what else kind] for kind in (InProcessGrid, RecordingGrid))
         assert one == other
 
 
@@ -90,7 +80,7 @@ def test_a_run_of_known_nodes_that_goes_on_ends_as_one_that_was_not_stopped(name
 
 def test_the_roster_says_of_known_nodes_what_they_would_tell() -> None:
     app, ends = sd_feel_client(), []
-    for kind in (InProcessGrid, AskedGrid):
+    for kind in (InProcessGrid, RecordingGrid):
         strategy = feel()
         roster = strategy.federation.gather(kind(app, NODES, run_config=config()))
         ends.append((list(roster.nodes), list(roster.present), dict(roster.node_ids), set(roster.online)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from tests.strategies.averaging import (
     AVERAGING,
     CONFIG,
@@ -17,12 +17,12 @@ from tests.strategies.averaging import (
     ROUNDS,
     X,
     Y,
-    failing_once,
     model,
     net,
     play,
     task,
 )
+from tests.strategies.recording_grid import RecordingGrid
 from torch.nn import functional
 
 from hedgerow.clients import sd_feel_client
@@ -60,30 +60,6 @@ def fedper(rounds: int, lr: float = 0.1, steps: int = 2) -> tuple[dict[str, Any]
     return body, heads
 
 
-class Seen(InProcessGrid):
-    """Keeps the keys of all arrays that travel."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.keys: set[str] = set()
-
-    columns = None  # messages alone
-
-    def push_messages(self, messages: Any) -> Any:
-        self._note(messages)
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Any) -> Any:
-        found = list(super().pull_messages(message_ids))
-        self._note(found)
-        return found
-
-    def _note(self, messages: list[Message]) -> None:
-        for message in messages:
-            if message.has_content():
-                self.keys |= {key for one in message.content.array_records.values() for key in one}
-
-
 def run(grid: InProcessGrid, strategy: FedAvg, rounds: int = ROUNDS) -> FedAvg:
     config = ConfigRecord({**CONFIG, "batch-size": 100})
     with flower_identity(1):
@@ -91,7 +67,7 @@ def run(grid: InProcessGrid, strategy: FedAvg, rounds: int = ROUNDS) -> FedAvg:
     return strategy
 
 
-@pytest.mark.parametrize("grid_class", [InProcessGrid, Seen])
+@pytest.mark.parametrize("grid_class", [InProcessGrid, RecordingGrid])
 def test_it_is_fedper_as_a_plain_loop(grid_class: Any) -> None:
     strategy = FedAvg(local_steps=2, local_layers=HEAD, **OPTIONS)
     with grid_class(sd_feel_client(task), NODES) as grid:
@@ -105,8 +81,11 @@ def test_it_is_fedper_as_a_plain_loop(grid_class: Any) -> None:
                 torch.testing.assert_close(found[key], value, rtol=0, atol=0)
         with flower_identity(1):
             metrics = NodeEvaluation(grid, strategy)(found)
-        if isinstance(grid, Seen):
-            assert grid.keys == set(body)
+        if isinstance(grid, RecordingGrid):
+            passed = [content for _, _, content in grid.sent + grid.replies]
+            assert {key for one in passed for record in one.array_records.values() for key in record} == set(
+                body
+            )
     own = []
     for head, part in zip(heads, PARTS, strict=True):
         node = net()
@@ -167,19 +146,6 @@ def test_it_is_in_every_method_that_averages(name: str) -> None:
     assert ends[-1].payload_bytes < plain_ends[-1].payload_bytes
     again, _ = play(name, local_layers=HEAD)
     np.testing.assert_array_equal(model(strategy), model(again))
-
-
-def test_a_round_that_is_repeated_moves_no_layer_twice() -> None:
-    fails_once = failing_once()
-    found = []
-    for kind in (fails_once, FedAvg):
-        strategy = kind(local_steps=2, local_layers=HEAD, **OPTIONS)
-        with InProcessGrid(sd_feel_client(task), NODES) as grid:
-            run(grid, strategy)
-            with flower_identity(1):
-                found.append(NodeEvaluation(grid, strategy)(to_state_dict(strategy.current_arrays())))
-    assert fails_once.tries == ROUNDS + 1
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import BatchClientApp, each, introduced, whoami
-from hedgerow.sim import InProcessGrid
 from hedgerow.sim.runs.packing_grid import PackingGrid
 from hedgerow.wire import WHOAMI, to_record
 
@@ -47,29 +47,7 @@ def plain() -> ClientApp:
     return app
 
 
-class Wire(InProcessGrid):
-    """Notes what goes over it."""
-
-    def __init__(self, app: ClientApp) -> None:
-        super().__init__(app, 2, strict=True)
-        self.sent: list[RecordDict] = []
-        self.came: list[RecordDict] = []
-        self.spoil = lambda content: content
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        self.sent += [message.content for message in messages]
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = list(super().pull_messages(message_ids))
-        for reply in replies:
-            reply.content = self.spoil(reply.content)
-        self.came += [reply.content for reply in replies]
-        return replies
-
-
-def asked(grid: Wire, kinds: Iterable[str]) -> list[RecordDict]:
+def asked(grid: RecordingGrid, kinds: Iterable[str]) -> list[RecordDict]:
     """Ask two nodes for each kind; return the replies to the last."""
     packing, replies = cast(Grid, PackingGrid(grid)), list[Message]()
     model = to_record({f"layer{i}": np.full(3, i) for i in range(4)})
@@ -88,9 +66,9 @@ def asked(grid: Wire, kinds: Iterable[str]) -> list[RecordDict]:
 def test_nodes_that_read_packed_contents_get_and_send_them_and_others_never(
     app: Any, kinds: list[str], few: bool
 ) -> None:
-    with Wire(app()) as grid:
+    with RecordingGrid(app(), 2, strict=True) as grid:
         replies = asked(grid, kinds)
-        for content in (*grid.sent[-2:], *grid.came[-2:]):
+        for _, _, content in (*grid.sent[-2:], *grid.replies[-2:]):
             assert is_packed(content) == few
             assert any(isinstance(record, ArrayRecord) for record in content.values()) != few
     for content in replies:
@@ -101,7 +79,7 @@ def test_nodes_that_read_packed_contents_get_and_send_them_and_others_never(
 
 
 def test_nodes_are_not_asked_in_a_simulation() -> None:
-    with Wire(ours()) as grid:
+    with RecordingGrid(ours(), 2, strict=True) as grid:
         messages = [
             Message(RecordDict({"config": ConfigRecord()}), node, WHOAMI) for node in grid.get_node_ids()
         ]
@@ -112,14 +90,13 @@ def test_nodes_are_not_asked_in_a_simulation() -> None:
 
 def test_a_reply_that_cannot_be_unpacked_comes_as_it_is_and_the_others_are_read() -> None:
     broken = RecordDict({"packed.0/arrays": ConfigRecord({"layout": "7", "data": b""})})
-    with Wire(ours()) as grid:
-        first: list[int] = []
+    first: list[int] = []
 
-        def spoil(content: RecordDict) -> RecordDict:
-            if not is_packed(content) or first:
-                return content
-            first.append(1)
-            return broken
+    def spoil(kind: str, partition: int, reply: Message) -> RecordDict | None:
+        if not is_packed(reply.content) or first:
+            return None
+        first.append(1)
+        return broken
 
-        grid.spoil = spoil
+    with RecordingGrid(ours(), 2, strict=True, pull=spoil) as grid:
         assert sorted(map(list, asked(grid, [WHOAMI, "train"]))) == [["arrays", "seen"], ["packed.0/arrays"]]

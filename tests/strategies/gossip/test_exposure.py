@@ -6,7 +6,6 @@ The nodes are real, every message and state is serialised, and all noise that is
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,16 @@ class Grid(RecordingGrid):
     """An engine whose nodes lose their state before some of its updates."""
 
     def __init__(self, *, lose: dict[int, int] | None = None, **options: Any) -> None:
-        super().__init__(APP, M, strict=True, **options)
+        super().__init__(APP, M, strict=True, push=self._restart, **options)
         # Before the update of an iteration, the node that restarts.
         self.lose = dict(lose or {})
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            if message.metadata.message_type == UPDATE:
-                i = self.lose.pop(int(message.content["config"]["iteration"]), None)
-                for node in self._nodes.values():
-                    if node.partition_id == i:
-                        node.state = RecordDict()
-        return super().push_messages(messages)
+    def _restart(self, kind: str, partition: int, content: RecordDict) -> None:
+        if kind == UPDATE:
+            i = self.lose.pop(int(content["config"]["iteration"]), None)
+            for node in self._nodes.values():
+                if node.partition_id == i:
+                    node.state = RecordDict()
 
 
 @pytest.fixture
@@ -209,15 +205,11 @@ def test_a_count_that_is_none_changes_nothing(told: Any) -> None:
 
 
 def test_a_node_that_tells_a_huge_count_does_not_end_the_run(tmp_path: Path) -> None:
-    class Lying(Grid):
-        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-            pulled = super().pull_messages(message_ids)
-            for message in pulled:
-                if message.has_content() and "next" in message.content:
-                    message.content["next"]["releases"] = [2**31 - 1, 0]
-            return pulled
+    def lie(kind: str, partition: int, reply: Message) -> None:
+        if reply.has_content() and "next" in reply.content:
+            reply.content["next"]["releases"] = [2**31 - 1, 0]
 
-    told = run(ceps(), Lying(), 3)
+    told = run(ceps(), Grid(pull=lie), 3)
     assert cost(100) < told["epsilon"] < math.inf
 
 

@@ -5,7 +5,7 @@ Nodes are devices here, with keys of their own, unless a test says that they are
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,33 +54,17 @@ class Relay(RecordingGrid):
     """A server that keeps all that passes, and may change what it hands on."""
 
     def __init__(self, attack: Attack | None = None, **options: Any) -> None:
-        super().__init__(APP, M, strict=True, **options)
-        self.attack = attack
+        super().__init__(APP, M, strict=True, push=attack, pull=self._told, **options)
         # What was published, as it was before anything was coded: sender, iteration, vector.
         self.published: list[tuple[int, int, Any, ConfigRecord]] = []
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        if self.attack is not None:
-            for message in messages:
-                partition = self.partitions[message.metadata.dst_node_id]
-                self.attack(message.metadata.message_type, partition, message.content)
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        pulled = super().pull_messages(message_ids)
-        for message in pulled:
-            if message.has_content() and "payload" in message.content:
-                state = self._nodes[message.metadata.src_node_id].state
-                sender = self.partitions[message.metadata.src_node_id]
-                k = int(state.config_records["ceps-state"]["iteration"])  # type: ignore[arg-type]
-                arrays = state.array_records["ceps"]
-                vector = view(arrays["w" if "w" in arrays else "x"]).copy()
-                self.published.append((sender, k, vector, message.content.config_records["payload"]))
-        return pulled
-
-    def states(self) -> dict[int, RecordDict]:
-        return {node.partition_id: node.state for node in self._nodes.values()}
+    def _told(self, kind: str, sender: int, reply: Message) -> None:
+        if reply.has_content() and "payload" in reply.content:
+            state = self.states()[sender]
+            k = int(state.config_records["ceps-state"]["iteration"])  # type: ignore[arg-type]
+            arrays = state.array_records["ceps"]
+            vector = view(arrays["w" if "w" in arrays else "x"]).copy()
+            self.published.append((sender, k, vector, reply.content.config_records["payload"]))
 
     def models(self) -> Any:
         return np.stack(
@@ -461,7 +445,7 @@ def test_a_node_that_lost_its_state_is_introduced_again(devices: Path) -> None:
             lost["done"] = True
             next(node for node in grid._nodes.values() if node.partition_id == 2).state = RecordDict()
 
-    grid.attack = forget
+    grid.push = forget
     _, ends = run(ceps(num_iterations=30), grid)
     assert lost["done"]
     assert ends[-1].train["restarted"] == 1
@@ -540,19 +524,12 @@ def test_what_is_booked_is_what_travels(devices: Path) -> None:
 
 def test_a_node_that_cannot_seal_takes_no_part() -> None:
     # Its answer to a hello holds no introduction.
+    def without(kind: str, partition: int, reply: Message) -> None:
+        if (kind, partition) == ("query.hello", 4):
+            reply.content["hello"].pop("introduction", None)
+
     grid = Relay()
-    honest = grid.pull_messages
-
-    def without(message_ids: Iterable[str]) -> list[Message]:
-        pulled = honest(message_ids)
-        for message in pulled:
-            if message.metadata.src_node_id == next(
-                n.node_id for n in grid._nodes.values() if n.partition_id == 4
-            ):
-                message.content.config_records.get("hello", ConfigRecord()).pop("introduction", None)
-        return pulled
-
-    grid.pull_messages = without  # type: ignore[method-assign]
+    grid.pull = without
     _, ends = run(ceps(), grid)
     assert not any(kind == "train.update" and partition == 4 for kind, partition, _ in grid.sent)
     assert total(ends, "deliveries") > 0

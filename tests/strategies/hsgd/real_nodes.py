@@ -1,6 +1,6 @@
 """HSGD on the suite's own nodes and small networks, with a server that keeps all, and may change it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
-from tests.strategies.recording_grid import RecordingGrid
+from flwr.app import ArrayRecord, RecordDict
+from tests.strategies.recording_grid import Push, RecordingGrid
 
 import hedgerow.clients.links
 from hedgerow.clients import Party, hsgd_client
@@ -21,9 +21,6 @@ from hedgerow.wire import to_record, view
 GROUPS, PEOPLE, FEATURES = 2, 8, (16, 18)
 MODEL = split_model("mlp", (FEATURES[0],), (FEATURES[1],), 2, 3)
 BLOCKS = {"head": MODEL.head, "hospital": MODEL.hospital, "device": MODEL.device}
-
-# Type of a message, the partition that it is for, its content; returns another content, or None.
-Attack = Callable[[str, int, RecordDict], RecordDict | None]
 
 
 @dataclass
@@ -58,23 +55,10 @@ class World:
 class Server(RecordingGrid):
     """Keeps all that passes, and may change what it hands on."""
 
-    def __init__(self, world: World, attack: Attack | None = None, **options: Any) -> None:
+    def __init__(self, world: World, attack: Push | None = None, **options: Any) -> None:
         app = hsgd_client(lambda context: world.parties[int(context.node_config["partition-id"])])
-        super().__init__(app, len(world.parties), strict=True, **options)
-        self.world, self.attack = world, attack
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages if self.attack is not None else ():
-            assert self.attack is not None
-            partition = self.partitions[message.metadata.dst_node_id]
-            changed = self.attack(message.metadata.message_type, partition, message.content)
-            if changed is not None:
-                message.content = changed
-        return super().push_messages(messages)
-
-    def states(self) -> dict[int, RecordDict]:
-        return {node.partition_id: node.state for node in self._nodes.values()}
+        super().__init__(app, len(world.parties), strict=True, push=attack, **options)
+        self.world = world
 
     def asked(self, kind: str) -> Iterator[tuple[int, RecordDict, RecordDict]]:
         """Yield what each party was sent and what it told, one after the other."""

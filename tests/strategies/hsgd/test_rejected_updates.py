@@ -6,7 +6,7 @@ the size of a stack may then round the others' steps otherwise. That was seen (C
 ``devices``: 3e-8, the loss the same to every digit shown), and is what ``loop`` is for (docs/bits.md).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -34,31 +34,26 @@ class Failing(Server):
         of: Collection[int],
         a_round: int,
     ) -> None:
-        super().__init__(world, run_config={"training-mode": mode})
+        super().__init__(
+            world, self._asked, pull=self._told if change else None, run_config={"training-mode": mode}
+        )
         self.who, self.change, self.of, self.asked, self.a_round = who, change, of, 0, a_round
 
-    def _hit(self, kind: str, node_id: int, *, asked: bool) -> bool:
-        if (kind, self.partitions[node_id]) != (KIND, self.who):
+    def _hit(self, kind: str, partition: int, *, asked: bool) -> bool:
+        if (kind, partition) != (KIND, self.who):
             return False
         self.asked += asked
         return (self.asked - 1) % self.a_round in self.of
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            about = message.metadata
-            if self._hit(about.message_type, about.dst_node_id, asked=True) and self.change is None:
-                message.content = RecordDict({"config": ConfigRecord({"t": -1})})
-        return super().push_messages(messages)
+    def _asked(self, kind: str, partition: int, content: RecordDict) -> RecordDict | None:
+        if self._hit(kind, partition, asked=True) and self.change is None:
+            return RecordDict({"config": ConfigRecord({"t": -1})})
+        return None
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        pulled = super().pull_messages(message_ids)
-        for message in pulled if self.change is not None else ():
-            about = message.metadata
-            if self._hit(about.message_type, about.src_node_id, asked=False):
-                assert self.change is not None
-                self.change(message.content)
-        return pulled
+    def _told(self, kind: str, partition: int, reply: Message) -> None:
+        if self._hit(kind, partition, asked=False):
+            assert self.change is not None
+            self.change(reply.content)
 
 
 def no_metrics(told: RecordDict) -> None:

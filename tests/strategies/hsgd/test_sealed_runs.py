@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from tests.strategies.hsgd.real_nodes import (
     GROUPS,
@@ -308,25 +308,19 @@ def test_a_node_that_pins_keys_takes_part_in_no_plain_run(devices: Path) -> None
     assert ends[0].train["lost-groups"] == 1
 
 
-class Liar(Server):
-    """Lets a partition tell something else of itself when it is paired."""
+def lying(world: World, liar: int, **told: Any) -> Server:
+    """Return a grid on which a partition tells something else of itself when it is paired."""
 
-    def __init__(self, world: World, liar: int, **told: Any) -> None:
-        super().__init__(world)
-        self.liar, self.told = liar, told
+    def lie(kind: str, partition: int, reply: Message) -> None:
+        if (kind, partition) == ("query.pair", liar):
+            reply.content["pair"].update(told)
 
-    def pull_messages(self, message_ids: Any) -> Any:
-        pulled = super().pull_messages(message_ids)
-        for message in pulled:
-            about = message.content.config_records.get("pair") if message.has_content() else None
-            if about is not None and self.partitions[message.metadata.src_node_id] == self.liar:
-                about.update(self.told)
-        return pulled
+    return Server(world, pull=lie)
 
 
 def test_who_tells_anothers_name_takes_no_part(devices: Path) -> None:
     world = World("devices")
-    liar = Liar(world, GROUPS + 2, name=str(GROUPS + 1))
+    liar = lying(world, GROUPS + 2, name=str(GROUPS + 1))
     _, ends, _ = run(strategy(world, sealed=True), world, 1, liar)
     assert ends[0].train["groups"] == GROUPS
     assert ends[0].sent == 2 * (len(world.parties) - 1)
@@ -336,7 +330,7 @@ def test_who_tells_anothers_name_takes_no_part(devices: Path) -> None:
 def test_of_encodings_that_as_many_tell_those_go_first_that_fit_the_head(liar: int) -> None:
     world = World("edges")
     hsgd = strategy(world)
-    _, ends, _ = run(hsgd, world, 1, Liar(world, liar, encoding=3))
+    _, ends, _ = run(hsgd, world, 1, lying(world, liar, encoding=3))
     assert [group.number for group in hsgd.groups] == [1]
     assert (ends[0].train["left-out-other-form"], ends[0].train["left-out-no-group"]) == (1, 1)
 
