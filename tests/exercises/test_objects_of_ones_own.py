@@ -1,6 +1,5 @@
 """A user's own aggregator, server step and part, in every method that averages."""
 
-from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,10 @@ from tests.strategies.hsgd.test_algorithm import ended
 from hedgerow.clients import sd_feel_client
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import (
-    Exchange,
     FedAvg,
-    Mean,
-    RoundContext,
-    RoundFailedError,
     SDFeel,
     SecureSum,
     ServerStep,
-    Steps,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -94,21 +88,6 @@ def test_its_state_is_in_checkpoints(name: str) -> None:
         again.load_state_dict(half.state_dict())
         start(again, grid, ROUNDS)
     np.testing.assert_array_equal(model(again), with_momentum(name))
-
-
-def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
-    class Once(Momentum):  # type: ignore[misc,valid-type]
-        tries = 0
-
-        def means(self, exchange: Exchange, run: RoundContext) -> Steps[Mapping[int, Mean]]:
-            means = yield from super().means(exchange, run)
-            Once.tries += 1
-            if Once.tries == 2:
-                raise RoundFailedError
-            return means
-
-    np.testing.assert_array_equal(model(play("FedAvg", aggregation=Once(0.5))[0]), with_momentum("FedAvg"))
-    assert Once.tries == ROUNDS + 1
 
 
 # FedMUD redraws its factors.

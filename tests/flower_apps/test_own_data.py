@@ -2,7 +2,7 @@
 
 import json
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -379,13 +379,3 @@ def test_a_run_names_no_module_on_a_node_that_does_not_allow_it(
     run(SIMILARITY_FREE, tmp_path / "let", files(split, **{"allow-imports": "own_model:net"}), **changes)
     with pytest.raises(TooFewRepliesError):
         run(SIMILARITY_FREE, tmp_path / "not", files(split), **changes)
-
-
-@pytest.fixture(autouse=True)
-def _log_is_seen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    import logging
-
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    yield
-    logger.removeHandler(caplog.handler)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
 from hedgerow.clients import BatchClientApp, TrainHandler, TrainResult, whoami
-from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import (
     Ask,
     ErrorFeedback,
@@ -168,23 +168,6 @@ def test_a_server_step_moves_the_model_alone() -> None:
     x, s = played(Both(server_step=Half()))
     np.testing.assert_allclose(x, np.full(8, 2.5))
     np.testing.assert_allclose(s, np.full(6, 50.0))
-
-
-def test_a_resumed_run_has_both() -> None:
-    whole = played(Both(), rounds=4)
-    half = Both()
-    played(half, rounds=2)
-    resumed = Both()
-    resumed.load_state_dict(half.state_dict())
-    for a, b in zip(whole, played(resumed, rounds=4), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_a_lost_reply_costs_its_row_alone() -> None:
-    strategy = Both(min_train_nodes=1)
-    x, s = played(strategy, faults=FaultModel(dropout=0.5), seed=3, rounds=1)
-    assert 0 < strategy.report.accepted < NODES
-    np.testing.assert_allclose(s[:1], 10 * x[:1])
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,11 @@ from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import (
     FedAvg,
     FlowerAggregation,
-    Mean,
-    RoundContext,
-    RoundFailedError,
     ServerAdagrad,
     ServerAdam,
     ServerMomentum,
     ServerStep,
     ServerYogi,
-    Steps,
 )
 from hedgerow.strategies.parts import parse_server_step
 from hedgerow.wire import Layout
@@ -176,24 +172,6 @@ def test_a_baseline_resumes_bit_for_bit() -> None:
         start(through, grid, 4)  # A second run starts anew.
     np.testing.assert_array_equal(model(again), first)
     np.testing.assert_array_equal(model(through), first)
-
-
-def test_a_failed_round_leaves_the_strategy_as_it_was() -> None:
-    class FailsOnce(FlowerAggregation):
-        tries = 0
-
-        def means(self, exchange: Any, run: RoundContext) -> Steps[Mapping[int, Mean]]:
-            means = yield from super().means(exchange, run)
-            FailsOnce.tries += 1
-            if FailsOnce.tries == 2:
-                raise RoundFailedError
-            return means
-
-    failed = play("FedAvg", aggregation=FailsOnce(flower.FedAdam(**SINGLE)))[0]
-    np.testing.assert_array_equal(
-        model(failed), model(play("FedAvg", aggregation=FlowerAggregation.parse("FedAdam"))[0])
-    )
-    assert FailsOnce.tries == ROUNDS + 1
 
 
 def test_what_python_draws_elsewhere_stays_as_it_is() -> None:

@@ -151,20 +151,6 @@ def test_node_ids_do_not_give_the_partitions_away(num_nodes: int, seed: int) -> 
 # Errors
 
 
-def test_an_exception_becomes_an_error_reply_and_the_others_go_on() -> None:
-    def fail_on_one(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 1:
-            raise KeyError("no such thing")
-        return answer_with(context, message)
-
-    grid = InProcessGrid(app_of(fail_on_one), 3)
-    replies = grid.send_and_receive(messages(grid))
-    errors = [reply.error for reply in replies if reply.has_error()]
-    assert [error.code for error in errors] == [2]
-    assert "KeyError: 'no such thing'" in errors[0].reason
-    assert len(replies) == 3
-
-
 def test_an_exception_rolls_the_state_back() -> None:
     def write_then_fail(message: Message, context: Context) -> Message:
         reply = count(message, context)
