@@ -13,9 +13,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from tests.flower_apps.cases import CASES, SD_FEEL, SIMILARITY_FREE, AppCase
+from tests.strategies.recording_grid import RecordingGrid
 from tests.wire.links.addresses import addresses
 
-from hedgerow.sim import InProcessGrid, plan_run
+from hedgerow.sim import plan_run
 from hedgerow.strategies import EdgeServerSDFeel, FederatedStrategy
 from hedgerow.wire import view
 
@@ -63,33 +64,23 @@ PAIRS += [
 ]
 
 
-class Recording(InProcessGrid):
-    """A grid that keeps what it sends; its nodes tell besides whether they clipped, as Flower's mod does."""
+class Recording(RecordingGrid):
+    """A grid whose nodes tell besides whether they clipped, as Flower's mod does."""
 
     def __init__(self, app: Any, nodes: int, **options: Any) -> None:
-        super().__init__(app, nodes, **options)
+        super().__init__(app, nodes, pull=self._clipped, **options)
         self.nodes = nodes
-        self.sent: list[Message] = []
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        self.sent += messages
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        for reply in replies:
-            if reply.has_content():
-                for record in reply.content.values():
-                    if isinstance(record, MetricRecord):
-                        record[_NORM_BIT] = 0
-        return replies
+    def _clipped(self, kind: str, partition: int, reply: Message) -> None:
+        for record in reply.content.values() if reply.has_content() else ():
+            if isinstance(record, MetricRecord):
+                record[_NORM_BIT] = 0
 
     def models(self, server_round: int) -> list[ArrayRecord]:
         """What nodes were sent to train on in a round."""
         return [
             record
-            for message in self.sent
+            for message in self._instructions.values()
             if message.metadata.message_type.startswith("train")
             and message.metadata.group_id == str(server_round)
             for record in message.content.values()

@@ -6,16 +6,16 @@ is booked by the message; for the defaults of every app that is in tests/contrac
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, Context, RecordDict
 from tests.strategies.ceps.test_baselines import STRATEGIES as GOSSIP
 from tests.strategies.ceps.test_baselines import fakes
 from tests.strategies.ceps.test_baselines import make as gossip
@@ -32,7 +32,7 @@ from tests.strategies.recording_grid import RecordingGrid
 from tests.strategies.sd_feel.edge_federation import EdgeFederation
 from torch import nn
 
-from hedgerow.clients import LocalTask, compress_reply, similarity_free_client
+from hedgerow.clients import LocalTask, sd_feel_client, similarity_free_client
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import (
     NODE_TO_NODE,
@@ -83,61 +83,41 @@ def modelled(ledger: Ledger) -> set[str]:
     return set(ledger.by_link()) - {HUB_TO_NODE, NODE_TO_HUB}
 
 
-# A model with running statistics and a counter, which are no parameters.
-
-PARAMETERS = 3 * 2 + 4
 CLIENTS, SERVERS, ROUNDS = 6, 3, 4
 CLUSTERED: dict[str, Any] = {"min_available_nodes": CLIENTS}
-STATISTICS = {
-    "a.weight": np.ones((3, 2), np.float32),
-    "norm.running_mean": np.zeros(2, np.float32),
-    "norm.num_batches_tracked": np.array(0, np.int64),
-    "b.bias": np.zeros(4, np.float32),
-}
-MODEL = payload_bytes(to_record(STATISTICS))
 
 
-@dataclass
-class Drifting:
-    """Clients that move every entry of their model by one."""
+class Net(nn.Module):
+    """Linear layers around running statistics and a counter."""
 
-    sizes: Sequence[int] = tuple(range(1, CLIENTS + 1))
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.out = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
 
-    def client_app(self, mods: Sequence[Any] = ()) -> ClientApp:
-        app = ClientApp(mods=list(mods))
-
-        @app.train()
-        def train(message: Message, context: Context) -> Message:
-            moved = {key: array.numpy() for key, array in message.content["arrays"].items()}
-            moved = {key: np.asarray(values + 1, values.dtype) for key, values in moved.items()}
-            return self.reply(message, context, arrays=to_record(moved))
-
-        @app.evaluate()
-        def evaluate(message: Message, context: Context) -> Message:
-            return self.reply(message, context)
-
-        @app.query("whoami")
-        def whoami(message: Message, context: Context) -> Message:
-            client = int(context.node_config["partition-id"])
-            me = ConfigRecord({"partition-id": client, "num-examples": self.sizes[client]})
-            return Message(RecordDict({"whoami": me}), reply_to=message)
-
-        return app
-
-    def reply(self, message: Message, context: Context, **more: ArrayRecord) -> Message:
-        size = self.sizes[int(context.node_config["partition-id"])]
-        told = MetricRecord({"num-examples": size, "loss": 0.0})
-        return Message(RecordDict({**more, "metrics": told}), reply_to=message)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.hidden(x)).relu())
 
 
-def start(strategy: Any, grid: RecordingGrid, arrays: Mapping[str, Any] | None = None) -> RecordingGrid:
+STREAM = torch.Generator().manual_seed(1)
+X, Y = torch.randn(60, 4, generator=STREAM), torch.randint(0, 3, (60,), generator=STREAM)
+MODEL = payload_bytes(to_record(Net().state_dict()))
+# Running statistics and counters are no parameters.
+PARAMETERS = sum(parameter.numel() for parameter in Net().parameters())
+
+
+def task(context: Context) -> LocalTask:
+    return LocalTask(Net(), X, Y, np.arange(10) + 10 * int(context.node_config["partition-id"]))
+
+
+def start(strategy: Any, grid: RecordingGrid) -> RecordingGrid:
+    config = ConfigRecord({"learning-rate": 0.1, "batch-size": 5, "seed": 0})
     with flower_identity(1):
-        strategy.start(grid, to_record(STATISTICS if arrays is None else arrays), num_rounds=ROUNDS)
+        strategy.start(grid, to_record(Net().state_dict()), num_rounds=ROUNDS, train_config=config)
     return grid
 
 
-def drifting(strategy: Any, *mods: Any) -> RecordingGrid:
-    return start(strategy, RecordingGrid(Drifting().client_app(mods), CLIENTS))
+def trained(strategy: Any) -> RecordingGrid:
+    return start(strategy, RecordingGrid(sd_feel_client(task), CLIENTS))
 
 
 def sd_feel(edge_servers: str, alpha: int) -> SDFeel:
@@ -157,7 +137,8 @@ def assert_clients_are_booked(ledger: Ledger, grid: RecordingGrid, up: str, down
 @pytest.mark.parametrize("alpha", [1, 3])
 def test_sd_feel_with_edge_servers_that_are_nodes(alpha: int) -> None:
     strategy = sd_feel("nodes", alpha)
-    grid = start(strategy, EdgeFederation(Drifting(), SERVERS).recording())  # type: ignore[arg-type]
+    clients: Any = SimpleNamespace(sizes=range(CLIENTS), client_app=lambda: sd_feel_client(task))
+    grid = start(strategy, EdgeFederation(clients, SERVERS).recording())
     assert_clients_are_booked(strategy.ledger, grid, "client->edge", "edge->client")
     gossiped = [content["models"] for kind, _, content in grid.sent if kind == "train.gossip"]
     passed = strategy.ledger.total("edge->edge")
@@ -177,7 +158,7 @@ def test_sd_feel_with_edge_servers_that_are_nodes(alpha: int) -> None:
 
 def test_hierfavg() -> None:
     strategy = HierFAvg(num_servers=SERVERS, tau1=2, tau2=2, **CLUSTERED)
-    grid = drifting(strategy)
+    grid = trained(strategy)
     assert_clients_are_booked(strategy.ledger, grid, "client->edge", "edge->client")
     for link in ("edge->cloud", "cloud->edge"):  # emulated: one model of each server, every second round
         exchanges = ROUNDS // 2 * SERVERS
@@ -194,14 +175,14 @@ def test_hierfavg() -> None:
     ids=["feel", "fedavg"],
 )
 def test_methods_without_servers_between_book_their_clients_models(strategy: Any, up: str, down: str) -> None:
-    grid = drifting(strategy)
+    grid = trained(strategy)
     assert_clients_are_booked(strategy.ledger, grid, up, down)
 
 
 @pytest.mark.parametrize("compressor", ["topk(0.5)", "sign", "identity"])
 def test_compressed_uplinks_of_another_method(compressor: str) -> None:
     strategy = Compressed(sd_feel("emulated", 1), compressor)
-    grid = drifting(strategy, compress_reply)
+    grid = trained(strategy)
     assert_hub_is_booked(strategy.ledger, grid)
     assert booked(strategy.ledger, "edge->client") == records(grid.sent, "train")
     name = "arrays" if compressor == "identity" else "update"
@@ -213,44 +194,27 @@ def test_compressed_uplinks_of_another_method(compressor: str) -> None:
 
 def test_the_clock_sends_parameters_alone() -> None:
     strategy = FedAvg(local_steps=2, **CLUSTERED)
-    drifting(strategy)
+    trained(strategy)
     assert strategy.time.system(strategy.federation).num_params == PARAMETERS
 
 
 # Similarity-free
 
 
-class Net(nn.Module):
-    """Linear layers around running statistics and a counter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.norm, self.out = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.norm(self.hidden(x)).relu())
-
-
 @pytest.mark.parametrize("operator", ["gradient", "prox"])
 @pytest.mark.parametrize("compressor", ["identity", "topk(0.2)", "sign", "ternary"])
 def test_similarity_free(operator: Any, compressor: str) -> None:
-    stream, net = torch.Generator().manual_seed(1), Net()
-    x, y = torch.randn(40, 4, generator=stream), torch.randint(0, 3, (40,), generator=stream)
-    app = similarity_free_client(
-        lambda context: LocalTask(net, x, y, np.arange(10) + 10 * int(context.node_config["partition-id"]))
-    )
     strategy = SimilarityFree(
         schedule=Fixed(c=0.1, num_rounds=ROUNDS), operator=operator, compressor=compressor, local_iters=2,
         batch_size=5, min_available_nodes=4,
     )  # fmt: skip
-    grid = start(strategy, RecordingGrid(app, 4), Net().state_dict())
+    grid = start(strategy, RecordingGrid(similarity_free_client(task), 4))
     assert booked(strategy.ledger, "server->worker") == records(grid.sent, "train")
     name = "arrays" if compressor == "identity" else "update"
     assert booked(strategy.ledger, "worker->server") == records(grid.replies, "train", name)
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    assert strategy.ledger.total("server->worker").nominal_bits == 4 * ROUNDS * 32 * parameters
+    assert strategy.ledger.total("server->worker").nominal_bits == 4 * ROUNDS * 32 * PARAMETERS
     if compressor != "ternary":  # whose bits depend on what it sends
-        bits = parse_compressor(compressor).bits(parameters)
+        bits = parse_compressor(compressor).bits(PARAMETERS)
         assert strategy.ledger.total("worker->server").nominal_bits == 4 * ROUNDS * bits
 
 
@@ -419,7 +383,7 @@ def test_devices_of_pairs_get_back_the_models_that_they_do_not_keep() -> None:
 def test_a_round_tells_the_traffic_of_every_link_since_the_start() -> None:
     strategy, ends = sd_feel("emulated", 1), list[RoundEnd]()
     strategy.on_round_end = [ends.append]
-    drifting(strategy)
+    trained(strategy)
     assert [end.by_link for end in ends[:1]] == [{}]
     assert [sorted(end.by_link) for end in ends[1:3]] == [
         ["client->edge", "edge->client", HUB_TO_NODE, NODE_TO_HUB],
@@ -436,7 +400,7 @@ def test_a_round_tells_the_traffic_of_every_link_since_the_start() -> None:
 def test_the_traffic_of_a_round_is_plain_numbers_in_a_record() -> None:
     strategy, ends = FedAvg(**CLUSTERED), list[RoundEnd]()
     strategy.on_round_end = [ends.append]
-    drifting(strategy)
+    trained(strategy)
     record = json.loads(json.dumps(asdict(ends[1])))
     models = {
         "messages": CLIENTS,

@@ -4,7 +4,6 @@ side, against the plain loop of eqs. (3) to (9) of FedMUD, S. Li et al."""
 import copy
 import itertools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -411,19 +410,6 @@ def test_a_reply_holds_factors_what_is_not_compressed_and_its_metrics_and_nothin
     metrics = dict(reply["metrics"])
     assert 0.5 < metrics.pop("train-loss") < 3  # type: ignore[operator]
     assert metrics == {"num-examples": 8, "num-batches": 3, "base-version": 3, "need-base": 0}
-
-
-def test_ef21p_sends_k_values_and_fedbat_a_bit_a_weight() -> None:
-    model = third_party()
-    others = model.state_dict().keys() - {"3.weight", "6.weight"}
-    arrays = answer(model, message(model, context(), method="ef21p", variant="dense", keep=11))["arrays"]
-    assert arrays["values"].shape == (11,)
-    assert arrays.keys() == others | {"values"}
-    arrays = answer(model, message(model, context(), method="fedbat", variant="dense"))["arrays"]
-    assert arrays["3.weight:bits"].shape == (math.ceil(6 * 2 * 9 / 8),)
-    assert arrays["6.weight:bits"].dtype == "uint8"
-    coded = {f"{key}:{part}" for key in ("3.weight", "6.weight") for part in ("bits", "alpha")}
-    assert arrays.keys() == coded | others
 
 
 @pytest.mark.parametrize("variant", ["mud", "mud+aad", "mud+bkd+aad", "lmt", "dense"])
