@@ -25,6 +25,15 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 # Settings for new apps in the app's pyproject.toml, which are removed from the copy.
 _TABLE = re.compile(r"\n(#[^\n]*\n)*\[tool\.hedgerow\.new\]\n([^\[\n][^\n]*\n)*")
 
+_IGNORED = """runs/
+.venv/
+__pycache__/
+*.egg-info/
+build/
+dist/
+*.fab
+"""
+
 _README = """# {name}
 
 {description}. This app was made by `hedgerow new {method}`.
@@ -35,11 +44,11 @@ _README = """# {name}
 3. Run it in this folder:
 
 ```bash
-hedgerow run .                        # in this process, without Ray
-hedgerow run . -c "seed=1"            # with other settings
-hedgerow run . --engine flower        # on Flower's simulation
-hedgerow deploy local .               # on SuperNodes on this machine
-flwr build                            # as a Flower App Bundle
+hedgerow run .                            # in this process, without Ray
+hedgerow run . -c "seed=1"                # with other settings
+hedgerow run . --engine flower            # on Flower's simulation
+hedgerow deploy local . -c "num-rounds=2" # two rounds on SuperNodes on this machine
+flwr build                                # as a Flower App Bundle
 ```
 
 `{package}/server_app.py` defines the model and the strategy, `{package}/client_app.py` the nodes, and
@@ -113,6 +122,7 @@ def _write(method: str, app: Path, home: Path) -> str:
     settings.write_text(_with_defaults(settings.read_text(encoding="utf-8"), defaults), encoding="utf-8")
     readme = _README.format(name=home.name, description=description, method=method, package=package)
     (home / "README.md").write_text(readme, encoding="utf-8")
+    (home / ".gitignore").write_text(_IGNORED, encoding="utf-8")
     return package
 
 

@@ -14,7 +14,7 @@ from hedgerow.tasks import Dataset
 
 
 def load(data_dir: Path | None) -> Dataset:
-    """Return the data: in a simulation all of it, which key ``partition`` deals to the nodes.
+    """Return the data: in a simulation all of it, which ``partition`` splits across the nodes.
 
     Inputs are float32, (samples, ...), scaled as the model wants them; labels are int64, 0 to
     ``num_classes - 1``. ``data_dir`` is the run-config key ``data-dir``, on a device its node config's.
@@ -27,7 +27,7 @@ def load(data_dir: Path | None) -> Dataset:
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return the model for samples of this shape, which gives a logit a class.
+    """Return the model for samples of this shape, which returns one logit per class.
 
     It is built under the run's seed: the same for the server and all nodes.
     """

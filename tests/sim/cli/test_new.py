@@ -74,6 +74,7 @@ def test_a_new_app_is_the_methods_own_code_with_a_task_of_ones_own(method: str, 
     assert spec.name == "my-own"
     assert spec.config["dataset"] == f"{package}.task:load"
     assert spec.config["model"] == f"{package}.task:build"
+    assert {"runs/", ".venv/", "__pycache__/"} <= set((home / ".gitignore").read_text().split())
     assert spec.config.keys() == find_app(APPS / method).config.keys()
     theirs, mine = APPS / method / package, home / package
     shipped = [file.name for file in theirs.glob("*.py")]
