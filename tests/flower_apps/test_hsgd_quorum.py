@@ -12,7 +12,7 @@ from tests.flower_apps.hsgd_own import Grid, Played, files, prepared
 from tests.strategies.changing_grid import ChangingGrid
 
 from hedgerow.sim import SettingsError, flower_identity
-from hedgerow.strategies import HSGD, PairingError
+from hedgerow.strategies import PairingError
 
 K = 6  # people of a group
 
@@ -174,5 +174,3 @@ def test_a_quorum_is_of_own_data_and_no_larger_than_the_federation(tmp_path: Pat
         prepared(configs, **{"min-available-nodes": 3})
     with pytest.raises(SettingsError, match="min-available-nodes must be 0 unless partition = 'own', got 1"):
         prepared(configs, **{"min-available-nodes": 1, "partition": "iid"})
-    with pytest.raises(ValueError, match="num_clients must be min_available_nodes = 2, got 4"):
-        HSGD(num_clients=4, min_available_nodes=2)

@@ -1,6 +1,5 @@
 """``hedgerow run`` gives a stranger's app the run folder that the suite's own apps have."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,6 @@ from hedgerow.sim.runs.launch import Records
 def folder_of_the_run(parent: Path) -> Path:
     (config,) = parent.glob("*/config.json")
     return config.parent
-
-
-def test_a_foreign_app_gets_a_run_folder(make_app: MakeApp, tmp_path: Path) -> None:
-    shown = hedgerow("run", make_app(), "--nodes", 3, "-c", "output-dir=out")
-    assert shown.exit_code == 0, shown.output
-    folder = folder_of_the_run(tmp_path / "out")
-    assert f"Run folder: {folder}" in shown.output
-    config = read_config(folder)
-    assert (config["app"], config["version"], config["nodes"]) == ("tiny-app", "1.0.0", 3)
-    assert config["run"]["output-dir"] == "out"
-    assert config["environment"]["app-git"] is None
-    assert [end["round"] for end in read_rounds(folder)] == [1, 2]
-    np.testing.assert_allclose(np.load(folder / "model.npz")["0"], [2.0] * 3)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
 
 
 def test_a_run_of_a_foreign_app_goes_on(make_app: MakeApp, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """One call runs a federation of any Flower code, and brings back what it came to."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,16 +103,6 @@ def test_traffic_is_every_message_and_its_records_bytes() -> None:
     assert second["payload_bytes"] == sum(leg["payload_bytes"] for leg in legs)
     assert second["by_link"]["hub->node"]["messages"] == 4 * NODES
     assert (second["sent"], second["accepted"], second["rejected"]) == (2 * NODES, 2 * NODES, {})
-
-
-def test_a_log_that_no_terminal_shows_has_no_colors() -> None:
-    code = (
-        "from tests.sim.runs.test_simulate import FedAvg, apps, simulate\n"
-        "simulate(FedAvg, apps.numpy_app(), 4, initial_arrays=apps.numpy_arrays(), num_rounds=1)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "round 1/1" in done.stderr
-    assert "\x1b" not in done.stderr + done.stdout
 
 
 def test_lost_replies_are_told_by_reason() -> None:

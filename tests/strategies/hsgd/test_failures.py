@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, RecordDict
 from tests.oracles.hsgd import Group
 from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import START, TOY, ScalarModel, flat, tenth
@@ -13,7 +13,6 @@ from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, toy
 
 from hedgerow.sim.engine._compat import NodeInfo
 from hedgerow.strategies import PairingError, Registry, TooFewRepliesError
-from hedgerow.strategies.hsgd.exchange import Schema
 from hedgerow.strategies.hsgd.membership import Introduction, introduction
 from hedgerow.strategies.registry import Registered
 from hedgerow.wire import PayloadError
@@ -217,17 +216,6 @@ def test_a_reply_off_the_white_list_is_lost(where: str, change: Any, reason: str
     ended, ends, _ = run(hsgd(parties, 1, 1), parties, START, 1)
     assert ends[-1].rejected == {reason: 1}
     assert ended == pytest.approx(alone(1, 1, 1), abs=1e-12)
-
-
-SCHEMA = Schema(5, 4, 3, 8, 40, np.dtype(np.float32), compressed=True)
-
-
-def test_an_upload_that_was_not_asked_for_is_refused() -> None:
-    content = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
-    content["arrays"] = ArrayRecord({"device": Array(np.zeros(3, np.float32))})
-    assert len(SCHEMA.device_update(content, upload=True)) == 3
-    with pytest.raises(PayloadError, match="unknown record"):
-        SCHEMA.device_update(content, upload=False)
 
 
 # Pairing
