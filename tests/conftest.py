@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hedgerow.sim import flower_identity as identity
-from hedgerow.wire.process import simulated
+from hedgerow.wire import process
 
 # Each app's folder is a root of its own, as for Flower.
 sys.path[1:1] = [
@@ -27,7 +27,7 @@ settings.load_profile("same")
 
 # Handlers that tests call themselves, some when they are collected, are those of simulated nodes.
 _NODES = ExitStack()
-_NODES.enter_context(simulated())
+_NODES.enter_context(process.simulated())
 atexit.register(_NODES.close)
 
 
@@ -36,6 +36,25 @@ def flower_identity() -> Iterator[int]:
     """Lets a test build ``flwr.app.Message``; its value is the run id."""
     with identity(run_id=1):
         yield 1
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Take away what makes this process a simulation; the value is a folder for a policy and FLWR_HOME."""
+    monkeypatch.setattr(process, "_open", 0)
+    monkeypatch.delenv("HEDGEROW_NODE_POLICY", raising=False)
+    monkeypatch.delenv("HEDGEROW_DATA_DIR", raising=False)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nodes have keys of their own, which no seed tells; Flower's home is the value."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    for module in ("gossip.stored_node", "links", "node_state"):
+        monkeypatch.setattr(f"hedgerow.clients.{module}.is_simulated", lambda: False)
+    return tmp_path
 
 
 @pytest.fixture(autouse=True)

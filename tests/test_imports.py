@@ -48,18 +48,8 @@ ELSEWHERE = {
     # Patched: a simulated node is a device, a call is counted.
     "hedgerow.clients.device": {"sim/cli/test_new"},
     "hedgerow.clients.gossip.node": {"strategies/gossip/test_exposure"},
-    "hedgerow.clients.gossip.stored_node": {
-        "strategies/gossip/test_sealed_runs",
-        "strategies/gossip/test_sites",
-    },
     "hedgerow.clients.hsgd.node": {"strategies/hsgd/test_rejected_updates"},
-    "hedgerow.clients.links": {
-        "strategies/gossip/test_sealed_runs",
-        "strategies/gossip/test_sites",
-        "strategies/hsgd/real_nodes",
-    },
     "hedgerow.clients.local_task": {"sim/cli/test_new"},
-    "hedgerow.clients.node_state": {"strategies/gossip/test_sealed_runs", "strategies/gossip/test_sites"},
     "hedgerow.tasks.models": {"clients/training/test_stack", "wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import ConfigRecord, RecordDict
 from tests.clients.contexts import answered, context
 from tests.strategies.summing import app
 
-import hedgerow.clients.links
 from hedgerow.clients import BatchClientApp
 from hedgerow.wire import (
     MASKED,
@@ -25,7 +22,7 @@ from hedgerow.wire import (
 )
 from hedgerow.wire.masked_sums import SumPlan, Unmasking, told_content
 
-__all__ = ["APP", "N", "Nodes", "devices", "instruction"]
+__all__ = ["APP", "N", "Nodes", "instruction"]
 
 N = 5
 APP = app()
@@ -102,10 +99,3 @@ def instruction(plan: SumPlan, steps: int = 1) -> RecordDict:
             MASKED_SUM: ConfigRecord({**plan.record(), "seed": 0}),
         }
     )
-
-
-@pytest.fixture(autouse=True)
-def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The nodes have keys of their own, which no seed tells; Flower's home is here."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr(hedgerow.clients.links, "is_simulated", lambda: False)

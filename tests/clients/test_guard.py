@@ -97,16 +97,6 @@ def node(run_id: int = 1, run_config: Mapping[str, Any] | None = None, **node_co
     return contexts.context(0, run_id, run_config=run_config, **node_config)
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Take away what makes this process a simulation; the value is a folder for a policy and FLWR_HOME."""
-    monkeypatch.setattr(process, "_open", 0)
-    monkeypatch.delenv(POLICY_VARIABLE, raising=False)
-    monkeypatch.delenv("HEDGEROW_DATA_DIR", raising=False)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    return tmp_path
-
-
 def policy(folder: Path, text: str) -> str:
     (folder / "hedgerow-node.toml").write_text(text)
     return str(folder / "hedgerow-node.toml")

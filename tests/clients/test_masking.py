@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from tests.clients.contexts import answer
-from tests.clients.sums import APP, N, Nodes, devices, instruction
+from tests.clients.sums import APP, N, Nodes, instruction
 from tests.strategies.summing import app
 
 from hedgerow.clients import Refusal
@@ -24,7 +24,7 @@ from hedgerow.wire import (
     to_record,
 )
 
-__all__ = ["devices"]
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 @pytest.fixture

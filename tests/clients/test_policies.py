@@ -27,7 +27,6 @@ from hedgerow.clients import (
 from hedgerow.clients.hsgd.own_data import own_party
 from hedgerow.clients.mods.guard import UNPROTECTED, check_privacy
 from hedgerow.clients.own_share import _held
-from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
 from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, process, to_record
@@ -63,14 +62,6 @@ COVERED = {
     },
 }
 SUMMED = {"sd-feel": "train", "similarity-free": "train", "fedmud": "train"}
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(process, "_open", 0)
-    monkeypatch.delenv(POLICY_VARIABLE, raising=False)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    return tmp_path
 
 
 def node(folder: Path, policy: str, **config: Any) -> Context:

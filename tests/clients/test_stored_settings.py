@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 from tests.clients.contexts import context
-from tests.clients.sums import APP, Nodes, devices
+from tests.clients.sums import APP, Nodes
 
 from hedgerow.clients import BatchClientApp, each
 from hedgerow.clients.stored_settings import state_digest, store_settings, stored_settings
 from hedgerow.wire import Call
 
-__all__ = ["devices"]
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 def summed(before: Callable[[Context, int], None]) -> tuple[Any, list[int]]:

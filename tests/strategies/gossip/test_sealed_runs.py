@@ -17,9 +17,6 @@ from tests.clients.ceps.federation import squares
 from tests.strategies.gossip.nodes import payloads_within
 from tests.strategies.recording_grid import RecordingGrid
 
-import hedgerow.clients.gossip.stored_node
-import hedgerow.clients.links
-import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client
 from hedgerow.sim import FaultModel, flower_identity
 from hedgerow.sim.engine.nodes import RemoteState
@@ -86,15 +83,6 @@ def run(strategy: Gossip, grid: Relay | None = None, num_rounds: int = 100) -> t
     with flower_identity(1):
         strategy.start(grid, ArrayRecord(), num_rounds=num_rounds, timeout=60.0)
     return grid, [end for end in ends if end.round]
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The nodes have keys of their own; Flower's home is here."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    for module in (hedgerow.clients.gossip.stored_node, hedgerow.clients.links, hedgerow.clients.node_state):
-        monkeypatch.setattr(module, "is_simulated", lambda: False)
-    return tmp_path
 
 
 def total(ends: list[RoundEnd], key: str) -> float:
@@ -462,7 +450,7 @@ def test_devices_go_on_bit_for_bit_from_states_that_the_server_cannot_read(
     devices: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A whole run and one in two parts draw other seeds of sensing matrices, unless these are given.
-    monkeypatch.setattr(hedgerow.clients.gossip.stored_node.secrets, "randbits", lambda bits: 7)
+    monkeypatch.setattr("hedgerow.clients.gossip.stored_node.secrets.randbits", lambda bits: 7)
     whole, ends = run(ceps())
     first = ceps()
     before, _ = run(first, num_rounds=4)

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -15,9 +14,6 @@ from tests.clients.ceps.federation import squares
 from tests.strategies.changing_grid import ChangingGrid
 from tests.wire.links.addresses import Wire, addresses
 
-import hedgerow.clients.gossip.stored_node
-import hedgerow.clients.links
-import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import CEPS, DPSGD, NODE_TO_NODE, SGP, Gossip, Matcha, Site
@@ -171,12 +167,8 @@ def test_a_hub_carries_less_where_there_are_sites_and_links_are_booked_as_sent()
         assert sum(end["lost-payloads"] + end["unopened"] for end in ends) == 0
 
 
-def test_devices_of_several_sites_seal_for_each_other_and_trust_their_first_key(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    for module in (hedgerow.clients.gossip.stored_node, hedgerow.clients.links, hedgerow.clients.node_state):
-        monkeypatch.setattr(module, "is_simulated", lambda: False)
+@pytest.mark.usefixtures("devices")
+def test_devices_of_several_sites_seal_for_each_other_and_trust_their_first_key() -> None:
     peers, told = addresses(2), []
     for _ in range(2):  # The second run finds keys that the first one made.
         several = [ceps(sealed=True, site=site(d, peers)) for d in range(2)]

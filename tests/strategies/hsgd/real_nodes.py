@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from tests.strategies.recording_grid import Push, RecordingGrid
 
-import hedgerow.clients.links
 from hedgerow.clients import Party, hsgd_client
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import HSGD, RoundEnd
@@ -87,14 +84,6 @@ def run(
         result = hsgd.start(server, to_record(MODEL.state_dict()), num_rounds=rounds, timeout=60.0)
     flat = np.concatenate([array.numpy().ravel() for array in result.arrays.values()])
     return flat, [end for end in ends if end.round], server
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The nodes have keys of their own; Flower's home is here."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr(hedgerow.clients.links, "is_simulated", lambda: False)
-    return tmp_path
 
 
 def total(ends: list[RoundEnd], key: str) -> float:

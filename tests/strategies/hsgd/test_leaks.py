@@ -22,7 +22,6 @@ from tests.strategies.hsgd.real_nodes import (
     Server,
     World,
     arrays_of,
-    devices,
     run,
     strategy,
 )
@@ -30,8 +29,6 @@ from torch.func import functional_call
 
 from hedgerow.strategies import EmbeddingNoise, UploadNoise
 from hedgerow.wire import SEAL_BYTES
-
-__all__ = ["devices"]
 
 
 def intervals(*quick: tuple[int, int]) -> Any:

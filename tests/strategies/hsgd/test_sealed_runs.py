@@ -16,7 +16,6 @@ from tests.strategies.hsgd.real_nodes import (
     Server,
     World,
     arrays_of,
-    devices,
     run,
     strategy,
     total,
@@ -27,8 +26,6 @@ from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.exchange import LinkIntroduction, PartyLinks
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, NodeIdentity
-
-__all__ = ["devices"]
 
 SLOW = pytest.mark.slow
 
