@@ -75,6 +75,11 @@ def path_with(command: str, module: str, home: Path, path: str | None = None) ->
 
 def main() -> None:
     """Run the forking process; its first fork is Flower's SuperExec, with this program's arguments."""
+    with suppress(KeyboardInterrupt):  # How the SuperNode stops it, maybe before Flower handles the signal.
+        _main()
+
+
+def _main() -> None:
     # Imported before the fork, so that both processes share it.
     flower_superexec = flower_program("flower-superexec")
     # On other systems it is not safe to fork after system libraries are loaded.

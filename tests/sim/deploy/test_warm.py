@@ -121,6 +121,17 @@ def test_what_flowers_client_imports_late_is_imported_before_the_fork() -> None:
     assert ended.stdout == "set()\n"
 
 
+def test_a_superexec_that_is_interrupted_while_it_starts_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm, "flower_program", lambda command: program)
+    monkeypatch.setattr(sys, "platform", "darwin")  # where it does not fork
+    warm.main()
+
+
 def test_a_clientapp_is_a_fork_and_all_else_is_started_as_flower_does(started: Started) -> None:
     channel = Channel()
     launcher = warm._Launcher(channel)  # type: ignore[arg-type]
