@@ -44,8 +44,9 @@ def predict(
     """
     from hedgerow.sim.runs.app import find_app, own_settings
     from hedgerow.sim.runs.folder import read_config
-    from hedgerow.sim.runs.plan import plan_run, resumed_config
+    from hedgerow.sim.runs.plan import plan_run, recorded_config
     from hedgerow.sim.runs.trained import evaluate_model
+    from hedgerow.strategies import RosterError
 
     with bad_options():
         if run is None:
@@ -55,7 +56,7 @@ def predict(
         if own_settings(spec) is None:
             raise ValueError(f"APP must be one of the suite's or a copy of one, got {spec.name!r}")
         more = [*(run_config or []), *([f"num-clients={nodes}"] if nodes else [])]
-        plan = plan_run(spec, [*resumed_config(spec, str(run)), *more, "resume=''"])
+        plan = plan_run(spec, [*recorded_config(spec, str(run)), *more])
         is_own = plan.run_config.get("partition") == "own"
         configs = read_node_configs(spec, node_config, plan.num_nodes) if node_config else None
         if is_own and configs is None:
@@ -65,8 +66,16 @@ def predict(
     if is_own and "predict" in spec.config:
         _by_messages(spec, run, plan.run_config, configs)
         return
-    with bad_options():
-        typer.echo(json.dumps(evaluate_model(run.expanduser(), app_path, more, configs), indent=2))
+    try:
+        with bad_options():
+            metrics = evaluate_model(run.expanduser(), app_path, more, configs)
+    except RosterError as error:
+        typer.echo(f"Prediction failed: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not metrics:
+        typer.echo("Prediction failed: no node sent valid metrics; the log has the reasons", err=True)
+        raise typer.Exit(1)
+    typer.echo(json.dumps(metrics, indent=2))
 
 
 def _by_messages(spec: AppSpec, run: Path, run_config: UserConfig, configs: list[UserConfig] | None) -> None:

@@ -208,6 +208,15 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
     return [f"{key}={toml_value(value)}" for key, value in known.items()]
 
 
+def recorded_config(spec: AppSpec, folder: str, *places: str) -> list[str]:
+    """Return the overrides with which an earlier run's model is made, errors as in ``resumed_config``.
+
+    ``resume``, ``registry`` and the keys ``places`` have their defaults: their files may be gone.
+    """
+    gone = [key for key in ("resume", "registry", *places) if key in spec.config]
+    return [*resumed_config(spec, folder), *(f"{key}={toml_value(spec.config[key])}" for key in gone)]
+
+
 def absolute_output(run_config: UserConfig) -> UserConfig:
     """Return the run config with absolute paths: Flower's processes may have another working folder."""
     paths = {key: path for key in _PATHS if isinstance(path := run_config.get(key), str) and path}

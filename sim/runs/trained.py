@@ -22,7 +22,7 @@ from hedgerow.sim.runs.checkpoint import MODELS, NODES, load_arrays, read_model
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import read_config
 from hedgerow.sim.runs.joined import TOGETHER, OrchestratorFolder, joined_config
-from hedgerow.sim.runs.plan import plan_run, resumed_config
+from hedgerow.sim.runs.plan import plan_run, recorded_config
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, experiment_of
 from hedgerow.wire.records import Layout, to_record, to_state_dict
 
@@ -162,7 +162,7 @@ def _experiment(
     run: Path, app: str | Path, overrides: Sequence[str] = ()
 ) -> tuple[Experiment | LearntExperiment, UserConfig, Any, int]:
     spec = find_app(app)
-    plan = plan_run(spec, [*resumed_config(spec, str(run)), "resume=''", *overrides])
+    plan = plan_run(spec, [*recorded_config(spec, str(run), "output-dir"), *overrides])
     loaded = load_app(spec.folder)
     made = experiment_of(loaded.server_app, plan.run_config)
     return made, plan.run_config, loaded.client_app, plan.num_nodes

@@ -53,6 +53,17 @@ def test_the_saved_model_is_that_of_the_last_evaluation(case: AppCase, tmp_path:
         assert torch.equal(model.state_dict()[name], torch.from_numpy(np.array(array)))
 
 
+def test_a_model_is_used_where_the_files_of_its_run_are_gone(tmp_path: Path) -> None:
+    folder = trained(FEDMUD, tmp_path / "runs", model="mlp")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["run"] |= {"registry": str(tmp_path / "keys/nodes.toml"), "output-dir": str(file / "runs")}
+    file.write_text(json.dumps(config))
+    load_model(folder)
+    shown = hedgerow("predict", folder, "-c", f"output-dir='{tmp_path}'")
+    assert shown.exit_code == 0, shown.output
+
+
 def test_the_example_shows_the_classes_of_new_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +178,8 @@ def test_a_model_of_tables_of_the_nodes_own_is_used_on_their_rows(
     refused = hedgerow("predict", folder)
     assert refused.exit_code == 2
     assert "--node-config must name each node's data" in refused.stderr
+    refused = hedgerow("predict", case.spec.folder, folder, "--node-config", "data=none.csv")
+    assert (refused.exit_code, "none.csv: the file does not exist" in refused.stderr) == (1, True)
     shown = hedgerow("predict", case.spec.folder, folder, "--node-config", *config)
     assert shown.exit_code == 0, shown.output
     told, (run,) = json.loads(shown.stdout), load([folder]).runs
