@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +13,27 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import arrays_size_mod
 from flwr.clientapp.typing import ClientAppCallable
 from tests.docs.pages import blocks
-from torch import Tensor, nn
+from tests.strategies.averaging import AVERAGING, CONFIG, NODES, OPTIONS, net, task
+from torch import Tensor
 
 from hedgerow.clients import (
-    BatchClientApp,
     LinearRegression,
-    LocalTask,
     NodeState,
     TrainingMod,
     TrainResult,
     UpdateMod,
     ceps_client,
-    fedmud_client,
     hsgd_client,
-    sd_feel_client,
-    similarity_free_client,
 )
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
-    EF21P,
     Acknowledgements,
     Compressed,
     FedAvg,
-    FedMUD,
-    Fixed,
     Part,
-    SDFeel,
-    SimilarityFree,
     TooFewRepliesError,
 )
 from hedgerow.wire import Call
-
-NODES = 4
-MODEL = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-X = torch.linspace(-1, 1, 60).reshape(10, 6)
-TASK = LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10))
-SGD = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
-
 
 # The mods of the page on mods.
 PAGE: dict[str, Any] = {}
@@ -78,63 +63,41 @@ def nothing(update: Tensor, call: Call) -> Tensor:
     return torch.zeros_like(update)
 
 
-def sd_feel(**options: Any) -> SDFeel:
-    return SDFeel(num_servers=2, topology="path", clusters=[0, 0, 1, 1], tau1=2, tau2=1, **options)
+def method(name: str, around: str = "", **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a method's client, and how it is made, perhaps with a compressor around it."""
+    make, client = AVERAGING[name]
+    made = partial(make, **OPTIONS, **options)
+    return client, (lambda **more: Compressed(made(**more), around)) if around else made
 
 
-def similarity_free(**options: Any) -> SimilarityFree:
-    return SimilarityFree(
-        schedule=Fixed(0.1, num_rounds=3), local_iters=2, batch_size=5, min_available_nodes=NODES, **options
-    )
-
-
-def fedmud(**options: Any) -> FedMUD:
-    return FedMUD.for_model(
-        MODEL,
-        learning_rate=0.1,
-        local_epochs=1,
-        batch_size=5,
-        skip_front=0,
-        skip_back=0,
-        min_available_nodes=NODES,
-        **options,
-    )
-
-
-METHODS: dict[str, tuple[Callable[..., BatchClientApp], Callable[..., Any]]] = {
-    "sd-feel": (sd_feel_client, lambda **o: sd_feel(fraction_evaluate=0.0, **o)),
-    "fedavg, summed": (
-        sd_feel_client,
-        lambda **o: FedAvg(
-            local_steps=2, min_available_nodes=NODES, fraction_evaluate=0.0, **o, secure_sum=True
-        ),
-    ),
-    "sd-feel, compressed": (
-        sd_feel_client,
-        lambda **o: Compressed(sd_feel(fraction_evaluate=0.0, **o), "topk(0.5)"),
-    ),
-    "similarity-free": (similarity_free_client, lambda **o: similarity_free(fraction_evaluate=0.0, **o)),
-    "error feedback": (
-        similarity_free_client,
-        lambda **o: similarity_free(fraction_evaluate=0.0, **o, compressor="topk(0.5)"),
-    ),
-    "fedmud": (fedmud_client, lambda **o: fedmud(fraction_evaluate=0.0, **o, ratio=0.5)),
-    "fedmud, dense": (fedmud_client, lambda **o: fedmud(fraction_evaluate=0.0, **o, variant="dense")),
+METHODS = {
+    "sd-feel": method("SD-FEEL"),
+    "fedavg, summed": method("FedAvg", secure_sum=True),
+    "sd-feel, compressed": method("SD-FEEL", "topk(0.5)"),
+    "similarity-free": method("fedavg"),
+    "error feedback": method("ef-fedavg", compressor="topk(0.5)"),
+    "fedmud": method("FedMUD"),
+    "fedmud, dense": method("FedMUD's FedAvg"),
 }
 
 
 def start() -> ArrayRecord:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return ArrayRecord(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).state_dict())
+    return ArrayRecord(net().state_dict())
 
 
-def learnt(name: str, mods: list[Any], **engine: Any) -> list[np.ndarray]:
-    """Return the model after three rounds."""
-    client, strategy = METHODS[name]
-    app = client(lambda context: TASK, mods=mods)
-    with InProcessGrid(app, NODES, **engine) as grid, flower_identity(1):
-        result = strategy().start(grid, start(), num_rounds=3, train_config=ConfigRecord(dict(SGD)))
+def learnt(
+    name: str,
+    mods: Sequence[Any],
+    rounds: int = 3,
+    more: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> list[np.ndarray]:
+    """Return the model after some rounds."""
+    client, make = METHODS[name]
+    with InProcessGrid(client(task, mods=mods), NODES, **engine) as grid, flower_identity(1):
+        result = make(**(more or {})).start(
+            grid, start(), num_rounds=rounds, train_config=ConfigRecord(CONFIG)
+        )
     return [values.numpy() for values in result.arrays.values()]
 
 
@@ -187,17 +150,8 @@ def test_what_a_mod_makes_of_an_update_is_checked(spoilt: Any) -> None:
 
 
 def test_signs_and_chosen_entries_are_not_put_through_mods() -> None:
-    app = fedmud_client(lambda context: TASK, mods=[Recorded(nothing)])
-    strategy = EF21P.for_model(
-        MODEL,
-        ratio=0.2,
-        skip_front=0,
-        skip_back=0,
-        learning_rate=0.1,
-        local_epochs=1,
-        batch_size=5,
-        min_available_nodes=NODES,
-    )
+    make, client = AVERAGING["EF21-P"]
+    strategy, app = make(**OPTIONS), client(task, mods=[Recorded(nothing)])
     with InProcessGrid(app, NODES) as grid, flower_identity(1), pytest.raises(TooFewRepliesError):
         strategy.start(grid, start(), num_rounds=1)
 
@@ -230,36 +184,18 @@ class Kept(PAGE["LocalLayers"]):  # type: ignore[misc]
         return found
 
 
-def trained(
-    name: str,
-    mod: TrainingMod,
-    parts: Sequence[Part] = (),
-    rounds: int = 3,
-    more: Mapping[str, Any] | None = None,
-    **engine: Any,
-) -> list[np.ndarray]:
-    """Return the model after some rounds on nodes with different data."""
-    client, strategy = METHODS[name]
-    halves = [LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10)[i % 2 :: 2]) for i in range(NODES)]
-    app = client(lambda context: halves[int(context.node_config["partition-id"])], mods=[mod])
-    with InProcessGrid(app, NODES, **engine) as grid, flower_identity(1):
-        result = strategy(parts=parts, **(more or {})).start(
-            grid, start(), num_rounds=rounds, train_config=ConfigRecord(dict(SGD))
-        )
-    return [values.numpy() for values in result.arrays.values()]
-
-
 @pytest.mark.parametrize("name", WITH_MODELS)
 def test_local_layers_stay_on_their_nodes_and_the_rest_is_learnt(name: str) -> None:
     mod = Kept()
-    model = trained(name, mod, [Acknowledgements()])
+    parts = {"parts": [Acknowledgements()]}
+    model = learnt(name, [mod], more=parts)
     for (key, was), found in zip(start().items(), model, strict=True):
         assert np.array_equal(was.numpy(), found) == (key in LOCAL), key
     for own in mod.kept.values():
         assert own.keys() == set(LOCAL)
         assert all((own[key] != start()[key].numpy()).any() for key in LOCAL)
     assert (mod.kept[0]["2.weight"] != mod.kept[1]["2.weight"]).any()
-    again = trained(name, Kept(), [Acknowledgements()], strict=True)
+    again = learnt(name, [Kept()], more=parts, strict=True)
     assert [values.tobytes() for values in model] == [values.tobytes() for values in again]
 
 
@@ -291,7 +227,7 @@ def test_node_state_counts_a_reply_that_was_absorbed_and_no_other() -> None:
     Absorbed.rounds.clear()
     # Rounds with fewer than three replies are repeated.
     options = {"min_train_nodes": 3, "quarantine_after": 0, "max_repeats": 20}
-    trained("sd-feel", mod, [Acknowledgements(), Absorbed()], 6, options, faults=faults)
+    learnt("sd-feel", [mod], 6, {**options, "parts": [Acknowledgements(), Absorbed()]}, faults=faults)
     assert len(mod.reported) > 6 * NODES
     assert all(count == 1 + before for count, before in mod.reported)
     assert len({before for _, before in mod.reported}) > 3
@@ -324,7 +260,7 @@ class Broken(TrainingMod):
 @pytest.mark.parametrize("when", ["received", "learnt"])
 @pytest.mark.parametrize("name", WITH_MODELS)
 def test_a_mod_that_fails_at_a_node_costs_that_node_alone(name: str, when: str) -> None:
-    broken, plain = trained(name, Broken(2, when)), trained(name, Broken(9, when))
+    broken, plain = learnt(name, [Broken(2, when)]), learnt(name, [Broken(9, when)])
     assert any((one != other).any() for one, other in zip(broken, plain, strict=True))
     assert all(np.isfinite(values).all() for values in broken)
 
@@ -335,8 +271,9 @@ def test_nodes_evaluate_what_their_mods_receive() -> None:
             zeros = {key: torch.zeros(array.shape) for key, array in call.content["arrays"].items()}
             return replace(call, content=RecordDict({**call.content, "arrays": ArrayRecord(zeros)}))
 
-    app = sd_feel_client(lambda context: TASK, mods=[Zero()])
-    with InProcessGrid(app, NODES) as grid, flower_identity(1):
-        result = sd_feel().start(grid, start(), num_rounds=2, train_config=ConfigRecord(dict(SGD)))
+    make, client = AVERAGING["SD-FEEL"]
+    with InProcessGrid(client(task, mods=[Zero()]), NODES) as grid, flower_identity(1):
+        strategy = make(min_available_nodes=NODES)
+        result = strategy.start(grid, start(), num_rounds=2, train_config=ConfigRecord(CONFIG))
     losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
-    assert losses == pytest.approx([np.log(2)] * len(losses))
+    assert losses == pytest.approx([np.log(3)] * len(losses))

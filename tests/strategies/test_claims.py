@@ -1,36 +1,22 @@
 """Sizes: those that the suite dealt count as they are, and those that nodes claim up to a bound, counted."""
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from tests.strategies.averaging import AVERAGING, CONFIG, net
 
-from hedgerow.clients import LocalTask, fedmud_client, sd_feel_client, similarity_free_client
+from hedgerow.clients import LocalTask
 from hedgerow.sim import InProcessGrid, flower_identity
-from hedgerow.strategies import FedAvg, FedMUD, Fixed, SDFeel, SimilarityFree
-from hedgerow.wire import to_record, view
+from hedgerow.wire import view
 
-MODEL = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-TRAIN = ConfigRecord({"seed": 0, "batch-size": 4, "learning-rate": 0.1})
-METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "sd-feel": (partial(SDFeel, num_servers=2, clusters=[0, 1, 1, 0], tau1=2, alpha=1), sd_feel_client),
-    "fedavg": (partial(FedAvg, local_steps=2), sd_feel_client),
-    "similarity-free": (
-        lambda **options: SimilarityFree.named(
-            "fedavg", schedule=Fixed(c=0.1, num_rounds=2), weighting="examples", batch_size=4, **options
-        ),
-        similarity_free_client,
-    ),
-    "fedmud": (partial(FedMUD.for_model, MODEL, variant="dense", batch_size=4), fedmud_client),
-}
+METHODS = ("SD-FEEL", "FedAvg", "fedavg", "FedMUD's FedAvg")
 
 
 class Devices(InProcessGrid):
@@ -43,22 +29,23 @@ class Devices(InProcessGrid):
 def trained(
     name: str, sizes: Sequence[int], grid: Any = InProcessGrid, **options: Any
 ) -> tuple[dict[str, Any], list[Any], Any]:
-    make, app = METHODS[name]
+    make, app = AVERAGING[name]
+    if name == "fedavg":  # Whose nodes have equal weights by default.
+        options["weighting"] = "examples"
     ends = np.cumsum([0, *sizes])
     data = torch.Generator().manual_seed(1)
-    x = torch.randn(int(ends[-1]), 3, generator=data)
-    y = torch.randint(0, 2, (int(ends[-1]),), generator=data)
+    x = torch.randn(int(ends[-1]), 8, generator=data)
+    y = torch.randint(0, 3, (int(ends[-1]),), generator=data)
 
     def task(context: Context) -> LocalTask:
         i = int(context.node_config["partition-id"])
-        return LocalTask(MODEL, x, y, np.arange(ends[i], ends[i + 1]))
+        return LocalTask(net(), x, y, np.arange(ends[i], ends[i + 1]))
 
     seen: list[Any] = []
     strategy = make(min_available_nodes=4, fraction_evaluate=0.0, on_round_end=[seen.append], **options)
-    torch.manual_seed(0)
-    start = to_record({key: torch.randn(value.shape) for key, value in MODEL.state_dict().items()})
+    begin, config = ArrayRecord(net().state_dict()), ConfigRecord(CONFIG)
     with flower_identity(1):
-        result = strategy.start(grid(app(task, "loop"), 4), start, num_rounds=2, train_config=TRAIN)
+        result = strategy.start(grid(app(task, "loop"), 4), begin, num_rounds=2, train_config=config)
     return {key: view(array) for key, array in result.arrays.items()}, seen, strategy
 
 
