@@ -1,4 +1,4 @@
-"""Tensors as one vector and back, vectors that stay on a GPU, and a running mean."""
+"""Tensors as one vector and back, and vectors that stay on a GPU."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -26,28 +26,6 @@ class DeviceRows(Sequence[Any]):
     @cached_property
     def _host(self) -> NDArray[Any]:
         return self.tensor.numpy(force=True)
-
-
-class RunningMean:
-    """A running mean of vectors in float64; its bits depend on the order in which they are added."""
-
-    def __init__(self) -> None:
-        self._total: NDArray[np.float64] | None = None
-        self._weight = 0.0
-
-    def add(self, weight: float, vector: NDArray[Any]) -> None:
-        """Add a vector (d,) with a weight > 0."""
-        term = np.multiply(vector, weight, dtype=np.float64)
-        if self._total is None:
-            self._total = term
-        else:
-            self._total += term
-        self._weight += weight
-
-    @property
-    def value(self) -> NDArray[np.float64] | None:
-        """The mean (d,), or None if nothing was added."""
-        return None if self._total is None else self._total / self._weight
 
 
 def joined(parts: Mapping[str, Tensor], keys: Iterable[str]) -> NDArray[np.float32]:
