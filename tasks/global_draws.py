@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hedgerow.wire.process import TORCH_GENERATOR
+
 
 class GlobalDraws(NamedTuple):
     """The states of all global generators at one moment."""
@@ -25,9 +27,12 @@ class GlobalDraws(NamedTuple):
     @classmethod
     def now(cls) -> "GlobalDraws":
         """Return the current states."""
-        cuda = torch.cuda.get_rng_state_all() if _on_cuda() else []
+        ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if ready else []
         numpys = np.random.get_state()  # noqa: NPY002
-        return cls(torch.get_rng_state(), cuda, numpys, random.getstate())
+        with TORCH_GENERATOR:
+            cpu = torch.get_rng_state()
+        return cls(cpu, cuda, numpys, random.getstate())
 
     @property
     def moved(self) -> bool:
@@ -44,7 +49,8 @@ class GlobalDraws(NamedTuple):
 
     def restore(self) -> None:
         """Continue from these states."""
-        torch.set_rng_state(self.cpu)
+        with TORCH_GENERATOR:
+            torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
         np.random.set_state(self.numpy)  # noqa: NPY002
@@ -63,12 +69,9 @@ class GlobalDraws(NamedTuple):
 
 def seed_global_draws(seed: int) -> None:
     """Seed all global generators; ``seed`` from 0 to 2**63 - 1."""
-    torch.default_generator.manual_seed(seed)
-    if _on_cuda():
+    with TORCH_GENERATOR:
+        torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
-
-
-def _on_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from .checks import at_least, is_number
-from .global_draws import GlobalDraws
+from .global_draws import GlobalDraws, seed_global_draws
 from .imports import call_imported, is_import_path
 from .layout import ChannelsLast
 from .modes import evaluating
@@ -74,7 +74,7 @@ def build_model(
         return _build_own(name, input_shape, num_classes, seed)
     options = {"dropout": dropout} if name == "lenet" else {}
     # Layers draw on construction; the meta device would not, but takes half a second to import.
-    with torch.random.fork_rng(devices=[]):
+    with GlobalDraws.restored():
         model: nn.Module = _BUILDERS[name](input_shape, num_classes, **options)
     draw = _initialise_normal if name in _BATCH_NORMALISED else initialise
     draw(model, weight_generator(seed))
@@ -286,8 +286,8 @@ def _torch_seed(seed: int) -> int:
 
 def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
     # A user's constructors draw from the global generator, which is seeded for them and then restored.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_torch_seed(seed))
+    with GlobalDraws.restored():
+        seed_global_draws(_torch_seed(seed))
         model = call_imported("model", path, input_shape, num_classes)
         if not isinstance(model, nn.Module):
             raise ValueError(f"model = {path!r} must return a Module, got a {type(model).__name__}")

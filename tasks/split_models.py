@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .checks import at_least
-from .global_draws import GlobalDraws
+from .global_draws import GlobalDraws, seed_global_draws
 from .imports import call_imported, is_import_path
 from .lstm import LSTM
 from .models import _torch_seed, initialise, weight_generator
@@ -156,7 +156,7 @@ def split_model(
     at_least(0, seed=seed)
     if is_import_path(name):
         return _build_own(name, hospital_shape, device_shape, num_classes, seed)
-    with torch.random.fork_rng(devices=[]):  # as in ``build_model``
+    with GlobalDraws.restored():  # as in ``build_model``
         hospital, e1 = _ENCODERS[name](hospital_shape)
         device, e2 = _ENCODERS[name](device_shape)
         logits = 1 if num_classes == 2 else num_classes
@@ -212,8 +212,8 @@ def _build_own(
     path: str, hospital_shape: Shape, device_shape: Shape, num_classes: int, seed: int
 ) -> SplitModel:
     # A user's constructors draw from the global generator, which is seeded for them and then restored.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_torch_seed(seed))
+    with GlobalDraws.restored():
+        seed_global_draws(_torch_seed(seed))
         model = call_imported("model", path, hospital_shape, device_shape, num_classes)
     if not isinstance(model, SplitModel):
         raise ValueError(f"model = {path!r} must return a SplitModel, got a {type(model).__name__}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -144,6 +143,7 @@ class CheckedNodes:
     @contextlib.contextmanager
     def grid(self) -> Iterator[tuple[InProcessGrid, list[Message]]]:
         """Yield a grid of new nodes, and the list of their replies except introductions."""
+        from hedgerow.sim.engine.generators import kept_generators, seed_generators
         from hedgerow.sim.engine.grid import InProcessGrid
         from hedgerow.wire.message_types import WHOAMI
 
@@ -165,16 +165,15 @@ class CheckedNodes:
                 return pulled
 
         configs = [dict(self.node_config) for _ in range(self.plan.num_nodes)]
-        with (
-            _same_draws(),
-            Heard(
+        with kept_generators():
+            seed_generators(0)  # Apps that use them draw the same in every trial.
+            with Heard(
                 self.app.client_app,
                 self.plan.num_nodes,
                 run_config=self.plan.run_config,
                 node_configs=configs,
-            ) as grid,
-        ):
-            yield grid, replies
+            ) as grid:
+                yield grid, replies
 
     def run(self, strategy: Any, arrays: ArrayRecord | None = None, rounds: int = 1) -> CheckedRounds:
         """Run a strategy's first rounds."""
@@ -215,21 +214,3 @@ def _equal(one: list[NDArray[np.generic]], other: list[NDArray[np.generic]]) -> 
 
 def _same(one: Models, other: Models) -> bool:
     return one.keys() == other.keys() and all(_equal(one[node], other[node]) for node in one)
-
-
-@contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
-    """Seed the process's generators, so that apps that use them draw the same in every trial."""
-    import numpy as np
-    import torch
-
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        torch.manual_seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002

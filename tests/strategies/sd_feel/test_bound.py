@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tests.strategies.quadratic import Quadratics, run
 
-from hedgerow.strategies.sd_feel import SDFeel
+from hedgerow.strategies import SDFeel, as_graph, mixing
 from hedgerow.strategies.sd_feel.theory import ProblemConstants, bound, bound_constants, eta_max
-from hedgerow.strategies.topology import as_graph, mixing
 
 SIZES = (4, 1, 3, 2, 6, 8)
 CENTERS = (0.0, 1.0, 4.0, 2.0, 8.0, 9.0)
