@@ -8,6 +8,7 @@ A page marks each place with two comments; the first one is one of
     results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
     results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
     results: trials ceps/tuning --y loss --setting learning-rate
+    results: trials hsgd/tuning --y loss --setting learning-rate --worst
     results: plot sd-feel/fig3 figures/fig3 --y loss --y accuracy --log-x --differences
     results: claims sd-feel
     results: claims sd-feel --only R9 --only R10
@@ -50,6 +51,7 @@ from hedgerow.sim.runs.compare import (
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.plot import draw, save
 from hedgerow.sim.runs.results import RecordedRun, Results, load
+from hedgerow.sim.runs.sweep_file import read_sweep
 from hedgerow.strategies.sd_feel.theory import latency, preset
 from hedgerow.wire.clock import Compute
 
@@ -110,6 +112,7 @@ def _options() -> argparse.ArgumentParser:
     tried.add_argument("name")
     tried.add_argument("--y", required=True)
     tried.add_argument("--setting", action="append", required=True)
+    tried.add_argument("--worst", action="store_true")
     return parser
 
 
@@ -122,7 +125,7 @@ def region(text: str, page: Path, *, write: bool) -> str:
         return (HERE / f"{asked.name}.md").read_text(encoding="utf-8")
     found = results(asked.name)
     if asked.kind == "trials":
-        return trials(found, asked.y, asked.setting)
+        return trials(found, asked.y, asked.setting, _labels(asked.name), worst=asked.worst)
     xs, ys = asked.x or list(found.xs), asked.y or list(found.ys)
     if asked.kind == "plot":
         out = page.parent / asked.out
@@ -142,6 +145,13 @@ def region(text: str, page: Path, *, write: bool) -> str:
     ]
     parts += [target_table(found, x, *_pair(target)) for target in asked.target for x in xs]
     return "\n".join(re.sub(r"^### (.*)$", r"**\1**", part, flags=re.MULTILINE) + "\n" for part in parts)
+
+
+def _labels(name: str) -> list[str]:
+    """Return the labels of the sweep file of ``app/figure``."""
+    app, _, figure = name.partition("/")
+    sweep = read_sweep(ROOT / "flower_apps" / app / "figures" / f"{figure}.toml")
+    return [variant.label for variant in sweep.variants]
 
 
 def summary(
@@ -188,31 +198,41 @@ def summary(
     return "\n".join(lines) + "\n"
 
 
-def trials(found: Results, y: str, settings: Sequence[str]) -> str:
-    """Return a table of the final ``y`` of each trial of some settings; the best of a row is bold."""
+def trials(
+    found: Results, y: str, settings: Sequence[str], labels: Sequence[str] = (), *, worst: bool = False
+) -> str:
+    """Return a table of the final ``y`` of each trial of some settings; the best of a row is bold.
+
+    Values are means over seeds or, with ``worst``, those of the worst seed. With ``labels``, those of the
+    sweep file, a trial that is not among them is empty; another one without all its runs "diverges".
+    """
     tried = tuple(f"{setting}=" for setting in settings)
-    rows: dict[str, dict[str, float]] = {}
+    higher = higher_is_better(y)
+    of_seeds = fmean if not worst else min if higher else max
     # Runs that diverged failed and are missing.
     most = max(len(seeds) for seeds in found.variants().values())
-    for label, seeds in found.variants().items():
+    rows: dict[str, dict[str, float | None]] = {}
+    for label in dict.fromkeys((*labels, *found.variants())):
+        seeds = found.variants().get(label, {})
         parts = label.split(", ")
         value = ", ".join(part.partition("=")[2] for part in parts if part.startswith(tried))
         row = rows.setdefault(", ".join(part for part in parts if not part.startswith(tried)), {})
-        if len(seeds) == most and all(run.finished for run in seeds.values()):
-            row[value] = fmean(run.series("rounds", y)[-1].y for run in seeds.values())
+        done = len(seeds) == most and all(run.finished for run in seeds.values())
+        row[value] = of_seeds(run.series("rounds", y)[-1].y for run in seeds.values()) if done else None
     columns = sorted({value for row in rows.values() for value in row}, key=_numbers)
-    best = {label: (min, max)[higher_is_better(y)](row, key=row.__getitem__) for label, row in rows.items()}
     lines = [f"| {', '.join(settings)} | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    for label, row in rows.items():
+    for name, row in rows.items():
+        ends = {value: end for value, end in row.items() if end is not None}
+        best = (min, max)[higher](ends, key=ends.__getitem__)
         cells = [
-            "diverges"
-            if value not in row
-            else f"**{row[value]:.4g}**"
-            if value == best[label]
-            else f"{row[value]:.4g}"
+            ("" if labels and value not in row else "diverges")
+            if value not in ends
+            else f"**{ends[value]:.4g}**"
+            if value == best
+            else f"{ends[value]:.4g}"
             for value in columns
         ]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -286,8 +306,10 @@ def side(found: Results, name: str, chance: Mapping[str, float]) -> Side:
 
 
 def expanded(test: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return one comparison for each entry of a list in ``at``, ``target`` or ``clock``."""
-    listed = next((key for key in ("at", "target", "clock") if isinstance(test.get(key), list)), None)
+    """Return one comparison for each entry of a list in ``at``, ``target``, ``share`` or ``clock``."""
+    listed = next(
+        (key for key in ("at", "target", "share", "clock") if isinstance(test.get(key), list)), None
+    )
     return (
         [test]
         if listed is None
@@ -310,12 +332,14 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     - by default ``y`` at the last common evaluation (``paired_values``);
     - with ``at``, ``y`` at this cost ``x``, for ``right`` at ``right-at`` if given; ``"end"`` is each run's
       own end;
-    - with ``target``, the cost ``x`` at which ``y`` reached it;
+    - with ``target``, the cost ``x`` at which ``y`` reached it; with ``share``, the target is this share of
+      the best plateau;
     - with ``over``, the mean of ``y`` in this last share of the common cost, for metrics that fluctuate.
 
     ``right`` is multiplied by ``factor`` first. With ``published``, a number, ``left`` is compared with that
     number instead of with another variant. With ``than``, two labels, the difference of ``left`` and
-    ``right`` is compared with the difference of these two. ``clock`` is that of ``retimed``.
+    ``right`` is compared with the difference of these two. ``clock`` is that of ``retimed``, ``compute`` the
+    factor of ``computing``.
     """
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
@@ -327,11 +351,21 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     seeds = [seed for seed in sides[0].runs if all(seed in one.runs for one in sides)]
     if len(seeds) < _FEWEST_SEEDS:
         return Finding(f"seeds to compare: {len(seeds)}{beside}", "not run")
-    runs = [{seed: retimed(one.runs[seed], test.get("clock")) for seed in seeds} for one in sides]
+    runs = [
+        {
+            seed: computing(retimed(one.runs[seed], test.get("clock")), test.get("compute", 1.0))
+            for seed in seeds
+        }
+        for one in sides
+    ]
     used = [run for one in runs for run in one.values()]
     if lacking := _without(names, runs, test["y"]):
         return Finding(lacking, "not run")
+    if "share" in test:
+        test = {**test, "target": test["share"] * plateau(found, test["y"], chance)}
     what, values = _compared(runs, test)
+    if "compute" in test:
+        what += f" with {test['compute']:g} times t_c"
     if "clock" in test:
         what += f" by {_clock_name(test['clock'])}"
     if "target" in test and higher_is_better(test["y"]):
@@ -457,6 +491,21 @@ def retimed(run: RecordedRun, clock: str | float | None) -> RecordedRun:
             **record,
             "sim_seconds": latency(run.settings["method"], system, K=int(record["iterations"]), **periods),
         }
+        for record in run.rounds
+    ]
+    return replace(run, rounds=rounds)
+
+
+def computing(run: RecordedRun, factor: float) -> RecordedRun:
+    """Return a run of HSGD's app with the simulated seconds of ``factor`` times its t_c.
+
+    Its settings have t_c, the seconds of an iteration, as ``compute-seconds``.
+    """
+    if factor == 1.0:
+        return run
+    more = (factor - 1.0) * run.settings["compute-seconds"]
+    rounds = [
+        {**record, "sim_seconds": record["sim_seconds"] + more * record["iterations"]}
         for record in run.rounds
     ]
     return replace(run, rounds=rounds)
