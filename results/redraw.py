@@ -6,6 +6,7 @@
 A page marks each place with two comments; the first one is one of
 
     results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
+    results: summary hsgd/fig4-p1 --target auc=0.9 --work mnist-5k
     results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
     results: trials ceps/tuning --y loss --setting learning-rate
     results: trials hsgd/tuning --y loss --setting learning-rate --worst
@@ -18,7 +19,7 @@ A page marks each place with two comments; the first one is one of
 
 ``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote;
 ``hsgd/work`` is the table ``results/hsgd/work.md``, which a benchmark printed. ``count`` is the number of
-claims with each verdict, of an app or of all.
+claims with each verdict, of an app or of all. ``--work`` tells a device's FLOPs and memory to a target.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def _options() -> argparse.ArgumentParser:
             sub.add_argument("--budget", default=None)
         elif kind == "summary":
             sub.add_argument("--only", action="append", default=[])
+            sub.add_argument("--work", default=None)
         sub.add_argument("--x", action="append")
         sub.add_argument("--y", action="append")
     sub = kinds.add_parser("claims")
@@ -136,7 +138,10 @@ def region(text: str, page: Path, *, write: bool) -> str:
             save(figure, out.with_name(f"{out.name}.svg"))
         return f"![{found.title}]({asked.out}.svg)\n"
     if asked.kind == "summary":
-        return summary(found, xs, ys, [_pair(target) for target in asked.target], asked.only)
+        targets = [_pair(target) for target in asked.target]
+        if asked.work is not None:
+            return work(found, targets, asked.work)
+        return summary(found, xs, ys, targets, asked.only)
     budget = None if asked.budget is None else _pair(asked.budget)
     parts = [
         budget_table(found, x, y, budget[1] if budget and budget[0] == x else common_budget(found, x))
@@ -194,6 +199,30 @@ def summary(
                 cells.append(_spread(reached))
             else:
                 cells.append(f"reached by {len(reached)}" if reached else "not reached")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def work(found: Results, targets: Sequence[tuple[str, float]], data: str) -> str:
+    """Return a table of a device's FLOPs and memory until each variant of HSGD's app reached targets.
+
+    They are those of an iteration in ``hsgd/work.md`` times the iterations, as in the paper's Table III.
+    """
+    rows = (line.strip("| ").split(" | ") for line in (HERE / "hsgd/work.md").read_text("utf-8").splitlines())
+    step, exchange, memory = next(map(float, row[3:6]) for row in rows if row[:2] == [data, "device"])
+    heads = [f"{what} to {y} {value:g}" for y, value in targets for what in ("iterations", "MFLOP", "MB")]
+    lines = ["| variant | seeds | " + " | ".join(heads) + " |", "|---|" + "---:|" * (1 + len(heads))]
+    for label, seeds in found.variants().items():
+        cells = [label, str(found.started(label))]
+        for y, value in targets:
+            reached = [to_target(run, "iterations", y, value) for run in seeds.values()]
+            known = [cost for cost in reached if cost is not None]
+            if len(known) < found.started(label):
+                cells += [f"reached by {len(known)}", "", ""]
+                continue
+            interval = next(iter(seeds.values())).settings["local-interval"]
+            each = (1.0, step + exchange / interval, memory)
+            cells += [_spread([one * cost for cost in known]) for one in each]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -326,6 +326,22 @@ def test_a_summary_has_no_value_of_what_a_variant_does_not_record(tmp_path: Path
         redraw.summary(found, ["rounds"], ["epsilom"], [], [])
 
 
+@pytest.mark.parametrize(("worst", "first", "second"), [(False, "**2**", "2.5"), (True, "4", "**3**")])
+def test_trials_are_told_by_their_mean_or_their_worst_seed(
+    tmp_path: Path, worst: bool, first: str, second: str
+) -> None:
+    """One trial was never asked for, another one has no run that finished."""
+    ends = {"a, step=1": (0.0, 4.0), "a, step=2": (2.0, 3.0), "b, step=2": (1.0, 1.0)}
+    runs = [
+        RecordedRun(tmp_path, label, seed, {"run": {"seed": seed}}, _records([9.0, end], 1), True)
+        for label, losses in ends.items()
+        for seed, end in enumerate(losses)
+    ]
+    found = Results(runs, "", "", ("rounds",), ("loss",), "figure")
+    table = redraw.trials(found, "loss", ["step"], [*ends, "b, step=3"], worst=worst)
+    assert table.splitlines()[2:] == [f"| a | {first} | {second} |  |", "| b |  | **1** | diverges |"]
+
+
 def test_a_fresh_evaluation_is_not_compared_with_an_old_one(find: Callable[..., redraw.Finding]) -> None:
     """At its last round `ours` is evaluated too, where `theirs` was not since round 2."""
     ours = {seed: [4.0, None, 3.0, 1.0 + seed / 10] for seed in range(3)}
@@ -463,6 +479,42 @@ def test_a_list_of_points_is_one_comparison_each(find: Callable[..., redraw.Find
     assert [one["target"] for one in redraw.comparisons(claim)] == [1.0, 2.0]
 
 
+def test_a_share_of_the_best_plateau_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight evaluations, the last three are in the last quarter of the iterations: the plateau is 0.8."""
+
+    def run(label: str, seed: int, scores: Sequence[float]) -> RecordedRun:
+        records = [
+            {**record, "iterations": float(at), "central": {"auc": score}}
+            for at, (record, score) in enumerate(
+                zip(_records([0.0] * len(scores), 1), scores, strict=True), 1
+            )
+        ]
+        return RecordedRun(tmp_path, label, seed, {"run": {"seed": seed}}, records, True)
+
+    ours = [0.1, 0.2, 0.7, 0.75, 0.75, 0.8, 0.8, 0.8]
+    theirs = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7]
+    runs = [run(name, seed, scores) for seed in range(3) for name, scores in (("a", ours), ("b", theirs))]
+    monkeypatch.setattr(redraw, "HERE", tmp_path)
+    write_collected(Results(runs, "", "", ("iterations",), ("auc",), "figure"), tmp_path / "app/figure.json")
+    redraw.results.cache_clear()
+    redraw.claims.cache_clear()
+    test = {
+        "left": "a",
+        "right": "b",
+        "x": "iterations",
+        "y": "auc",
+        "share": [0.875, 1.0],
+        "expect": "lower",
+    }
+    first, last = (
+        redraw.finding("app", {"figure": "figure"}, one) for one in redraw.comparisons({"test": [test]})
+    )
+    redraw.results.cache_clear()
+    redraw.claims.cache_clear()
+    assert first.text.startswith("iterations to auc 0.7 (88% of the best plateau): a 3, b 7 ")
+    assert last.text.startswith("iterations to auc 0.8 (100% of the best plateau): a 6, b never")
+
+
 def test_a_target_of_a_score_is_told_as_a_share_of_the_best_plateau() -> None:
     (claim,) = (one for one in redraw.claims("hsgd")["claim"] if one["id"] == 12)
     texts = [redraw.finding("hsgd", claim, test).text for test in redraw.comparisons(claim)[:3]]
@@ -471,6 +523,17 @@ def test_a_target_of_a_score_is_told_as_a_share_of_the_best_plateau() -> None:
         "bits to auc 0.74 (95%",
         "bits to auc 0.77 (99%",
     ]
+
+
+@pytest.mark.parametrize(("figure", "factor"), [("fig6a", 0.1), ("fig6b", 10.0)])
+def test_recorded_runs_are_read_at_another_computing_time(figure: str, factor: float) -> None:
+    """Runs of Fig. 6 on intensive care have the seconds of Fig. 4's, read at their t_c."""
+    runs = redraw.results("hsgd/fig4-sepsis2019").variants()
+    for label, seeds in redraw.results(f"hsgd/{figure}-sepsis2019").variants().items():
+        for seed, run in seeds.items():
+            read = redraw.computing(runs[label][seed], factor)
+            assert read.costs("sim-seconds") == pytest.approx(run.costs("sim-seconds"), rel=1e-6)
+            assert read.series("iterations", "auc") == run.series("iterations", "auc")
 
 
 @pytest.mark.parametrize(
