@@ -139,9 +139,8 @@ def region(text: str, page: Path, *, write: bool) -> str:
         return f"![{found.title}]({asked.out}.svg)\n"
     if asked.kind == "summary":
         targets = [_pair(target) for target in asked.target]
-        if asked.work is not None:
-            return work(found, targets, asked.work)
-        return summary(found, xs, ys, targets, asked.only)
+        data = asked.work
+        return work(found, targets, data) if data else summary(found, xs, ys, targets, asked.only)
     budget = None if asked.budget is None else _pair(asked.budget)
     parts = [
         budget_table(found, x, y, budget[1] if budget and budget[0] == x else common_budget(found, x))
