@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.wire.process import TORCH_GENERATOR
+from hedgerow.torch_generator import TORCH_GENERATOR
 
 
 class GlobalDraws(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hedgerow.wire.process import TORCH_GENERATOR
+from hedgerow.torch_generator import TORCH_GENERATOR
 from hedgerow.wire.records import checksum, to_record
 
 # The config entry of messages, and the ArrayRecord that a node which lacks the arrays is sent.

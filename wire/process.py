@@ -16,18 +16,12 @@ The last bits of NumPy's matrix products depend on the number of BLAS's threads,
 
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
-
-# To take around every call that reads, sets or seeds torch's global generator on the CPU. torch holds the
-# generator's mutex while it makes the tensor of a state, in which Python's garbage collector may hand the
-# interpreter to a thread that waits for the mutex: both would wait for ever.
-TORCH_GENERATOR = threading.Lock()
 
 # Open blocks of ``simulated``. Per process, not per thread, because a handler may start threads.
 _open = 0

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from flwr.common import log
 
-from hedgerow.wire.process import TORCH_GENERATOR
+from hedgerow.torch_generator import TORCH_GENERATOR
 
 # Of another project's app, which nobody can look into.
 _HIDDEN = (

@@ -1,0 +1,1 @@
+../../api/torch_generator.py
