@@ -38,7 +38,7 @@ RUNS: Sequence[tuple[str, ...]] = (
     ("messages", "--short"),
     ("scale", "--short"),
     ("training", "--repeats", "3", "--only", "lenet"),
-    ("lowrank", "--repeats", "1", "--model", "cnn4"),
+    ("lowrank", "--repeats", "1", "--model", "cnn4", "--ratio", "0.04"),
     ("onebit", "--draws", "1"),
     ("onebit", "--full", "1", "--phi", "srht"),
     ("hsgd_work",),

@@ -50,7 +50,7 @@ perceptron_4, perceptron_5, perceptron_6, perceptron_7 = (partial(perceptron, w)
 def settings(app: str, nodes: int, a_round: int, **more: Any) -> str:
     own: dict[str, Any] = {"num-clients": nodes, "clients-per-round": a_round}
     if app == "fedmud":
-        own |= {"num-rounds": ROUNDS, "local-epochs": 1, "sync": "dense"}
+        own |= {"num-rounds": ROUNDS, "local-epochs": 1, "sync": "dense", "ratio": 0.1}
     else:
         own |= {"method": "feel", "num-servers": 1, "tau1": 2, "tau2": 1, "iterations": 2 * ROUNDS}
     own = {"model": "lenet", "workers": 1, **own, **more}
