@@ -1,5 +1,6 @@
 """Flower's own strategies and its server optimisers, in the methods that average."""
 
+import gc
 import random
 import re
 from collections.abc import Mapping
@@ -79,6 +80,25 @@ def test_a_baseline_is_a_run_of_flowers_strategy_on_the_same_nodes() -> None:
     row = np.concatenate([array.numpy().ravel() for array in found.arrays.values()])
     ours, _ = play("FedAvg", aggregation=FlowerAggregation.parse("FedYogi(eta=0.02)"))
     np.testing.assert_allclose(model(ours), row, atol=1e-6)
+
+
+class Frozen(flower.FedYogi):
+    """Flower's, which notes whether the garbage collector searches all that exists."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        frozen.append(gc.get_freeze_count() > 10_000)
+        return super().aggregate_train(server_round, replies)
+
+
+frozen: list[bool] = []
+
+
+def test_what_exists_is_not_searched_for_garbage_at_every_reply() -> None:
+    before = gc.get_freeze_count()
+    play("FedAvg", 2, aggregation=FlowerAggregation(Frozen(eta=0.02)))
+    assert frozen
+    assert all(frozen)
+    assert gc.get_freeze_count() <= before
 
 
 @pytest.mark.parametrize("name", flower.__all__)
