@@ -19,7 +19,8 @@ A page marks each place with two comments; the first one is one of
 
 ``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote;
 ``hsgd/work`` is the table ``results/hsgd/work.md``, which a benchmark printed. ``count`` is the number of
-claims with each verdict, of an app or of all. ``--work`` tells a device's FLOPs and memory to a target.
+claims with each verdict, of an app or of all. ``--work`` is the table of a device's FLOPs and memory until
+a target is reached.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nodes have keys of their own, which no seed tells; Flower's home is the value."""
+    """Nodes have keys of their own, which no seed determines; Flower's home is the value."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     for module in ("gossip.stored_node", "links", "node_state"):
         monkeypatch.setattr(f"hedgerow.clients.{module}.is_simulated", lambda: False)

@@ -149,7 +149,7 @@ def keys_in(content: Any) -> set[str]:
 
 
 class Watched(RecordingGrid):
-    """An engine that tells which arrays passed: the keys of those that train, and how often frozen ones."""
+    """An engine that records which arrays were sent: the keys of trained ones, the number of frozen ones."""
 
     @property
     def keys(self) -> set[str]:
