@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport
-from hedgerow.wire.records import Layout
 
 
 class Hooked(Protocol):
@@ -84,18 +83,13 @@ class RoundContext:
         """Flower's id of the run; a resumed run has another one."""
         return 0 if self.grid is None else self.grid.run.run_id
 
-    @property
-    def layout(self) -> Layout:
-        """The model's layout."""
-        return self.federation.known_layout()
-
     def sizes(self, nodes: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
         """Return |S_i| of nodes (K,): the examples that each claimed first, up to the run's bound."""
         return self.federation.limits.weights_of(nodes, claimed)
 
     def known_sizes(self, nodes: Sequence[int], otherwise: float) -> Sequence[float]:
         """Return |S_i| of nodes (K,), or ``otherwise`` for one that has claimed none."""
-        known, weight = self.federation.limits.sizes, self.federation.limits.weight_of
+        known, weight = self.federation.limits.claims.sizes, self.federation.limits.weight_of
         return [weight(i) if i in known else otherwise for i in nodes]
 
     def book(

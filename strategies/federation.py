@@ -125,7 +125,7 @@ class Federation:
             if begins:
                 self.limits.claims.sizes = KnownSizes(roster.known.sizes)
             return roster
-        known = dict(self.limits.sizes)
+        known = dict(self.limits.claims.sizes)
         reported = {node.partition_id: node.num_examples for node in roster.nodes}
         sizes = {i: float(size) for i, size in reported.items() if size}
         self.limits.claims.sizes = known | sizes if begins else sizes | known

@@ -311,17 +311,12 @@ class Limits:
 
     # Claimed sizes.
 
-    @property
-    def sizes(self) -> MutableMapping[int, float]:
-        """The examples that each client claimed first, by partition id."""
-        return self.claims.sizes
-
     def overstated(self) -> list[int]:
         """Forget the impossible claims and return their clients: capped, they would count ten medians."""
         most = self.claims.largest()
-        clients = [client for client, size in self.sizes.items() if size > most]
+        clients = [client for client, size in self.claims.sizes.items() if size > most]
         for client in clients:
-            del self.sizes[client]
+            del self.claims.sizes[client]
         return clients
 
     def checked_weight(self, content: RecordDict) -> float:
@@ -331,28 +326,28 @@ class Limits:
 
     def weight_of(self, client: int) -> float:
         """Return the weight of a client of known size: its size, up to ``max_weight_ratio`` medians."""
-        size, cap = self.sizes[client], self.claims.cap()
+        size, cap = self.claims.sizes[client], self.claims.cap()
         if size > cap:
             self.capped.add(client)
         return min(size, cap, self.registered.get(client, size))
 
     def weights_of(self, clients: Sequence[int], claimed: Sequence[float]) -> Sequence[float]:
         """Return the weights of clients (K,), see ``weight_of``; one of unknown size has what it claims."""
-        if isinstance(self.sizes, KnownSizes) and not self.registered:
-            sizes, cap = self.sizes.array[list(clients)], self.claims.cap()
+        if isinstance(self.claims.sizes, KnownSizes) and not self.registered:
+            sizes, cap = self.claims.sizes.array[list(clients)], self.claims.cap()
             self.capped.update(np.asarray(clients)[sizes > cap].tolist())
             return np.minimum(sizes, cap).tolist()  # type: ignore[no-any-return]
         weights = []
         for client, size in zip(clients, claimed, strict=True):
-            self.sizes.setdefault(client, size)
+            self.claims.sizes.setdefault(client, size)
             weights.append(self.weight_of(client))
         return weights
 
     def weights(self, clients: int) -> NDArray[np.float64]:
         """Return the weights of the first clients (C,); a client of unknown size has the mean weight."""
-        if isinstance(self.sizes, KnownSizes):
-            return np.minimum(self.sizes.array[:clients], self.claims.cap())
-        known = {client: self.weight_of(client) for client in self.sizes}
+        if isinstance(self.claims.sizes, KnownSizes):
+            return np.minimum(self.claims.sizes.array[:clients], self.claims.cap())
+        known = {client: self.weight_of(client) for client in self.claims.sizes}
         typical = sum(known.values()) / len(known) if known else 1.0
         return np.array([known.get(client, typical) for client in range(clients)])
 

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,7 +16,6 @@ from torch.nn import functional
 from .checks import at_least
 from .extras import needed
 from .federated import FederatedData
-from .global_draws import GlobalDraws, seed_global_draws
 from .modes import evaluating
 from .split_models import SplitModel, split_loss
 from .threads import map_on_threads

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from .checks import at_least, is_number
-from .global_draws import GlobalDraws, seed_global_draws
 from .imports import call_imported, is_import_path
 from .layout import ChannelsLast
 from .modes import evaluating

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .checks import at_least
-from .global_draws import GlobalDraws, seed_global_draws
 from .imports import call_imported, is_import_path
 from .lstm import LSTM
 from .models import _torch_seed, initialise, weight_generator

@@ -45,6 +45,12 @@ ELSEWHERE = {
     },
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
     "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
+    # The global generators are nobody's room.
+    "hedgerow.global_draws": {
+        "clients/training/test_epochs",
+        "clients/training/test_own",
+        "clients/training/test_proof",
+    },
     # Patched: a simulated node is a device, a call is counted.
     "hedgerow.clients.device": {"sim/cli/test_new"},
     "hedgerow.clients.gossip.node": {"strategies/gossip/test_exposure"},
@@ -53,11 +59,6 @@ ELSEWHERE = {
     "hedgerow.tasks.models": {"clients/training/test_stack", "wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},
-    "hedgerow.tasks.global_draws": {
-        "clients/training/test_epochs",
-        "clients/training/test_own",
-        "clients/training/test_proof",
-    },
     "hedgerow.wire.process": {
         "contracts/test_charges",
         "clients/test_guard",
@@ -98,8 +99,6 @@ ELSEWHERE = {
     },
     "hedgerow.sim.runs.settings_files": {"flower_apps/test_apps"},
     "hedgerow.wire.extras": {"flower_apps/test_light_node"},
-    # Plays older commits too, whose packages do not list these.
-    "hedgerow.sim.runs.launch": {"golden/scripts"},
 }
 
 

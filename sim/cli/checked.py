@@ -143,7 +143,8 @@ class CheckedNodes:
     @contextlib.contextmanager
     def grid(self) -> Iterator[tuple[InProcessGrid, list[Message]]]:
         """Yield a grid of new nodes, and the list of their replies except introductions."""
-        from hedgerow.sim.engine.generators import kept_generators, seed_generators
+        from hedgerow.global_draws import GlobalDraws, seed_global_draws
+
         from hedgerow.sim.engine.grid import InProcessGrid
         from hedgerow.wire.message_types import WHOAMI
 
@@ -165,8 +166,8 @@ class CheckedNodes:
                 return pulled
 
         configs = [dict(self.node_config) for _ in range(self.plan.num_nodes)]
-        with kept_generators():
-            seed_generators(0)  # Apps that use them draw the same in every trial.
+        with GlobalDraws.restored():
+            seed_global_draws(0, later=True)  # Apps that use them draw the same in every trial.
             with Heard(
                 self.app.client_app,
                 self.plan.num_nodes,

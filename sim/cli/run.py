@@ -158,8 +158,9 @@ def _run_here(
     spec: AppSpec, plan: Plan, app_path: str, resume: str | None, *, quiet: bool, **options: Any
 ) -> None:
     """Run an app in this process, and turn its errors into exit codes."""
+    from hedgerow.global_draws import seed_global_draws
+
     from hedgerow.sim.cli.owners import blame, is_bug, storage_failed
-    from hedgerow.sim.engine.generators import seed_generators
     from hedgerow.sim.runs.app import load_app
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.folder import RunFolderError
@@ -177,7 +178,7 @@ def _run_here(
             records = _records(plan, resume, quiet=quiet)
             plan = replace(plan, seed=run_seed(plan))
             # Before the app is imported, because that may draw its model.
-            seed_generators(run_seed(plan))
+            seed_global_draws(run_seed(plan), later=True)
             run_app(load_app(spec.folder), plan, records=records, **options)
     except RunFailedError as error:
         typer.echo(f"Run failed: {error}", err=True)

@@ -186,7 +186,7 @@ class FaultModel:
     def draw(self, key: int, partition_id: int, number: int) -> Fate:
         """Return the fate of a message, its ``number``-th (from 1), at a node.
 
-        ``key`` is that of ``generators.message_key``; ``number`` counts for ``crash_at`` only.
+        ``key`` is that of ``grid.message_key``; ``number`` counts for ``crash_at`` only.
         """
         if number >= self.crash_at.get(partition_id, number + 1):
             return Fate(crashed=True)

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from hashlib import blake2b
+from collections.abc import Mapping
 from logging import INFO
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.common import log
 
-from hedgerow.torch_generator import TORCH_GENERATOR
+from hedgerow.global_draws import GlobalDraws
 
 # Of another project's app, which nobody can look into.
 _HIDDEN = (
@@ -35,45 +32,10 @@ _NOISE = "noise from the operating system; noise-source = 'seed' repeats"
 WHICH_ARE_LATE = "which replies are late: real seconds count"
 LEGACY = "the order in which Flower's legacy server sums the replies"
 
-# NumPy's global generator takes seeds of 32 bits.
-_WORD = 2**32
-
 
 def draw_seed() -> int:
     """Return a seed from the operating system, short enough to be typed."""
-    return random.SystemRandom().randrange(_WORD // 2)
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the global generators; ``seed`` is in [0, 2^63), of which NumPy uses the lowest 32 bits."""
-    random.seed(seed)
-    np.random.seed(seed % _WORD)  # noqa: NPY002  # The generator that such apps use.
-    with TORCH_GENERATOR:  # Thirty times faster than torch.manual_seed, which notes a traceback for devices.
-        torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
-
-
-def message_key(seed: int, round: int, partition_id: int, kind: str, count: int = 0) -> int:
-    """Return the key in [0, 2^63) of a message's draws: those of its fate, and those of its handler.
-
-    ``count`` numbers the messages of one kind to one node in one round.
-    """
-    text = f"{seed} {round} {partition_id} {count} {kind}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def drawn() -> Callable[[], bool]:
-    """Return a function that says whether anything was drawn on the CPU since now."""
-
-    def state() -> tuple[Any, ...]:
-        _, words, *rest = np.random.get_state()  # noqa: NPY002
-        with TORCH_GENERATOR:
-            cpu = torch.get_rng_state()
-        return random.getstate(), np.array(words).tobytes(), *rest, cpu.numpy().tobytes()
-
-    before = state()
-    return lambda: state() != before
+    return random.SystemRandom().randrange(2**31)
 
 
 class Generators:
@@ -81,47 +43,11 @@ class Generators:
 
     def state_dict(self) -> dict[str, Any]:
         """Return their state: JSON values and ndarrays."""
-        version, words, gauss = random.getstate()
-        with TORCH_GENERATOR:
-            cpu = torch.get_rng_state()
-        state: dict[str, Any] = {
-            "python": [version, np.array(words, np.uint32), gauss],
-            "numpy": list(np.random.get_state()),  # noqa: NPY002
-            "torch": cpu.numpy(),
-        }
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            state["cuda"] = [one.numpy() for one in torch.cuda.get_rng_state_all()]
-        return state
+        return GlobalDraws.now().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; those of GPUs only if there are as many."""
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-        np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
-        with TORCH_GENERATOR:
-            torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
-        devices = state.get("cuda", [])
-        if devices and torch.cuda.device_count() == len(devices):
-            torch.cuda.set_rng_state_all([torch.from_numpy(one.copy()) for one in devices])
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Put the global generators back afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with TORCH_GENERATOR:
-        cpu = torch.get_rng_state()
-    ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = torch.cuda.get_rng_state_all() if ready else []
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        with TORCH_GENERATOR:
-            torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        GlobalDraws.of_state_dict(state).restore()
 
 
 class Unrepeated:

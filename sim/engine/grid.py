@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from logging import WARNING
 from math import inf, prod
 from shutil import rmtree
@@ -40,7 +41,6 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
-from hedgerow.sim.engine.generators import message_key
 from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
 from hedgerow.sim.engine.nodes import SimulatedNode, SimulatedNodes, draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
@@ -717,6 +717,15 @@ def _check_instruction(message: Message) -> None:
 
 def _introduces(message: Message) -> bool:
     return message.metadata.message_type == WHOAMI or "whoami" in message.content.config_records
+
+
+def message_key(seed: int, round: int, partition_id: int, kind: str, count: int = 0) -> int:
+    """Return the key in [0, 2^63) of a message's draws: those of its fate, and those of its handler.
+
+    ``count`` numbers the messages of one kind to one node in one round.
+    """
+    text = f"{seed} {round} {partition_id} {count} {kind}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _round_of(content: RecordDict) -> int | None:

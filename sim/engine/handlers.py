@@ -11,6 +11,7 @@ from uuid import uuid4
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.common import log
 
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from hedgerow.sim.engine._compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
@@ -21,7 +22,6 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
-from hedgerow.sim.engine.generators import drawn, kept_generators, seed_generators
 from hedgerow.sim.engine.nodes import SimulatedNode
 from hedgerow.wire.calls import (
     AnswersColumns,
@@ -93,45 +93,44 @@ class Handlers:
         self, message_type: str, jobs: Sequence[NodeJob], run_id: int
     ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
         """Yield each job, all with messages of one type, with its node's answer."""
-        with kept_generators():
-            yield from self._answers(message_type, jobs, run_id)
-
-    def _answers(
-        self, message_type: str, jobs: Sequence[NodeJob], run_id: int
-    ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
-        handler = self._batch_handler(message_type)
-        batch, contexts = None, list[Context]()
-        if handler is not None:
-            states = [copy_records(job.node.state) for job in jobs if job.node is not None]
-            contexts = [self._context(job, state, run_id) for job, state in zip(jobs, states, strict=True)]
-            # Of a batched handler that draws the answers are dropped: any seed shows that it does.
-            seed_generators(jobs[0].key)
-            moved = drawn()
-            batch = _batch(handler, message_type, jobs, contexts, self.name)
-            if batch is not None and moved():
-                self._drawing.add(message_type)
-                log(INFO, "Batched %s draws from global generators: using one call per node", message_type)
-                batch = None
-        if batch is None:
-            for job in jobs:
-                yield job, self._one(job, run_id)
-            return
-        for job, context, answer in zip(jobs, contexts, batch, strict=True):
-            if isinstance(answer, RecordDict):
-                self._keep(job, context)
-                yield job, answer
-            elif isinstance(answer, Exception):
-                yield job, _exception(job, answer)
-            else:
-                yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
+        with GlobalDraws.restored():
+            handler = self._batch_handler(message_type)
+            batch, contexts = None, list[Context]()
+            if handler is not None:
+                states = [copy_records(job.node.state) for job in jobs if job.node is not None]
+                contexts = [
+                    self._context(job, state, run_id) for job, state in zip(jobs, states, strict=True)
+                ]
+                # Of a batched handler that draws the answers are dropped: any seed shows that it does.
+                seed_global_draws(jobs[0].key, later=True)
+                before = GlobalDraws.now()
+                batch = _batch(handler, message_type, jobs, contexts, self.name)
+                if batch is not None and before.moved:
+                    self._drawing.add(message_type)
+                    log(
+                        INFO, "Batched %s draws from global generators: using one call per node", message_type
+                    )
+                    batch = None
+            if batch is None:
+                for job in jobs:
+                    yield job, self._one(job, run_id)
+                return
+            for job, context, answer in zip(jobs, contexts, batch, strict=True):
+                if isinstance(answer, RecordDict):
+                    self._keep(job, context)
+                    yield job, answer
+                elif isinstance(answer, Exception):
+                    yield job, _exception(job, answer)
+                else:
+                    yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
     def columns(self, message_type: str, deliveries: Sequence[Delivery], key: int) -> InColumns:
         """Return the answer in columns of an app that ``AnswersColumns``; its errors are raised."""
         assert isinstance(self._app, AnswersColumns)
         handler = self._app.column_handler(message_type)
         assert handler is not None
-        with simulated(self.name), one_blas_thread(), kept_generators():
-            seed_generators(key)
+        with simulated(self.name), one_blas_thread(), GlobalDraws.restored():
+            seed_global_draws(key, later=True)
             return handler(deliveries)
 
     def seen(self, node: SimulatedNode, run_id: int) -> Context:
@@ -150,7 +149,7 @@ class Handlers:
 
     def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
         """Return a node's answer and its handler's real seconds."""
-        with kept_generators():
+        with GlobalDraws.restored():
             return self._one(job, run_id), self._seconds
 
     def _batch_handler(self, message_type: str) -> BatchHandler | None:
@@ -165,7 +164,7 @@ class Handlers:
         context = self._context(job, copy_records(job.node.state), run_id)
         # Copied, because a handler may pop records (keep_input=False) and other nodes share the content.
         message = delivered(job.message, copy_records(job.message.content))
-        seed_generators(job.key)
+        seed_global_draws(job.key, later=True)
         began = perf_counter()
         try:
             with simulated(self.name):

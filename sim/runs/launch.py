@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flwr.app import Context, UserConfig
+from hedgerow.global_draws import seed_global_draws
 
-from hedgerow.sim.engine.generators import draw_seed, seed_generators
+from hedgerow.sim.engine.generators import draw_seed
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp
@@ -64,7 +65,7 @@ def run_app(
     except ValueError as error:
         raise SettingsError(str(error)) from error
     seed = run_seed(plan)
-    seed_generators(seed)
+    seed_global_draws(seed, later=True)
     with (
         track_with(track),
         InProcessGrid(

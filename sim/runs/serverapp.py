@@ -14,11 +14,12 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
+from hedgerow.global_draws import seed_global_draws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.sim.engine._compat import is_simulation
-from hedgerow.sim.engine.generators import WHICH_ARE_LATE, Generators, Unrepeated, seed_generators
+from hedgerow.sim.engine.generators import WHICH_ARE_LATE, Generators, Unrepeated
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.nodes import RemoteState
 from hedgerow.sim.runs.checkpoint import keep_model, save_node_models
@@ -220,7 +221,7 @@ def server_app(
         values = read(context.run_config)
         _check_length(values)
         # For draws of the user's own model, data and aggregators; the suite's code has its own generators.
-        seed_generators(values.seed)
+        seed_global_draws(values.seed, later=True)
         made = experiment(values)
         if values.engine == "inprocess":
             grid = InProcessGrid.inside(

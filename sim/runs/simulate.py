@@ -11,10 +11,10 @@ from flwr.app import Context, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
 from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID, main_function
 from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.generators import kept_generators, seed_generators
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.foreign import About, Records, watched_run
 from hedgerow.sim.runs.live import colour_log, only_warnings
@@ -130,7 +130,7 @@ def simulate(
     colour_log()
     with (
         only_warnings(quiet),
-        kept_generators(),
+        GlobalDraws.restored(),
         track_with([track] if isinstance(track, str) else track, "track:"),
         InProcessGrid(
             client_app,
@@ -145,7 +145,7 @@ def simulate(
             workers=workers,
         ) as grid,
     ):
-        seed_generators(seed)
+        seed_global_draws(seed, later=True)
         context = server_context(grid, config)
         main, about = _main(server_app, context, start)
         if own:

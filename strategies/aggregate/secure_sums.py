@@ -284,7 +284,7 @@ class SecureSums:
     def _is_able(self, node: Node) -> bool:
         if node.partition_id in self._excluded:
             self._left_out[BAD_SHARES] += 1
-        elif node.partition_id not in self.federation.limits.sizes:
+        elif node.partition_id not in self.federation.limits.claims.sizes:
             self._left_out[NO_SIZE] += 1
             if not self._told_of_sizes:
                 self._told_of_sizes = True

@@ -93,7 +93,7 @@ class Clusters(Part):
 
     def sizes(self, by_examples: bool) -> NDArray[np.float64]:
         """Return the clusters' samples, or clients, (D,); a client of unknown size counts as the mean one."""
-        known = len(self.federation.limits.sizes)
+        known = len(self.federation.limits.claims.sizes)
         if self._sizes is None or self._sizes[0] is not self.of or self._sizes[1] != known:
             of = np.array(self.of, np.int64)
             there = of != _NO_SERVER

@@ -130,11 +130,11 @@ class CloudMean(Alone):
         def exact(models: Vector) -> Vector:
             return np.tile(weighted_mean(models, shares), (len(models), 1))
 
-        size = payload_bytes(run.layout.unflatten(servers[0]))
+        size = payload_bytes(run.federation.known_layout().unflatten(servers[0]))
         run.book("edge->cloud", [(d, 0) for d in range(len(servers))], [size] * len(servers))
         run.book("cloud->edge", [(0, d) for d in range(len(servers))], [size] * len(servers))
         yield from ()
-        return on_mixed(servers, run.layout, exact)
+        return on_mixed(servers, run.federation.known_layout(), exact)
 
 
 class GossipMixer(Alone):
@@ -167,4 +167,6 @@ class GossipMixer(Alone):
             sent = [sent_bytes(d, size, dtype) for d in range(number)]
             run.book("edge->edge", ends, [sent[i] for i, _ in ends])
         yield from ()
-        return on_mixed(servers, run.layout, lambda models: matrix.gossip(models, self.steps))
+        return on_mixed(
+            servers, run.federation.known_layout(), lambda models: matrix.gossip(models, self.steps)
+        )

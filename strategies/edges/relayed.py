@@ -85,7 +85,7 @@ class EdgeFederation(Federation):
         self.edges = list(everyone.nodes[self.num_trained :])
         self.lost |= {d for d, node in enumerate(self.edges) if node.node_id not in everyone.online}
         for node in self.edges:
-            self.limits.sizes.pop(node.partition_id, None)
+            self.limits.claims.sizes.pop(node.partition_id, None)
         return clients
 
     def open_round(self, grid: Grid) -> Roster:
@@ -205,7 +205,7 @@ class EdgeNodes:
 
         Between two steps models are sent in float64, so that the result is rounded once.
         """
-        federation, mixed = self.federation, mixed_entries(run.layout)
+        federation, mixed = self.federation, mixed_entries(run.federation.known_layout())
         bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
         now: list[Vector] = list(servers)
         whole = slice(None) if mixed.all() else mixed
@@ -309,7 +309,7 @@ class EdgeNodes:
     ) -> Steps[dict[int, Vector]]:
         """Make an exchange with edge servers; return the valid models (M,)."""
         federation, first = self.federation, self.federation.num_trained
-        layout = Layout((MODEL,), ((run.layout.size,),), (str(np.dtype(dtype)),))
+        layout = Layout((MODEL,), ((run.federation.known_layout().size,),), (str(np.dtype(dtype)),))
         self._forgetful = set()
 
         def check(node: Node, content: RecordDict) -> Vector:

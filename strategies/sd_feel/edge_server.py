@@ -280,7 +280,9 @@ class _Neighbours(Alone):
         edge, gossip, ledger = self._server.edge, self._server.gossip, run.federation.ledger
         size = float(sizes.sum())
         after = on_mixed(
-            servers, run.layout, lambda models: gossip.exchanged(run.round, models[0], size)[None]
+            servers,
+            run.federation.known_layout(),
+            lambda models: gossip.exchanged(run.round, models[0], size)[None],
         )
         for peer, link in gossip.report.links.items():
             if link.bytes:

@@ -1,6 +1,7 @@
 """Rows that no setting can ask for: strategies in ``Compressed``, by ``simulate``."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ def play(row: Row, out: Path) -> dict[str, Any]:
 def _fedavg(row: Row, out: Path) -> None:
     from hedgerow.clients import compress_reply
     from hedgerow.sim import simulate
-    from hedgerow.sim.runs.launch import seed_generators
     from hedgerow.strategies import Compressed
 
     client = ClientApp(mods=[compress_reply])
     client.train()(_train)
     # Flower draws the order of its nodes from Python's own generator.
-    seed_generators(0)
+    random.seed(0)
     start = ArrayRecord({"weight": Array(np.zeros(_FEATURES, np.float32))})
     strategy = Compressed(FedAvg(fraction_evaluate=0.0), str(row.settings["codec"]))
     simulate(

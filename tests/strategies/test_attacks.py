@@ -190,7 +190,7 @@ def test_a_claimed_weight_counts_up_to_a_multiple_of_the_median() -> None:
     held, _ = run(strategy, claiming(10**6), 10)
     assert held[0] < 6
     most = strategy.federation.limits.weight_of(3)
-    assert most == sorted(strategy.federation.limits.sizes.values())[9]
+    assert most == sorted(strategy.federation.limits.claims.sizes.values())[9]
 
 
 def test_by_default_a_claim_counts_up_to_ten_medians_and_the_log_says_so(
@@ -198,7 +198,7 @@ def test_by_default_a_claim_counts_up_to_ten_medians_and_the_log_says_so(
 ) -> None:
     strategy = fedavg()
     run(strategy, claiming(10**6), 2)
-    usual = sorted(strategy.federation.limits.sizes.values())[9]
+    usual = sorted(strategy.federation.limits.claims.sizes.values())[9]
     assert strategy.federation.limits.weight_of(3) == 10 * usual
     told = [r.getMessage() for r in caplog.records if "claim more than max_weight_ratio" in r.getMessage()]
     assert told == [
@@ -213,7 +213,7 @@ def test_a_node_that_claims_what_none_has_is_left_out_and_counted(make: Any) -> 
     model, ends = run(strategy, claiming(2**53), 10)
     assert ends[1].rejected["claimed size too large"] == 1
     assert (ends[1].sent, ends[1].accepted) == (19, 19)
-    assert 3 not in strategy.federation.limits.sizes
+    assert 3 not in strategy.federation.limits.claims.sizes
     assert model[0] < 6  # The liar's own centre is 50.
 
 
@@ -230,7 +230,7 @@ def test_of_nodes_that_do_not_introduce_themselves_the_liar_does_not_count_from_
     strategy = fedavg()
     _, ends = run(strategy, claiming(2**53, introduced=False), 2)
     assert ends[2].rejected["claimed size too large"] == 1
-    assert max(strategy.federation.limits.sizes.values()) < 100
+    assert max(strategy.federation.limits.claims.sizes.values()) < 100
 
 
 def claims(sizes: dict[int, float]) -> Claims:

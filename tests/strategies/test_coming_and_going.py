@@ -61,7 +61,7 @@ def test_a_node_joins_in_round_five_and_another_leaves_in_round_three() -> None:
         5: everyone - {1}, 6: everyone - {1},
     }  # fmt: skip
     assert [end.rejected for end in ends[1:]] == [{"offline": n} for n in (1, 1, 2, 2, 1, 1)]
-    assert strategy.federation.limits.sizes == dict(enumerate(map(float, SIX.sizes)))
+    assert strategy.federation.limits.claims.sizes == dict(enumerate(map(float, SIX.sizes)))
     # The weighted mean of those who took part, round by round.
     w = 0.0
     for there in trained(problem).values():
@@ -88,7 +88,7 @@ def test_a_node_that_comes_back_under_another_id_goes_on_as_itself() -> None:
     strategy = FedAvg(on_round_end=[grid.told], **OPTIONS)
     run(strategy, problem, 4, grid=grid)
     assert [2 in there for there in trained(problem).values()] == [True, False, True, True]
-    assert strategy.federation.limits.sizes == dict(enumerate(map(float, SIX.sizes)))
+    assert strategy.federation.limits.claims.sizes == dict(enumerate(map(float, SIX.sizes)))
 
 
 def test_nodes_that_were_asked_before_the_run_are_not_asked_again() -> None:

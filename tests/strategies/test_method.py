@@ -52,7 +52,7 @@ def test_a_methods_state_overwrites_none_of_the_bases() -> None:
     run(strategy, problem, 1)
     again = Named(min_available_nodes=2, fraction_evaluate=0.0)
     again.load_state_dict(strategy.state_dict())
-    assert dict(again.federation.limits.sizes) == dict(strategy.federation.limits.sizes)
+    assert dict(again.federation.limits.claims.sizes) == dict(strategy.federation.limits.claims.sizes)
 
 
 class Momentum:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("strategies", "clients", "wire", "tasks", "sim", "flower_apps")
+ROOMS = ("api", "strategies", "clients", "wire", "tasks", "sim", "flower_apps")
 CALLS = (
     "torch.get_rng_state",
     "torch.set_rng_state",
@@ -21,8 +21,7 @@ CALLS = (
 # Threads that save, seed and restore, with a garbage collection at every object, in which threads change.
 THREADS = """
 import gc, sys, threading, time
-from hedgerow.sim.engine.generators import Generators, drawn, kept_generators, seed_generators
-from hedgerow.tasks.global_draws import GlobalDraws, seed_global_draws
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
 gc.callbacks.append(lambda phase, info: time.sleep(0))
 gc.set_threshold(1)
@@ -32,11 +31,8 @@ def work():
     for _ in range(100):
         with GlobalDraws.restored():
             seed_global_draws(1)
-        with kept_generators():
-            seed_generators(1)
-        generators = Generators()
-        generators.load_state_dict(generators.state_dict())
-        drawn()()
+        GlobalDraws.of_state_dict(GlobalDraws.now().state_dict()).restore()
+        GlobalDraws.now().moved
 
 threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from hedgerow.global_draws import GlobalDraws
 from tests.clients.contexts import context
 from tests.clients.training.cases import torch_seeded
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ from hedgerow.strategies import (
     SDFeel,
     SimilarityFree,
 )
-from hedgerow.tasks.global_draws import GlobalDraws
 from hedgerow.wire import Call, to_record
 
 NODES, SAMPLES, CLASSES = 4, 14, 3

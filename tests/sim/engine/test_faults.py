@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hedgerow.sim import Delay, FaultModel
 from hedgerow.sim.engine.faults import CORRUPTIONS, corrupted
-from hedgerow.sim.engine.generators import message_key
+from hedgerow.sim.engine.grid import message_key
 
 MODEL = FaultModel(dropout=0.3, delay=Delay("uniform", (1.0, 5.0)), corrupt="nan", corrupt_rate=0.2)
 

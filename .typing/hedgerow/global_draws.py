@@ -1,0 +1,1 @@
+../../api/global_draws.py

@@ -1,1 +1,0 @@
-../../api/torch_generator.py
