@@ -8,10 +8,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
 from .checks import at_least
 from .extras import needed

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
 from .checks import at_least, is_number
 from .imports import call_imported, is_import_path

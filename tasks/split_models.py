@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from torch import Tensor, nn
 from torch.nn import functional
+
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
 from .checks import at_least
 from .imports import call_imported, is_import_path

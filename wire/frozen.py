@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from hedgerow.global_draws import TORCH_GENERATOR
 from torch import Tensor, nn
 
+from hedgerow.global_draws import TORCH_GENERATOR
 from hedgerow.wire.records import checksum, to_record
 
 # The config entry of messages, and the ArrayRecord that a node which lacks the arrays is sent.

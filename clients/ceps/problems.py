@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import Loss, cross_entropy
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.wire.checks import not_negative
 from hedgerow.wire.extras import needed
 

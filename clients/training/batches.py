@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.tasks import augmented
 from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator, generators

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from torch import Tensor, nn
 
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from hedgerow.wire.seeds import Purpose, seed_words
 
 # A run's seed, the round and the node's partition id.

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from hedgerow.global_draws import GlobalDraws
 from torch import Tensor, nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.draws import NodeDraws
 from hedgerow.clients.training.work import LocalWork, Loss, Trained, cross_entropy
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from flwr.common import log
-from hedgerow.global_draws import GlobalDraws
 from torch import Tensor, nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, Trained
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.tasks.threads import map_on_threads
 from hedgerow.wire.seeds import Purpose, torch_generator
 

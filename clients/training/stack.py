@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from flwr.common import log
-from hedgerow.global_draws import GlobalDraws
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -20,6 +19,7 @@ from hedgerow.clients.training.loop import train_loop, train_on_threads
 from hedgerow.clients.training.proof import proves_itself
 from hedgerow.clients.training.stacked_layers import StackedLayers, can_normalise, stacked_layers
 from hedgerow.clients.training.work import LocalWork, Loss, StackRow, State, Trained, cross_entropy
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.tasks.layout import ChannelsLast
 from hedgerow.tasks.modes import evaluating
 

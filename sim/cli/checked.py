@@ -144,7 +144,6 @@ class CheckedNodes:
     def grid(self) -> Iterator[tuple[InProcessGrid, list[Message]]]:
         """Yield a grid of new nodes, and the list of their replies except introductions."""
         from hedgerow.global_draws import GlobalDraws, seed_global_draws
-
         from hedgerow.sim.engine.grid import InProcessGrid
         from hedgerow.wire.message_types import WHOAMI
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flwr.app import Context, UserConfig
-from hedgerow.global_draws import seed_global_draws
 
+from hedgerow.global_draws import seed_global_draws
 from hedgerow.sim.engine.generators import draw_seed
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.workers import check_workers

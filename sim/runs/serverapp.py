@@ -14,10 +14,10 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
-from hedgerow.global_draws import seed_global_draws
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hedgerow.global_draws import seed_global_draws
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.generators import WHICH_ARE_LATE, Generators, Unrepeated
 from hedgerow.sim.engine.grid import InProcessGrid

@@ -11,8 +11,8 @@ from flwr.app import Context, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
-from hedgerow.global_draws import GlobalDraws, seed_global_draws
 
+from hedgerow.global_draws import GlobalDraws, seed_global_draws
 from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID, main_function
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.grid import InProcessGrid

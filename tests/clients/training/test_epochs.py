@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from hedgerow.global_draws import GlobalDraws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.clients.training.batches import epoch_batches, fails_on_one
+from hedgerow.global_draws import GlobalDraws
 
 PART = np.array([3, 1, 4, 15, 92, 65, 35])
 KEY = {"seed": 1, "round": 2, "partition_id": 3}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
-from hedgerow.global_draws import GlobalDraws
 from tests.clients.contexts import context
 from tests.clients.training.cases import torch_seeded
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from hedgerow.clients import (
     sd_feel_client,
     similarity_free_client,
 )
+from hedgerow.global_draws import GlobalDraws
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import (
     EF21P,

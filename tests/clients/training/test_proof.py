@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hedgerow.global_draws import GlobalDraws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clients.training.cases import ragged_works, torch_seeded
@@ -18,6 +17,7 @@ from hedgerow.clients.training import dense
 from hedgerow.clients.training import stacked_layers as layers
 from hedgerow.clients.training.stack import stackable
 from hedgerow.clients.training.work import Asked
+from hedgerow.global_draws import GlobalDraws
 
 WIDTH = 6
 
