@@ -181,8 +181,8 @@ def summary(
         "variant",
         "seeds",
         *(f"{y} at the end" for y in ys),
-        *(f"{x} at the end" for x in xs),
-        *(f"{x} to {y} {relations[y]} {value:g}" for x, y, value in aims),
+        *(f"{in_millions(x)[0]} at the end" for x in xs),
+        *(f"{in_millions(x)[0]} to {y} {relations[y]} {value:g}" for x, y, value in aims),
     ]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for label, seeds in found.variants().items():
@@ -192,15 +192,22 @@ def summary(
         failed = found.started(label) - len(runs)
         cells = [label, f"{len(runs)}, {failed} failed" if failed else str(len(runs))]
         cells += [_last(runs, y) for y in ys]
-        cells += [_spread([run.costs(x)[-1] for run in runs]) for x in xs]
+        cells += [_spread([run.costs(x)[-1] / in_millions(x)[1] for run in runs]) for x in xs]
         for x, y, value in aims:
-            reached = [cost for run in runs if (cost := to_target(run, x, y, value)) is not None]
+            costs = [to_target(run, x, y, value) for run in runs]
+            reached = [cost / in_millions(x)[1] for cost in costs if cost is not None]
             if len(reached) == found.started(label):
                 cells.append(_spread(reached))
             else:
                 cells.append(f"reached by {len(reached)}" if reached else "not reached")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def in_millions(x: str) -> tuple[str, float]:
+    """Return a cost's name in tables and what it is divided by: a million for bits and bytes."""
+    name = re.sub(r"\bbits\b", "Mbit", re.sub(r"\bbytes\b", "MB", x))
+    return name, 1.0 if name == x else 1e6
 
 
 def work(found: Results, targets: Sequence[tuple[str, float]], data: str) -> str:
@@ -278,10 +285,13 @@ def _last(runs: Sequence[RecordedRun], y: str) -> str:
 def _spread(values: Sequence[float]) -> str:
     """Return mean ± sample standard deviation, or the common value if all are equal."""
     if max(values) == min(values):
-        return f"{values[0]:,.4g}" if abs(values[0]) < 1e4 else f"{values[0]:,.0f}"
-    if abs(fmean(values)) >= 1e4:
-        return f"{fmean(values):,.0f} ± {stdev(values):,.0f}"
-    return f"{fmean(values):.4g} ± {stdev(values):.2g}"
+        return _rounded(values[0], 4)
+    return f"{_rounded(fmean(values), 4)} ± {_rounded(stdev(values), 2)}"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Return a number with so many significant digits, without an exponent if it is large."""
+    return f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
 def _pair(text: str) -> tuple[str, float]:
@@ -400,7 +410,11 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     if "target" in test and higher_is_better(test["y"]):
         best = plateau(found, test["y"], chance)
         what += f" ({test['target'] / best:.0%} of the best plateau)"
-    text, verdict = _missed(names, runs, values, test) or _difference(names, values, test)
+    missed = _missed(names, runs, values, test)
+    if "target" in test:
+        million = in_millions(test["x"])[1]
+        values = [{seed: cost / million for seed, cost in one.items()} for one in values]
+    text, verdict = missed or _difference(names, values, test)
     if verdict == "reversed" and "reversed" not in claim:
         text, verdict = f"{text}, on the other side", "not shown"
     return Finding(f"{what}: {text}{beside}", verdict, used)
@@ -440,6 +454,7 @@ def _missed(
     verdict = (
         "shown" if test["expect"] in agrees else "not shown" if test["expect"] == "level" else "reversed"
     )
+    cost /= in_millions(test["x"])[1]
     return f"{reached} {cost:.4g}, {other} never, though it spent as much, {seeds} seeds", verdict
 
 
@@ -472,7 +487,7 @@ def _compared(
     x, y = test["x"], test["y"]
     if "target" in test:
         values = [_by_seed(one, lambda run: to_target(run, x, y, test["target"])) for one in runs]
-        return f"{x} to {y} {test['target']:g}", values
+        return f"{in_millions(x)[0]} to {y} {test['target']:g}", values
     if test.get("at") == "end":
         return f"{y} at the end", [
             _by_seed(one, lambda run: run.value_at(y, run.rounds[-1]["round"])) for one in runs

@@ -519,9 +519,9 @@ def test_a_target_of_a_score_is_told_as_a_share_of_the_best_plateau() -> None:
     (claim,) = (one for one in redraw.claims("hsgd")["claim"] if one["id"] == 12)
     texts = [redraw.finding("hsgd", claim, test).text for test in redraw.comparisons(claim)[:3]]
     assert [text[: text.index(" of the best")] for text in texts] == [
-        "bits to auc 0.7 (90%",
-        "bits to auc 0.74 (95%",
-        "bits to auc 0.77 (99%",
+        "Mbit to auc 0.7 (90%",
+        "Mbit to auc 0.74 (95%",
+        "Mbit to auc 0.77 (99%",
     ]
 
 
