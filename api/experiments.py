@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from hedgerow.clients import frozen_part, global_task, initial_model
+from hedgerow.clients.training.draws import warn_of_foreign_draws
 from hedgerow.sim import flower_identity
 from hedgerow.sim.runs.common_settings import RunSettings, TrainingSettings
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure
@@ -115,6 +117,8 @@ def training_experiment(
         with as_settings_errors():
             model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
             options = {"roster": nodes.roster, "dealt_sizes": None, "frozen": frozen_part(model)}
+        device = next(model.parameters()).device
+        warn_of_foreign_draws(model, torch.zeros(2, *nodes.input_shape, device=device))
         largest = max(nodes.sizes)
         return make(TrainedTask(model, nodes.input_shape, largest, nodes.measure, "own data", options))
 

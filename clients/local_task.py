@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients.device import resolve_device, shared_model
 from hedgerow.clients.own_share import other_data, own_share
+from hedgerow.clients.training.draws import warn_of_foreign_draws
 from hedgerow.tasks import (
     DATASETS,
     MODELS,
@@ -142,7 +143,7 @@ def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_c
 
 
 def frozen_part(model: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
-    """Return ``frozen_keys(model, x)``.
+    """Return ``frozen_keys(model, x)``; log a warning if the model draws from what no seed determines.
 
     ValueError if the model has nothing to train, or an array that cannot travel.
     """
@@ -150,6 +151,8 @@ def frozen_part(model: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
         raise ValueError("model must have a parameter with requires_grad=True, got none: nothing is trained")
     frozen = frozen_keys(model, x)
     check_travels(model.state_dict(), frozen)
+    if x is not None:
+        warn_of_foreign_draws(model, x)
     return frozen
 
 

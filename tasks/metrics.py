@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hedgerow.global_draws import GlobalDraws, seed_global_draws
+from hedgerow.kept_values import values_kept
 
 from .checks import at_least
 from .extras import needed
@@ -315,9 +316,9 @@ def _by_batches(
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     with evaluating(model):
         if model not in _DRAWS:
-            with GlobalDraws.restored() as before:
+            with GlobalDraws.restored() as before, values_kept(model) as values:
                 found = map_on_threads(on_thread, range(0, count, batch_size), threads)
-                _DRAWS[model] = before.moved
+                _DRAWS[model] = before.moved or values.moved
             if not _DRAWS[model]:
                 return found
         if not _DRAWS[model]:
@@ -327,5 +328,6 @@ def _by_batches(
             return map_on_threads(on_thread, range(0, count, batch_size), 1)
 
 
-# Whether a model draws from the global generators in evaluation mode. If so, its draws are always the same.
+# Whether a model draws from the global generators in evaluation mode, or changes what it keeps. If so, its
+# draws are always the same, and one thread takes the batches in order.
 _DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -124,11 +124,11 @@ def forward_macs(model: nn.Module, input_shape: Shape) -> int:
     """
     if all(type(module) in (*_WITH_PRODUCTS, *_WITHOUT_PRODUCTS) for module in model.modules()):
         return _products(model, input_shape)
-    _, dtype = _outputs(model, input_shape, num_samples=1)
+    _, dtype = _outputs(model, input_shape, num_samples=2)
     counter = FlopCounterMode(display=False)
     with counter:
-        _logits(model, input_shape, 1, dtype)
-    return counter.get_total_flops() // 2  # a multiply-accumulate is two operations
+        _logits(model, input_shape, 2, dtype)  # One sample has no batch statistics.
+    return counter.get_total_flops() // 4  # Of two samples; a multiply-accumulate is two operations.
 
 
 def _products(model: nn.Module, input_shape: Shape) -> int:

@@ -6,14 +6,16 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from hedgerow.kept_values import values_kept
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode without gradients, and restore the mode of each of its modules."""
+    """Put the model in evaluation mode without gradients; restore each module's mode and kept values."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), values_kept(model):
             yield
     finally:
         for module, mode in modes.items():

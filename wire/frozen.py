@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hedgerow.global_draws import TORCH_GENERATOR
+from hedgerow.global_draws import GlobalDraws
+from hedgerow.kept_values import values_kept
 from hedgerow.wire.records import checksum, to_record
 
 # The config entry of messages, and the ArrayRecord that a node which lacks the arrays is sent.
@@ -45,22 +46,19 @@ def _constant(model: nn.Module, buffers: Mapping[str, Tensor], x: Tensor) -> set
     """Return the buffers that a forward pass in training mode leaves as they are."""
     before = {key: value.clone() for key, value in buffers.items()}
     training = model.training
-    with TORCH_GENERATOR:
-        draws = torch.get_rng_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), GlobalDraws.restored(), values_kept(model):
             model.train()
             model(x)
-        return {key for key, value in buffers.items() if _same(before[key], model.state_dict()[key])}
+            return {key for key, value in buffers.items() if _same(before[key], model.state_dict()[key])}
     except Exception:  # Not a batch that the model takes.
         return set()
     finally:
-        with TORCH_GENERATOR:
-            torch.set_rng_state(draws)
         model.train(training)
         with torch.no_grad():
             for key, value in buffers.items():
-                value.copy_(before[key])
+                if not _same(before[key], value):
+                    value.copy_(before[key])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

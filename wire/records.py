@@ -306,7 +306,13 @@ def check_travels(state: Mapping[str, torch.Tensor], home: Collection[str] = ())
     ``home`` are keys of frozen arrays, which need not be finite.
     """
     for key, array in to_record(state).items():
-        if key not in home and not np.isfinite(_named_view(key, array)).all():
+        values = _named_view(key, array)
+        if any(step == 0 and length > 1 for step, length in zip(values.strides, values.shape, strict=True)):
+            raise ValueError(
+                f"{key!r} of the model must have memory for each entry, got entries that share it, as after "
+                "expand(): clone it"
+            )
+        if key not in home and not np.isfinite(values).all():
             raise ValueError(f"{key!r} of the model must be finite, got NaN or infinity: {_REMEDY}")
 
 

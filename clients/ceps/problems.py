@@ -222,7 +222,9 @@ class TorchProblem:
         draws = NodeDraws(self._model)
         with GlobalDraws.restored(), torch.no_grad():
             self._mean_loss(self._own)
-            return draws.before.moved or bool(draws.own)
+            found = draws.before.moved or draws.own or draws.changed
+        draws.reset(self._model)
+        return found
 
     def _parameters(self, w: Vector) -> Tensor:
         return torch.from_numpy(np.array(w, np.float64)).to(self._own)

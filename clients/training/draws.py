@@ -1,45 +1,46 @@
 """Forward passes that draw, or that keep values outside of the state dict: a node depends on no other one."""
 
-import random
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from logging import WARNING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from flwr.common import log
 from torch import Tensor, nn
 
 from hedgerow.global_draws import GlobalDraws, seed_global_draws
+from hedgerow.kept_values import KeptValues
+from hedgerow.tasks.modes import evaluating
 from hedgerow.wire.seeds import Purpose, seed_words
 
 # A run's seed, the round and the node's partition id.
 Stream = tuple[int, int, int]
-
-_GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
-
-# By model: the first values seen of buffers that are not in its state dict.
-_TRANSIENT: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 class NodeDraws:
     """What the forward passes of one model draw from and change, apart from its state dict.
 
     - ``before``: The states of the global generators when this was made.
-    - ``own``: The generators that the model's modules keep as attributes.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.before = GlobalDraws.now()
-        found = (value for module in model.modules() for value in vars(module).values())
-        self.own: list[Any] = [value for value in found if isinstance(value, _GENERATORS)]
-        if model not in _TRANSIENT:
-            kept = model.state_dict().keys()
-            _TRANSIENT[model] = {
-                name: value.detach().clone() for name, value in model.named_buffers() if name not in kept
-            }
-        self._buffers = _TRANSIENT[model]
+        self._values: WeakKeyDictionary[nn.Module, KeptValues] = WeakKeyDictionary()
+        self._values[model] = self._first = KeptValues(model)
         self._seeded = False
+
+    @property
+    def own(self) -> bool:
+        """Whether the model keeps generators."""
+        return bool(self._first.generators)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model keeps other values now."""
+        return self._first.moved
 
     @classmethod
     @contextmanager
@@ -61,7 +62,7 @@ class NodeDraws:
         self._seeded = True
         seed = seed_words(*stream, Purpose.TRAINING)
         seed_global_draws(seed)
-        for generator in self.own:
+        for generator in self._values[model].generators:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
             elif isinstance(generator, np.random.Generator):
@@ -70,9 +71,40 @@ class NodeDraws:
                 generator.seed(seed % 2**32)
 
     def reset(self, model: nn.Module) -> None:
-        """Set the buffers outside of the state dict to their first values."""
-        if self._buffers:
-            buffers = dict(model.named_buffers())
-            with torch.no_grad():
-                for name, value in self._buffers.items():
-                    buffers[name].copy_(value)
+        """Set what the model keeps outside of its state dict back to what it was when this was made.
+
+        A copy of the model is as it was when this first saw it.
+        """
+        if model in self._values:
+            self._values[model].restore()
+        else:
+            self._values[model] = KeptValues(model)
+
+
+def warn_of_foreign_draws(model: nn.Module, x: Tensor) -> None:
+    """Log a warning if two forward passes of a batch in training mode differ, with equal seeds.
+
+    Then the model draws from what no seed determines, or keeps values where they are not found. The model is
+    left as it was.
+    """
+    draws, kept, outputs = NodeDraws(model), copy.deepcopy(model.state_dict()), []
+    try:
+        with evaluating(model):
+            for _ in range(2):
+                draws.begin(model, (0, 0, 0))
+                model.train()
+                outputs.append(torch.as_tensor(model(x)))
+                model.load_state_dict(kept)
+    except Exception:  # Not a batch that the model takes.
+        return
+    finally:
+        draws.before.restore()
+    one, other = (output.detach().cpu().numpy().tobytes() for output in outputs)
+    if one != other:
+        log(
+            WARNING,
+            "The model %s draws from what the run's seed does not determine, such as the operating system or a "
+            "generator in a variable of a Python module: neither a repetition nor a resumed run has the same "
+            "bits. Draw from torch's, NumPy's or Python's global generator, or from one that a module keeps.",
+            type(model).__name__,
+        )

@@ -47,7 +47,7 @@ def train_loop(
             draws.begin(own, work.stream)
             return train_one(own, work, loss, arithmetic)
 
-        if on_cpu and threads > 1 and not draws.own and _copies(model, works, train):
+        if on_cpu and threads > 1 and not draws.own and _copies(model, works, train, draws):
             trained = train_on_threads(train, model, works, threads)
             if not draws.before.moved:
                 return trained
@@ -64,9 +64,12 @@ _COPIES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _copies(
-    model: nn.Module, works: Sequence[LocalWork], train: Callable[[nn.Module, LocalWork], Trained]
+    model: nn.Module,
+    works: Sequence[LocalWork],
+    train: Callable[[nn.Module, LocalWork], Trained],
+    draws: NodeDraws,
 ) -> bool:
-    """Return whether a copy of the model learns the same, by one step: it may lack hooks, or draw."""
+    """Return whether a copy of the model learns the same, by one step that changes only its state dict."""
     if model not in _COPIES:
         work = next((work for work in works if work.batches), works[0])
         step = replace(work, batches=work.batches[:1])
@@ -76,12 +79,16 @@ def _copies(
                 own = copy.deepcopy(model)
             except Exception:  # a model need not have copies
                 return False
-            one, other = train(model, step), train(own, step)
+            one = train(model, step)
+            if draws.changed:  # Copies may share what changes.
+                return False
+            other = train(own, step)
             pairs = ((value, other.state[key]) for key, value in one.state.items())
             return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
 
         with GlobalDraws.restored():
             (_COPIES[model],) = map_on_threads(compared, [0], 1)
+        draws.reset(model)
     return _COPIES[model]
 
 

@@ -20,6 +20,7 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, Trained
 from hedgerow.global_draws import GlobalDraws
+from hedgerow.kept_values import KeptValues
 from hedgerow.tasks.threads import map_on_threads
 from hedgerow.wire.seeds import Purpose, torch_generator
 
@@ -72,17 +73,27 @@ def _difference(
     def compared(seed: int) -> str | None:
         starts = [generic(model, work.start, seed + row) for row in range(2)]
         works = [replace(work, start=start, lr=1.0, asked=None) for start in starts]
-        found = both(
-            lambda: [train_one(model, one, loss, arithmetic) for one in works],
-            lambda: stack(copy.deepcopy(model), works),  # as on a thread
-        )
+        changes: list[bool] = []
+
+        def alone() -> list[Trained]:
+            trained = []
+            for one in works:
+                values.restore()
+                trained.append(train_one(model, one, loss, arithmetic))
+            changes.append(values.moved)
+            values.restore()
+            return trained
+
+        found = both(alone, lambda: stack(copy.deepcopy(model), works))  # as on a thread
+        if any(changes):
+            return "its forward pass changes what it keeps outside of its state dict"
         if isinstance(found, str):
             return found
         pairs = zip(*found, starts, strict=True)
         differences = (_first_difference(a, b, start, eps) for a, b, start in pairs)
         return next((one for one in differences if one is not None), None)
 
-    reason, kept = None, copy.deepcopy(model.state_dict())
+    reason, kept, values = None, copy.deepcopy(model.state_dict()), KeptValues(model)
     try:
         for attempt in range(_TRIES):
             (reason,) = map_on_threads(compared, [2 * attempt], 1)
@@ -90,6 +101,7 @@ def _difference(
                 break
     finally:
         model.load_state_dict(kept)
+        values.restore()
     return reason
 
 

@@ -373,20 +373,20 @@ def _bytes_of(model: nn.Module, sample: Tensor) -> tuple[int, int]:
     """Return the bytes of the parameters, and of the layers' outputs for one sample, as counted above."""
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     outputs: list[int] = [sample.numel() * sample.element_size()]
+    two = torch.cat([sample, sample])  # A single sample has no batch statistics.
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
         if not isinstance(output, Tensor):
             return
-        size = 3 * output.numel()
+        size = 3 * output.numel() // len(two)
         if isinstance(module, nn.Conv2d):
             size += 2 * output[0, 0].numel() * module.weight[0].numel()
         outputs.append(size * output.element_size())
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not any(True for _ in m.children())]
     try:
-        # A single sample has no batch statistics.
         with torch.no_grad(), evaluating(model), GlobalDraws.restored():
-            model(sample)
+            model(two)
     finally:
         for hook in hooks:
             hook.remove()

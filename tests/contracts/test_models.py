@@ -13,9 +13,12 @@ from tests.strategies.recording_grid import RecordingGrid
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalTask
+from hedgerow.clients.local_task import frozen_part
+from hedgerow.clients.training.stack import node_bytes
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import TooFewRepliesError
 from hedgerow.strategies.fedmud import UP
+from hedgerow.tasks import forward_macs
 from hedgerow.wire import Layout, to_record, view
 
 LARGE = [2038074743, 16777217, -(2**63), 2**63 - 1]
@@ -288,3 +291,22 @@ def test_secure_sums_leave_frozen_arrays_at_home(name: str) -> None:
     plain = played(name, Frozen)[2][0]
     # A sum clips each number, also the large counter.
     assert all(np.allclose(arrays[key], plain[key], atol=1e-4) for key in plain if key != "passes")
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_entries_that_share_memory_are_an_error_that_names_the_array(trained: bool) -> None:
+    model = nn.Linear(3, 2)
+    shared = torch.ones(1).expand(4)
+    if trained:
+        model.shared = nn.Parameter(shared)
+    else:
+        model.register_buffer("shared", shared)
+    with pytest.raises(ValueError, match=r"'shared' of the model must have memory for each entry.*clone it"):
+        frozen_part(model, torch.ones(2, 3))
+
+
+def test_a_model_that_takes_no_single_sample_is_counted_and_trained() -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(norm, nn.Tanh()), nn.Linear(4, 2))
+    assert forward_macs(model, (3,)) == 3 * 4 + 4 * 2
+    assert node_bytes(model, torch.zeros(1, 3), 2) > 0

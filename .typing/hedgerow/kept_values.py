@@ -1,0 +1,1 @@
+../../api/kept_values.py

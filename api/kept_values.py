@@ -1,0 +1,224 @@
+"""What a model keeps outside of its state dict, and its forward passes may change: found and set back.
+
+These are the attributes of its modules (a counter, a running mean, a hidden state) with what they hold, and
+buffers that are not persistent. Nodes share a model as scratch space, so such a value would reach the next
+node.
+"""
+
+import copy
+import functools
+import pickle
+import random
+import types
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# What torch itself stores in a module: its parameters, buffers, modules, hooks and mode.
+_OF_TORCH = frozenset(vars(nn.Module()))
+# Holds nothing that changes; parameters belong to the state dict or are never trained.
+_CONSTANT = (str, bytes, int, float, complex, type(None), type, types.ModuleType, torch.dtype, nn.Parameter)
+_GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+
+
+class KeptValues:
+    """The values that one model keeps outside of its state dict, as they were when this was made.
+
+    - ``generators``: The generators among them.
+
+    Containers and objects are the same ones afterwards, with the values of before. An object that cannot be
+    copied (it holds a file, a lock, a thread) stays as it is, and so does what a Python module holds.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.generators: list[Any] = []
+        self._states: list[Any] = []
+        self._modules: list[tuple[Any, dict[str, Any]]] = []
+        self._buffers: list[tuple[Any, str, Tensor]] = []
+        self._arrays: list[tuple[Any, Any, int]] = []  # an array, its values, and a tensor's version
+        self._holders: list[tuple[Any, Any]] = []
+        self._seen: set[int] = set()
+        self._kept: set[int] = {id(module) for module in model.modules()}
+        for module in model.modules():
+            self._visit(module)
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, _CONSTANT) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, nn.Module):
+            self._visit_module(value)
+        elif isinstance(value, _GENERATORS):
+            self.generators.append(value)
+            self._states.append(_state(value))
+        elif isinstance(value, Tensor | np.ndarray):
+            self._visit_array(value)
+        elif isinstance(value, list | set | deque | dict | types.CellType):
+            self._holders.append((value, held := _values(value)))
+            self._visit_all(held.values() if isinstance(value, dict) else held)
+        elif isinstance(value, tuple | frozenset):
+            self._visit_all(value)
+        elif isinstance(value, types.FunctionType):
+            self._visit_all((*(value.__closure__ or ()), *(value.__defaults__ or ())))
+        elif isinstance(value, types.MethodType):
+            self._visit(value.__self__)
+        elif isinstance(value, functools.partial):
+            self._visit_all((value.func, value.args, value.keywords))
+        elif hasattr(value, "__dict__") and _has_copies(value):
+            self._holders.append((value, held := _values(value)))
+            self._visit_all(held.values())
+
+    def _visit_array(self, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            self._arrays.append((value, value.copy(), 0))
+        elif value.layout is torch.strided and not value.is_meta:
+            self._arrays.append((value, value.detach().clone(), value._version))
+
+    def _visit_all(self, values: Any) -> None:
+        for value in list(values):
+            self._visit(value)
+
+    def _visit_module(self, module: nn.Module) -> None:
+        own = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+        self._modules.append((ref(module), own))
+        # A module that is none of the model's, such as one in a list, is in no state dict.
+        kept = module._non_persistent_buffers_set if id(module) in self._kept else module._buffers
+        for name in sorted(kept):
+            if (value := module._buffers.get(name)) is not None:
+                self._buffers.append((ref(module), name, value.detach().clone()))
+        self._visit_all(own.values())
+        self._visit_all(module._modules.values())
+
+    @property
+    def moved(self) -> bool:
+        """Whether a value differs."""
+        return (
+            any(not _alike(_own(module()), own) for module, own in self._modules)
+            or any(not _equal(module()._buffers[name], value) for module, name, value in self._buffers)
+            or any(not _equal(array, value) for array, value, _ in self._arrays)
+            or any(not _alike(_values(holder), value) for holder, value in self._holders)
+            or any(map(_differ, map(_state, self.generators), self._states))
+        )
+
+    def restore(self) -> None:
+        """Set all values back."""
+        for module, own in self._modules:
+            attributes = vars(module())
+            for name in _own(module()).keys() - own.keys():
+                del attributes[name]
+            attributes.update(own)
+        for holder, held in self._holders:
+            _set(holder, held)
+        for generator, state in zip(self.generators, self._states, strict=True):
+            _set_state(generator, state)
+        with torch.no_grad():
+            for module, name, value in self._buffers:
+                now = module()._buffers[name]
+                if now is not None and now.shape == value.shape:
+                    now.copy_(value)
+                else:
+                    module()._buffers[name] = value.clone()
+            for i, (array, value, version) in enumerate(self._arrays):
+                if isinstance(array, np.ndarray):
+                    if not _equal(array, value):
+                        array[...] = value
+                elif array._version != version:
+                    array.detach().copy_(value)
+                    self._arrays[i] = array, value, array._version
+
+
+@contextmanager
+def values_kept(model: nn.Module) -> Iterator[KeptValues]:
+    """Set the model's values outside of its state dict back on leaving."""
+    values = KeptValues(model)
+    try:
+        yield values
+    finally:
+        values.restore()
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+
+
+def _values(holder: Any) -> Any:
+    """Return a shallow copy of what an object holds: a list, or a dictionary by key or attribute."""
+    if isinstance(holder, types.CellType):
+        try:
+            return [holder.cell_contents]
+        except ValueError:  # empty
+            return []
+    if isinstance(holder, list | set | deque):
+        return list(holder)
+    return dict(holder if isinstance(holder, dict) else vars(holder))
+
+
+def _set(holder: Any, held: Any) -> None:
+    if isinstance(holder, types.CellType):
+        if held:
+            holder.cell_contents = held[0]
+    elif isinstance(holder, list):
+        holder[:] = held
+    elif isinstance(holder, deque):
+        holder.clear()
+        holder.extend(held)
+    else:
+        own = holder if isinstance(holder, set | dict) else vars(holder)
+        own.clear()
+        own.update(held)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two states of a generator differ."""
+    if isinstance(one, Tensor):
+        return not torch.equal(one, other)
+    return pickle.dumps(one) != pickle.dumps(other)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two shallow copies hold the same objects, or equal numbers and texts."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(map(_same, one.values(), other.values()))
+    return len(one) == len(other) and all(map(_same, one, other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, str | int | float) and bool(one == other))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return bool(one.tobytes() == other.tobytes())
+    return one is not None and torch.equal(one.to(other.device), other)
+
+
+def _has_copies(value: Any) -> bool:
+    """Return whether an object holds values only: no file, lock or thread."""
+    try:
+        copy.deepcopy(value)
+    except Exception:  # whatever a class raises
+        return False
+    return True
