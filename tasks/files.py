@@ -47,6 +47,8 @@ _FORMS = (
 )
 # Largest number of float32.
 _LARGEST = float(np.finfo(np.float32).max)
+# Smallest number > 0 of float32: smaller ones are rounded to a multiple of it.
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _FLAGS = {"true": 1.0, "false": 0.0}
 
 
@@ -223,6 +225,13 @@ class FileColumns:
             if name not in read
         )
 
+    def indices_in(self, header: Sequence[str]) -> list[str]:
+        """Return the columns that are left out for their names alone."""
+        if self.features:
+            return []
+        others = (self.label, self.id, *self.index)
+        return [name for name in header if name not in others and self._is_index(name)]
+
     def _is_index(self, name: str) -> bool:
         return name in self.index or _INDEX.fullmatch(name) is not None
 
@@ -360,7 +369,7 @@ def rounded_away(x: NDArray[Any]) -> NDArray[np.bool_]:
     columns = np.moveaxis(x, 1, -1) if x.ndim == 4 else x
     axes = tuple(range(columns.ndim - 1))
     low, high, deviation = columns.min(axes), columns.max(axes), columns.std(axes, dtype=np.float64)
-    rounding = np.maximum(abs(low), abs(high)) * 2.0**-24
+    rounding = np.maximum(np.maximum(abs(low), abs(high)) * 2.0**-24, _SMALLEST / 2)
     # The differences of a constant are those to other nodes.
     exact = (low == high) & (low == low.astype(np.float32))
     return np.asarray(~(exact | (rounding < _ROUNDING * deviation)))
@@ -385,8 +394,12 @@ def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]
     values, labels = bytearray(), Labels()
     ids: list[str] = []
     types: dict[str, str] = {}
+    unnamed = columns.indices_in(header)
+    first = next(i for i, name in enumerate([*header, names[0]]) if name not in unnamed)
     for rows, cells in chunks:
         x = np.empty((len(rows), len(names)), np.float64)
+        for name in unnamed:
+            _check_index(name, cells[name], header.index(name) < first)
         for j, name in enumerate(names):
             x[:, j] = _numbers(cells[name])
             kind = _type(cells[name], x[:, j])
@@ -414,6 +427,17 @@ def _table(columns: FileColumns, header: Sequence[str], chunks: Iterable[_Chunk]
         types=tuple(types[name] for name in names),
         skipped=columns.skipped_in(header),
         notes=tuple(notes),
+    )
+
+
+def _check_index(name: str, cells: _Cells, leads: bool) -> None:
+    """Raise ValueError if a column that only its name makes an index may be data: not first, or not whole."""
+    texts = [str(cell).strip() for cell in cells]
+    if not any(texts) or (leads and not any(_number(text) % 1 > 0 for text in texts)):
+        return
+    raise ValueError(
+        f"column {name!r} must be an index of the rows (in front, of texts or whole numbers) or have another "
+        "name: rename it, or list the features in the node config's key features"
     )
 
 
@@ -461,16 +485,23 @@ def _numbers(cells: _Cells) -> NDArray[Any]:
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
         return cells
     try:
-        return np.fromiter(map(float, cells), np.float64, len(cells))
+        if _are_plain("".join(cells)):
+            return np.fromiter(map(float, cells), np.float64, len(cells))
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(_number, cells), np.float64, len(cells))
+        pass
+    return np.fromiter(map(_number, cells), np.float64, len(cells))
 
 
 def _number(cell: Any) -> float:
     try:
-        return float(cell)
+        return float(cell) if not isinstance(cell, str) or _are_plain(cell.strip()) else np.nan
     except (TypeError, ValueError, OverflowError):
         return _FLAGS.get(str(cell).lower(), np.nan)
+
+
+def _are_plain(text: str) -> bool:
+    """Return whether a text has no digits of other scripts and no ``_``, which Python takes in a number."""
+    return text.isascii() and "_" not in text
 
 
 def _text(value: Any) -> str:
@@ -556,7 +587,8 @@ def _read_parquet(path: Path, columns: FileColumns) -> FileData:
 
 def _used(columns: FileColumns, header: Sequence[str]) -> list[str]:
     names = columns.features_in(header)
-    return [*names, *(name for name in (columns.label, columns.id or "") if name in header)]
+    more = dict.fromkeys([columns.label, columns.id or "", *columns.indices_in(header)])
+    return [*names, *(name for name in more if name in header)]
 
 
 def _arrow_chunks(batches: Iterable[Any], first_row: int) -> Iterator[_Chunk]:

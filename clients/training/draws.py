@@ -103,8 +103,8 @@ def warn_of_foreign_draws(model: nn.Module, x: Tensor) -> None:
     if one != other:
         log(
             WARNING,
-            "The model %s draws from what the run's seed does not determine, such as the operating system or a "
-            "generator in a variable of a Python module: neither a repetition nor a resumed run has the same "
-            "bits. Draw from torch's, NumPy's or Python's global generator, or from one that a module keeps.",
+            "The model %s draws from what the run's seed does not determine, such as the operating system "
+            "or a generator in a variable of a Python module: neither a repetition nor a resumed run has the "
+            "same bits. Draw from torch's, NumPy's or Python's global generator, or one that a module keeps.",
             type(model).__name__,
         )

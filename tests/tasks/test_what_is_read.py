@@ -1,5 +1,6 @@
 """A reader changes nothing in silence: row numbers, ids, large numbers, and what it says that it read."""
 
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.tasks import OwnData, OwnSource, Standardisation, in_training, moments, parse_classes, read_own
-from hedgerow.tasks.files import FileColumns, FileData, _check_counters, read_file
+from hedgerow.tasks.files import FileColumns, FileData, _check_counters, _numbers, read_file
 
 pandas = pytest.importorskip("pandas")
 
@@ -66,6 +67,31 @@ def test_an_index_is_never_a_feature_unless_it_is_named(tmp_path: Path, form: st
         assert own(path, features=f"{name},dose").features == (name, "dose")
     # Sites with the column and without it have the same features.
     assert data.dtype == own(written(tmp_path, form, TABLE)).dtype if form != "saved" else True
+
+
+@FORMS
+@pytest.mark.parametrize("name", ["", "Unnamed: 3", "rownames"])
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("kind", ["whole", "fractions", "texts", "empty"])
+def test_a_column_without_a_name_is_left_out_only_as_an_index(
+    tmp_path: Path, form: str, name: str, place: int, kind: str
+) -> None:
+    cells: Any = {
+        "whole": NUMBERS,
+        "fractions": NUMBERS + 0.5,
+        "texts": [f"p{number}" for number in NUMBERS],
+        "empty": [""] * ROWS,
+    }[kind]
+    columns = list(TABLE.items())
+    path = written(tmp_path, form, dict([*columns[:place], (name, cells), *columns[place:]]))
+    if kind == "empty" or (place == 0 and kind != "fractions"):
+        assert own(path).features == ("dose", "age")
+    else:
+        with pytest.raises(ValueError, match=rf"column {name!r} must be an index of the rows"):
+            own(path)
+    assert own(path, features="dose").features == ("dose",)
+    if kind == "fractions":
+        assert own(path, label="label", features="dose," + name).x.shape == (ROWS, 2 if name else 1)
 
 
 def test_the_index_that_pandas_declares_is_never_a_feature(tmp_path: Path) -> None:
@@ -239,6 +265,33 @@ def test_a_small_spread_beside_a_large_mean_is_kept(
     x = Standardisation(tuple(found.mean), tuple(std)).apply(data.x)
     assert x.dtype == np.float32
     assert x[:, 0] == pytest.approx((column - column.mean()) / column.std(), abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["npz", "csv"])
+@given(st.integers(-320, -30), st.integers(0, 2**32))
+def test_small_numbers_keep_their_differences(
+    tmp_path_factory: pytest.TempPathFactory, form: str, exponent: int, seed: int
+) -> None:
+    # float32 ends at 1e-45.
+    values = np.random.default_rng(seed).integers(1, 1000, ROWS) * float(f"1e{exponent}")
+    path = tmp_path_factory.mktemp("small") / f"t.{form}"
+    if form == "npz":
+        np.savez(path, x=values[:, None], y=TABLE["label"])
+    else:
+        pandas.DataFrame({"dose": values, "label": TABLE["label"]}).to_csv(path, index=False)
+    x = own(path).x[:, 0].astype(np.float64)
+    assert abs(x - values).max() <= 1e-3 * values.std()
+
+
+@given(st.from_regex(r"[+-]?[0-9٠-٩_]{1,6}(\.[0-9_]{0,3})?(e[0-9_]{1,2})?", fullmatch=True))
+def test_a_number_is_read_as_other_programs_read_it(text: str) -> None:
+    try:
+        expected = float(text) if re.fullmatch(r"[0-9.e+-]*", text) else np.nan
+    except ValueError:
+        expected = np.nan
+    for cells in ([text], [text, "1"], [text, "true"]):
+        found = _numbers(cells)[0]
+        assert found == expected or (np.isnan(found) and np.isnan(expected))
 
 
 def test_what_float32_would_destroy_is_not_trained_on_unscaled(tmp_path: Path) -> None:
