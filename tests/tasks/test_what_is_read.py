@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.tasks import OwnData, OwnSource, Standardisation, in_training, moments, parse_classes, read_own
@@ -268,6 +268,7 @@ def test_a_small_spread_beside_a_large_mean_is_kept(
 
 
 @pytest.mark.parametrize("form", ["npz", "csv"])
+@settings(deadline=None, max_examples=30)
 @given(st.integers(-320, -30), st.integers(0, 2**32))
 def test_small_numbers_keep_their_differences(
     tmp_path_factory: pytest.TempPathFactory, form: str, exponent: int, seed: int
