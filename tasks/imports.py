@@ -48,7 +48,7 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
         invalidate_caches()
     try:
         module = import_module(module_name)
-    except Exception as error:  # A user's module may fail in any way.
+    except (Exception, SystemExit) as error:  # A user's module may fail in any way.
         words = str(error) if isinstance(error, ImportError) else repr(error)
         raise ValueError(f"{key} = {path!r}: cannot import {module_name!r} ({words})") from error
     function = getattr(module, function_name, None)
@@ -63,8 +63,7 @@ def call_imported(key: str, path: str, *arguments: Any) -> Any:
     Raises
     ------
     ValueError
-        As ``import_callable`` does, and for any error of the function, with its location, other than a
-        ValueError or an OSError.
+        As ``import_callable`` does, and for any error of the function, with its location.
     """
     function = import_callable(key, path)
     try:
@@ -76,9 +75,16 @@ def call_imported(key: str, path: str, *arguments: Any) -> Any:
         pass
     try:
         return function(*arguments)
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # A user's function may fail in any way.
-        last = extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-        raise ValueError(f"{key} = {path!r}: raised {error!r} ({where})") from error
+    except (Exception, SystemExit) as error:  # A user's function may fail in any way.
+        if isinstance(error, PermissionError) and error.errno is None:  # The owner's, see ``permissions``.
+            raise
+        words = str(error) if isinstance(error, ValueError | OSError) else f"raised {error!r}"
+        raise ValueError(f"{key} = {path!r}: {words} ({_place(error, function)})") from error
+
+
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
+    """Return where an error was raised: the innermost line of the function's module that led to it."""
+    frames = extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    place = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"{place.filename}, line {place.lineno}"

@@ -294,8 +294,11 @@ def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn
             raise ValueError(f"model = {path!r} must return a Module, got a {type(model).__name__}")
         try:
             shape = tuple(_outputs(model, input_shape, num_samples=2)[0].shape)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise ValueError(f"model = {path!r} must take inputs of shape {input_shape} ({error})") from error
+        except Exception as error:  # a user's model may raise anything
+            raise ValueError(
+                f"model = {path!r} must take inputs of shape {input_shape} and return a tensor of logits "
+                f"({error})"
+            ) from error
     if shape != (2, num_classes):
         raise ValueError(
             f"model = {path!r} must give the shape {(2, num_classes)} for two samples of {input_shape}, got "

@@ -134,13 +134,15 @@ def made_of(text: str, kinds: Mapping[str, Callable[..., T]]) -> T | None:
 def named_call(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments of a text such as ``adam(lr=0.01)``; a name alone has none.
 
-    ValueError unless it is a name with keyword arguments whose values are literals, in 1,000 characters.
+    ValueError unless it is a name with keyword arguments whose values are numbers, True, False or texts, in
+    1,000 characters.
     """
     try:
         found = ast.parse(text.strip() if len(text) <= 1000 else "", mode="eval").body
         called = found if isinstance(found, ast.Call) else ast.Call(found, [], [])
         arguments = {str(one.arg): ast.literal_eval(one.value) for one in called.keywords if one.arg}
         whole = not called.args and len(arguments) == len(called.keywords)
+        whole = whole and all(isinstance(value, int | float | str) for value in arguments.values())
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         whole = False
     if not whole or not isinstance(called.func, ast.Name):

@@ -55,6 +55,12 @@ def is_bug(error: BaseException) -> bool:
     return not any(owner == Owner.APP for owner, _ in frames) and innermost != Owner.FLOWER
 
 
+def is_exit_of_others(error: SystemExit) -> bool:
+    """Return whether an app's or a library's code ended the program, and no signal handler of ours."""
+    owners = [owner for owner, _ in _frames(error)]
+    return Owner.APP in owners and owners[0] != Owner.OURS
+
+
 def blame(error: BaseException, spec: AppSpec) -> str:
     """Return who raised an error that is not Hedgerow's, and who called it."""
     frames = _frames(error)

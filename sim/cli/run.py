@@ -162,7 +162,7 @@ def _run_here(
 ) -> None:
     """Run an app in this process, and turn its errors into exit codes."""
     from hedgerow.global_draws import seed_global_draws
-    from hedgerow.sim.cli.owners import blame, is_bug, storage_failed
+    from hedgerow.sim.cli.owners import blame, is_bug, is_exit_of_others, storage_failed
     from hedgerow.sim.runs.app import load_app
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.folder import RunFolderError
@@ -186,6 +186,12 @@ def _run_here(
             run_app(app, plan, records=records, **options)
     except RunFailedError as error:
         typer.echo(f"Run failed: {error}", err=True)
+        raise typer.Exit(1) from error
+    except SystemExit as error:
+        if not is_exit_of_others(error):
+            raise
+        typer.echo(traced(error), err=True)
+        typer.echo(f"Run failed: {blame(error, spec)}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:
         if lacks := machine_lacks(error):

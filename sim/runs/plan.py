@@ -224,12 +224,13 @@ def absolute_output(run_config: UserConfig) -> UserConfig:
 
 
 def parse_overrides(overrides: Sequence[str], defaults: UserConfig) -> UserConfig:
-    """Return the values of ``--run-config`` options; later ones win.
+    """Return the values of ``--run-config`` options; later options win.
 
     Raises
     ------
     ValueError
-        If an option is neither key=value pairs nor a readable TOML file: one error for all of them.
+        If an option is neither key=value pairs nor a readable TOML file, or gives a key two values: one error
+        for all of them.
     """
     changes, errors = _parsed(overrides, defaults)
     if errors:
@@ -252,7 +253,10 @@ def _parsed(overrides: Sequence[str], defaults: UserConfig) -> tuple[UserConfig,
             errors.append(
                 f"run config must be 'key=value key=value ...' or a .toml file, got {quoted(override)}"
             )
+        given: dict[str, str] = {}
         for key, text in pairs:
+            if given.setdefault(key, text) != text:
+                errors.append(f"{shown(key)} must be given once, got {shown(given[key])} and {shown(text)}")
             try:
                 changes[key] = _value(key, text, defaults)
             except ValueError as error:

@@ -124,6 +124,8 @@ def test_each_of_flowers_strategies_runs_or_is_refused_in_a_sentence(name: str) 
         ("FedYogi(fraction_train=0.5)", "here, got fraction_train"),
         ("FedYogy", "averages models is 'FedYogy'; did you mean 'FedYogi'?"),
         ("FedYogi(0.1)", "must be a name with named values"),
+        ("FedYogi(eta=[1])", "must be a name with named values"),
+        ("FedYogi(eta=None)", "must be a name with named values"),
         ("FedYogi(eta=open('x'))", "must be a name with named values"),
         ("FedYogi(eta=0.1", "must be a name with named values"),
         ("QFedAvg", "must be given client_learning_rate, got none"),

@@ -25,6 +25,9 @@ MISTAKES = {
     "SDFeel(num_servers=0)": "(in Hedgerow's ",
     "FedAvg(fraction_train=1.0).start(grid=grid, initial_arrays=None)": "(in Flower's ",
     "assert grid is None": "(in server_app.py, line 10)",
+    "import sys; sys.exit()": "(in server_app.py, line 10)",
+    "raise SystemExit('the end')": "(in server_app.py, line 10)",
+    "import argparse; argparse.ArgumentParser().parse_args(['-x'])": "(in the library argparse, called from",
 }
 SERVER = """
 from flwr.serverapp import ServerApp

@@ -147,3 +147,9 @@ def test_rounds_that_do_not_fit_the_periods_are_refused() -> None:
 @pytest.mark.parametrize("text", ["2", "true", "1.50", "two", '"2"'])
 def test_a_text_needs_no_quotes(tiny: AppSpec, text: str) -> None:
     assert plan_run(tiny, [f"label={text}"]).run_config["label"] == text.strip('"')
+
+
+def test_a_key_has_one_value_in_an_option(tiny: AppSpec) -> None:
+    assert plan_run(tiny, ["lr=0.5 lr=0.5", "lr=0.25"]).run_config["lr"] == 0.25
+    with pytest.raises(ValueError, match=r"lr must be given once, got 0\.5 and 0\.25"):
+        plan_run(tiny, ["lr=0.5 lr=0.25"])
