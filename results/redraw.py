@@ -623,6 +623,13 @@ def whole(app: str, claim: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**claims(app).get("default", {}), **claim}
 
 
+@cache
+def judged(app: str) -> Sequence[tuple[Mapping[str, Any], Sequence[tuple[Mapping[str, Any], Finding]]]]:
+    """Return an app's claims, each with its comparisons and what they found."""
+    made = (whole(app, claim) for claim in claims(app)["claim"])
+    return [(one, [(test, finding(app, one, test)) for test in comparisons(one)]) for one in made]
+
+
 def claims_table(app: str, only: Sequence[str] = ()) -> str:
     """Return the table of an app's claims, or of some by their ids, from ``claims/<app>.toml``.
 
@@ -632,15 +639,16 @@ def claims_table(app: str, only: Sequence[str] = ()) -> str:
     file = claims(app)
     heads = ("", "the paper's claim", "verdict", "the paper's number", "what was found, and how")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for claim in (whole(app, one) for one in file["claim"] if not only or one["id"] in only):
-        judged = [(test, finding(app, claim, test)) for test in comparisons(claim)]
-        verdict = claim.get("verdict") or overall([found.verdict for _, found in judged])
-        texts = [f"{found.verdict}: {_of_figure(claim, test, found)}" for test, found in judged]
+    for claim, compared in judged(app):
+        if only and claim["id"] not in only:
+            continue
+        verdict = claim.get("verdict") or overall([found.verdict for _, found in compared])
+        texts = [f"{found.verdict}: {_of_figure(claim, test, found)}" for test, found in compared]
         numbers = [*dict.fromkeys(texts), *(claim[key] for key in ("reversed", "note") if key in claim)]
         for label, words in file.get("say", {}).items():
             numbers = [line.replace(label, words) for line in numbers]
-        compared = f"Compared: {claim['axis']}; {claim['point']}; {claim['stop']}; {claim['seeds']}"
-        how = (compared, f"Runs: {_source(claim, file['size'])}")
+        settings = f"Compared: {claim['axis']}; {claim['point']}; {claim['stop']}; {claim['seeds']}"
+        how = (settings, f"Runs: {_source(claim, file['size'])}")
         cells = (claim["id"], claim["paper"], verdict, claim["number"], _folded(numbers, how))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

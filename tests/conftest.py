@@ -1,16 +1,21 @@
 """Fixtures that every room's tests may use."""
 
 import atexit
+import gc
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from hedgerow.sim import flower_identity as identity
+from hedgerow.sim.runs import recorder
 from hedgerow.wire import process
 
 # Each app's folder is a root of its own, as for Flower.
@@ -29,6 +34,40 @@ settings.load_profile("same")
 _NODES = ExitStack()
 _NODES.enter_context(process.simulated())
 atexit.register(_NODES.close)
+
+
+def pytest_configure() -> None:
+    """Start no garbage collection while tests are collected, which makes little garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of later searches for garbage; Flower makes one per reply."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_folders() -> Iterator[None]:
+    """Run folders that no power cut endangers, and one look at this checkout's state for all runs.
+
+    Tests of the disk replace ``os`` in the modules that they test.
+    """
+    real = recorder._git_state
+
+    @cache
+    def of_this_checkout(folder: Path) -> Any:
+        return real(folder)
+
+    def git_state(folder: Path) -> Any:
+        inside = folder.resolve().is_relative_to(Path(__file__).parents[1])
+        return of_this_checkout(folder) if inside else real(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "_git_state", git_state)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,9 @@ from hedgerow.sim.runs.results import cost_named, write_collected
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = sorted((ROOT / "results/claims").glob("*.toml"))
+# All tests read the same runs, once.
+pytestmark = pytest.mark.xdist_group("results")
+Judged = Sequence[tuple[Mapping[str, Any], Sequence[tuple[Mapping[str, Any], redraw.Finding]]]]
 
 
 def test_the_readmes_are_what_the_results_give() -> None:
@@ -49,16 +51,9 @@ def test_what_is_shown_in_part_is_not_called_shown() -> None:
 # Claims and their findings
 
 
-@cache
-def judged(app: str) -> list[tuple[Mapping[str, Any], list[tuple[Mapping[str, Any], redraw.Finding]]]]:
-    """Return an app's claims, each with its comparisons and what they found."""
-    claims = [redraw.whole(app, claim) for claim in redraw.claims(app)["claim"]]
-    return [
-        (one, [(test, redraw.finding(app, one, test)) for test in redraw.comparisons(one)]) for one in claims
-    ]
-
-
-def every_finding() -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any], redraw.Finding]]:
+def every_finding(
+    judged: Callable[[str], Judged] = redraw.judged,
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any], redraw.Finding]]:
     for file in CLAIMS:
         for claim, found in judged(file.stem):
             for test, finding in found:
@@ -70,7 +65,7 @@ every_app = pytest.mark.parametrize("app", [file.stem for file in CLAIMS])
 
 @every_app
 def test_a_claim_is_decided_by_runs_or_says_by_what(app: str) -> None:
-    for claim, found in judged(app):
+    for claim, found in redraw.judged(app):
         if found:
             assert "verdict" not in claim, f"{claim['id']}: runs decide it"
         else:
@@ -100,7 +95,7 @@ AXES = {"rounds": "rounds", "iterations": "iterations", "sim-seconds": "simulate
 
 @every_app
 def test_a_claim_names_axis_point_stop_seeds_and_the_papers_number(app: str) -> None:
-    for claim, found in judged(app):
+    for claim, found in redraw.judged(app):
         assert all(claim[key].strip() for key in ("paper", "axis", "point", "stop", "seeds", "number"))
         assert all(AXES[test["x"]] in claim["axis"] for test, _ in found), claim["id"]
         figures = {test.get("figure", claim["figure"]) for test, finding in found if finding.runs}
@@ -112,7 +107,7 @@ def test_a_claim_names_axis_point_stop_seeds_and_the_papers_number(app: str) -> 
 @every_app
 def test_a_claim_in_part_has_a_line_for_each_part(app: str) -> None:
     rows = redraw.claims_table(app).splitlines()[2:]
-    for (claim, found), row in zip(judged(app), rows, strict=True):
+    for (claim, found), row in zip(redraw.judged(app), rows, strict=True):
         verdict, cell = row.split(" | ")[2], row.split(" | ")[4]
         if verdict.startswith("in part"):
             parts = dict.fromkeys((finding.verdict, finding.text) for _, finding in found)
@@ -128,7 +123,7 @@ def test_only_a_claim_that_says_why_it_is_not_our_set_up_is_reversed() -> None:
     ]
     assert reversed_, "without one, this test says nothing"
     for file in CLAIMS:
-        for claim, _ in judged(file.stem):
+        for claim, _ in redraw.judged(file.stem):
             if "reversed" in claim:
                 assert (file.stem, claim["id"]) in reversed_, "the paragraph has nothing to explain"
                 assert claim["reversed"].count(". ") >= 2, "a paragraph"
@@ -137,15 +132,12 @@ def test_only_a_claim_that_says_why_it_is_not_our_set_up_is_reversed() -> None:
 @every_app
 def test_the_count_adds_up_and_tells_how_many_claims_have_a_comparison_against_the_paper(app: str) -> None:
     shown, total, *others, against = (int(number) for number in re.findall(r"\d+", redraw.count(app)))
-    assert shown + sum(others) == total == len(judged(app))
+    assert shown + sum(others) == total == len(redraw.judged(app))
     contrary = [
         any(finding.verdict == "reversed" or "on the other side" in finding.text for _, finding in found)
-        for _, found in judged(app)
+        for _, found in redraw.judged(app)
     ]
     assert sum(contrary) == against
-
-
-Judged = Sequence[tuple[Mapping[str, Any], Sequence[tuple[Mapping[str, Any], redraw.Finding]]]]
 
 
 def wrongly_told(claims: Judged) -> list[str]:
@@ -162,7 +154,7 @@ def wrongly_told(claims: Judged) -> list[str]:
 
 @every_app
 def test_a_claim_has_a_paragraph_if_and_only_if_a_comparison_came_out_against_the_paper(app: str) -> None:
-    claims = judged(app)
+    claims = redraw.judged(app)
     assert wrongly_told(claims) == []
     # Without a paragraph that is there, or with one more, the test fails.
     for mutated, (claim, found) in enumerate(claims):
@@ -176,7 +168,7 @@ def test_a_claim_has_a_paragraph_if_and_only_if_a_comparison_came_out_against_th
 @every_app
 def test_a_paragraph_cites_figures_that_exist_and_is_below_the_table(app: str) -> None:
     pages = (ROOT / "flower_apps" / app / "RESULTS.md").read_text(encoding="utf-8")
-    for claim, _ in judged(app):
+    for claim, _ in redraw.judged(app):
         if text := claim.get("against"):
             assert f"- **{claim['id']}:** {text}\n" in pages
             assert 2 <= len(re.findall(r"[.](?= |$)", text)) <= 5, claim["id"]
@@ -229,24 +221,21 @@ def at_chance_or_no_number(app: str, run: RecordedRun) -> bool:
     )
 
 
-def dead_in_verdicts() -> list[str]:
+def dead_in_verdicts(judged: Callable[[str], Judged] = redraw.judged) -> list[str]:
     """Return the runs behind a verdict that died or lost replies to a guard."""
     return [
         f"{app} {claim['id']}: {run.label}, seed {run.seed}"
-        for app, claim, _, found in every_finding()
+        for app, claim, _, found in every_finding(judged)
         for run in found.runs
         if at_chance_or_no_number(app, run) or run.rounds[-1].get("rejected")
     ]
 
 
 def test_no_verdict_rests_on_a_run_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged.cache_clear()
     assert dead_in_verdicts() == []
     # Without the rule, there are some: the test can fail.
-    judged.cache_clear()
     monkeypatch.setattr(redraw, "no_evidence", lambda run, chance: "")
-    assert any("TDCD, seed 0" in one for one in dead_in_verdicts())
-    judged.cache_clear()
+    assert any("TDCD, seed 0" in one for one in dead_in_verdicts(redraw.judged.__wrapped__))
 
 
 def test_dead_runs_are_counted_beside_the_verdict() -> None:
@@ -260,7 +249,7 @@ def test_dead_runs_are_counted_beside_the_verdict() -> None:
 def test_guards_and_caps_on_weights_are_off_in_the_figures_of_claims(app: str) -> None:
     guards = ("max-update-norm-ratio", "max-weight-ratio")
     defaults = find_app(ROOT / "flower_apps" / app).config
-    for claim, found in judged(app):
+    for claim, found in redraw.judged(app):
         for figure in {test.get("figure", claim["figure"]) for test, _ in found}:
             sweep = read_sweep(ROOT / "flower_apps" / app / "figures" / f"{figure}.toml")
             for guard in guards:
@@ -275,9 +264,11 @@ Losses = Mapping[str, Mapping[int, Sequence[float | None]]]
 
 
 @pytest.fixture
-def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., redraw.Finding]]:
+def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redraw.Finding]:
     """Compares variants whose loss was evaluated, or was not, after each of some rounds."""
     monkeypatch.setattr(redraw, "HERE", tmp_path)
+    monkeypatch.setattr(redraw, "results", redraw.results.__wrapped__)
+    monkeypatch.setattr(redraw, "claims", redraw.claims.__wrapped__)
 
     def finding(
         losses: Losses, failed: Mapping[str, Mapping[int, str]] | None = None, **test: Any
@@ -289,14 +280,10 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         ]
         made = Results(runs, "", "", ("rounds",), ("loss",), "figure", failed=failed or {})
         write_collected(made, tmp_path / "app/figure.json")
-        redraw.results.cache_clear()
-        redraw.claims.cache_clear()
         asked = {"left": "ours", "right": "theirs", "x": "bits", "y": "loss", "expect": "lower", **test}
         return redraw.finding("app", {"figure": "figure", "reversed": "It is not our set-up."}, asked)
 
-    yield finding
-    redraw.results.cache_clear()
-    redraw.claims.cache_clear()
+    return finding
 
 
 def _records(losses: Sequence[float | None], bits: int) -> list[dict[str, Any]]:
@@ -495,9 +482,9 @@ def test_a_share_of_the_best_plateau_is_a_target(tmp_path: Path, monkeypatch: py
     theirs = [0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.375, 0.375]
     runs = [run(name, seed, scores) for seed in range(3) for name, scores in (("a", ours), ("b", theirs))]
     monkeypatch.setattr(redraw, "HERE", tmp_path)
+    monkeypatch.setattr(redraw, "results", redraw.results.__wrapped__)
+    monkeypatch.setattr(redraw, "claims", redraw.claims.__wrapped__)
     write_collected(Results(runs, "", "", ("iterations",), ("auc",), "figure"), tmp_path / "app/figure.json")
-    redraw.results.cache_clear()
-    redraw.claims.cache_clear()
     test = {
         "left": "a",
         "right": "b",
@@ -509,8 +496,6 @@ def test_a_share_of_the_best_plateau_is_a_target(tmp_path: Path, monkeypatch: py
     first, last = (
         redraw.finding("app", {"figure": "figure"}, one) for one in redraw.comparisons({"test": [test]})
     )
-    redraw.results.cache_clear()
-    redraw.claims.cache_clear()
     assert first.text.startswith("iterations to auc 0.375 (75% of the best plateau): a 3, b 6 ")
     assert last.text.startswith("iterations to auc 0.5 (100% of the best plateau): a 6, b never")
 

@@ -442,12 +442,12 @@ def _version(package: str) -> str | None:
 
 def _git_state(folder: Path) -> dict[str, Any] | None:
     """Return the commit of the repository that holds a folder, and whether files differ from it."""
-    command = ["git", "--no-optional-locks", "-C", str(folder)]
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch"]
     try:
-        commit = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run(
-            [*command, "status", "--porcelain"], capture_output=True, text=True, check=True
-        )
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return {"commit": commit.stdout.strip(), "modified": bool(status.stdout.strip())}
+    commit = lines[0].removeprefix("# branch.oid ")
+    if commit == "(initial)":
+        return None
+    return {"commit": commit, "modified": any(not line.startswith("# ") for line in lines)}

@@ -426,6 +426,9 @@ def data_set(run: RecordedRun) -> str:
 
 
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
+    if not y.endswith("]"):  # Not of a list.
+        found = (record[source].get(y) for source in SOURCES if source in record)
+        return next((float(value) for value in found if isinstance(value, int | float)), None)
     for source in SOURCES:
         for name, value in numbers(record, source):
             if name == y:

@@ -125,6 +125,7 @@ def test_an_apps_page_is_short_and_its_links_work_without_the_repository(app_nam
             assert file.exists(), target
 
 
+@pytest.mark.xdist_group("results")
 @pytest.mark.parametrize("app_name", [one.app for one in REGISTRY if one.suite])
 def test_an_apps_page_has_the_sections_of_a_baseline_and_its_count_of_claims(app_name: str) -> None:
     text = (ROOT / "flower_apps" / app_name / "README.md").read_text(encoding="utf-8")

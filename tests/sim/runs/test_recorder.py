@@ -271,7 +271,13 @@ def test_the_processors_model_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert environment()["cpu"] != "Made-up CPU @ 3 GHz"
 
 
+# As imported; conftest.py has one that looks once.
+GIT_STATE = module._git_state
+
+
 def test_without_git_the_environment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_git_state", GIT_STATE)
+
     def no_git(*_: Any, **__: Any) -> None:
         raise FileNotFoundError("git")
 
@@ -289,6 +295,8 @@ def test_the_repository_of_the_app_is_told_from_the_suites(tmp_path: Path) -> No
     app = tmp_path / "apps" / "mine"
     app.mkdir(parents=True)
     git("init")
+    # Without a commit there is no state to tell.
+    assert environment(app=app)["app-git"] is None
     (app / "app.py").write_text("1")
     git("add", ".")
     git("commit", "-m", "one")
