@@ -26,7 +26,11 @@ sys.path[1:1] = [
 # The same examples in every run: what one run finds, every run finds.
 # A loaded machine draws slowly, which says nothing of the code.
 settings.register_profile(
-    "same", derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("same")
 
@@ -39,6 +43,14 @@ atexit.register(_NODES.close)
 def pytest_configure() -> None:
     """Start no garbage collection while tests are collected, which makes little garbage."""
     gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests on one process, where they share what they make once, if no other group does."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:

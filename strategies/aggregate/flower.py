@@ -201,11 +201,14 @@ def _aggregated(
             raise ValueError(f"it sends messages to {len(to)} of {len(contents)} nodes")
         replies = [Message(content, reply_to=to[at]) for at, content in enumerate(contents, 1)]
         # Flower collects garbage for every reply: what is frozen is not searched each time.
-        gc.freeze()
+        # What the program froze itself stays frozen.
+        if own := gc.get_freeze_count() == 0:
+            gc.freeze()
         try:
             return strategy.aggregate_train(server_round, replies)[0]
         finally:
-            gc.unfreeze()
+            if own:
+                gc.unfreeze()
 
 
 class _Nodes:

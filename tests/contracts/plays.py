@@ -25,6 +25,7 @@ __all__ = [
     "interrupted",
     "passing",
     "play",
+    "read",
 ]
 
 

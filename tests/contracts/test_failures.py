@@ -75,11 +75,15 @@ def quiet(fate: Fate, introduced: bool) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("method", CHOSEN, ids=str)
-@pytest.mark.parametrize("introduced", [True, False])
-@pytest.mark.parametrize("fate", [Fate(dropped=True), Fate(delay=1e7)], ids=["never", "late"])
+@pytest.mark.parametrize(
+    ("fate", "introduced"),
+    [(Fate(dropped=True), False), (Fate(delay=1e7), True)],
+    ids=["never", "late in training"],
+)
 def test_a_node_that_is_silent_or_late_does_not_end_a_run(
     method: Method, introduced: bool, fate: Fate, tmp_path: Path
 ) -> None:
+    """A strategy is told of both alike: a reply is missing."""
     with quiet(fate, introduced) as met:
         played = play(method, tmp_path)
     assert met

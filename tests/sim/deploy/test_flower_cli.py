@@ -18,7 +18,7 @@ from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healt
 from hedgerow.sim.deploy.flower_run import follow
 
 # Says what the files beside it say, and writes down how it was called.
-FAKE = """#!{python}
+FAKE = """#!{python} -IS
 import json, os, sys, time
 from pathlib import Path
 here = Path(__file__).parent

@@ -104,7 +104,6 @@ def run_jobs(grid: Grid, jobs: Iterable[str] = STRATEGIES) -> dict[str, Outcome]
         result = STRATEGIES[job]().start(
             grid, apps.numpy_arrays(), num_rounds=ROUNDS, train_config=ConfigRecord({"mod": mod})
         )
-        gc.unfreeze()
         told = (result.train_metrics_clientapp, "train_loss"), (result.evaluate_metrics_clientapp, "loss")
         losses = [[metrics[r + 1][key] for r in range(ROUNDS)] for metrics, key in told]
         outcomes[job] = {**{k: a.numpy() for k, a in result.arrays.items()}, "losses": np.array(losses)}
