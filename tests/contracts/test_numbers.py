@@ -92,7 +92,7 @@ def test_a_number_that_cannot_be_costs_its_own_reply(method: Method, tmp_path: P
 
     for at, place in enumerate(places(honest)):
         kind, name, key = place
-        # At each place another lie is the second one; from the second round on, 1e308 as a loss is divergence.
+        # At each place another lie is the second one. From round 2 on, a loss of 1e308 is divergence.
         others = [one for one in LIES if one != "1e308"]
         lies = ["1e308", *others[at % len(others) :], *others[: at % len(others)]]
         while lies:
