@@ -10,11 +10,11 @@ and random batches of the size of A_m give the variance. The model is not change
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from logging import INFO, WARNING
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from flwr.common import log
@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.hsgd.exchange import Group, IntervalTerms, Local, Theta, draw
+from hedgerow.strategies.hsgd.algorithm import Algorithm, local_interval
+from hedgerow.strategies.hsgd.exchange import Group, Local, Theta, batch_size, draw
+from hedgerow.strategies.hsgd.means import Means
 from hedgerow.strategies.hsgd.theory import (
     Estimates,
+    Pace,
     choose_eta,
     choose_same_interval,
     estimate,
     eta_max,
     gradient_variance,
-    halved_eta,
     interval_max,
 )
 from hedgerow.strategies.parts import Part
@@ -109,28 +111,23 @@ class ProbedConstants:
         return cls(Estimates(**{**known, "assumed": tuple(known["assumed"])}), float(state["gradient2"]))
 
 
-# Runs an interval with given batches.
-Ask = Callable[[IntervalTerms, Sequence[Local]], Steps[list[Local]]]
-
-
-@dataclass
 class Prober:
-    """Runs the exchanges of an estimate."""
+    """Estimates the constants of a method from exact steps and plain means, before a round.
 
-    groups: Sequence[Group]
-    counts: Sequence[int]  # |A_m| of each group.
-    ask: Ask  # Runs an interval without compression and pairs.
-    terms: IntervalTerms  # t, mu and noise of the current round.
-    seed: int  # Of the draws.
-    server_round: int
+    ValueError if no group is online.
+    """
 
-    def __post_init__(self) -> None:
-        self._t = self.terms.t
-        first = _PROBE_T + self.server_round * _PROBES_A_ROUND
-        self.terms = replace(
-            self.terms, t=first, steps=1, starts=True, uploads=True, eta0=_PROBE_ETA, eta_period=0
-        )
-        sizes = np.array([group.size for group in self.groups])
+    def __init__(self, method: Algorithm, run: RoundContext) -> None:
+        if not method.groups:
+            raise ValueError("no group is online")
+        self._method, self._run, self._groups = method, run, method.groups
+        # |A_m| of each group.
+        self._counts = [batch_size(method.participation, group.size) for group in self._groups]
+        self._t = method.iterations
+        interval = method.interval(self._t, run, starts=True, uploads=True, plain=True)
+        first = _PROBE_T + run.round * _PROBES_A_ROUND
+        self._interval = replace(interval, t=first, steps=1, eta0=_PROBE_ETA, eta_period=0)
+        sizes = np.array([group.size for group in self._groups])
         self._weights = sizes / sizes.sum()
 
     def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[ProbedConstants]:
@@ -138,12 +135,11 @@ class Prober:
 
         Raises LostProbeError, or ValueError if F0 is not above the final loss.
         """
-        batch = probing.batch
         fixed = [
             list(group.ids)
-            if batch is None or batch >= group.size
-            else draw(group, batch, seed=self.seed, t=self._t, purpose=Purpose.PROBE)
-            for group in self.groups
+            if probing.batch is None or probing.batch >= group.size
+            else self._drawn(group, probing.batch)
+            for group in self._groups
         ]
         theta, losses, points, gradients, variances = start, [], [], [], []
         for k in range(probing.steps + 1):
@@ -168,11 +164,16 @@ class Prober:
             replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first)
         )
 
+    def _drawn(self, group: Group, count: int, number: int = 0) -> list[str]:
+        seed = self._method.settings.seed
+        return draw(group, count, seed=seed, t=self._t, purpose=Purpose.PROBE, number=number)
+
     def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> Steps[list[Local]]:
         """Return each group after one step from a point."""
-        groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self.groups, batches, strict=True)]
-        self.terms = replace(self.terms, t=self.terms.t + 1)
-        groups = yield from self.ask(self.terms, groups)
+        groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self._groups, batches, strict=True)]
+        self._interval = replace(self._interval, t=self._interval.t + 1)
+        groups = yield from local_interval(self._interval, groups, Means(), self._run)
+        self._method.advance(1, 1)
         if lost := [one.group.number for one in groups if one.model is None]:
             raise LostProbeError(f"groups {lost} did not answer")
         return groups
@@ -181,14 +182,12 @@ class Prober:
         """Return the variance of each block's stochastic gradient, (groups, 3), against the global one."""
         drawn = []
         for number in numbers:
-            batches = [
-                draw(group, count, seed=self.seed, t=self._t, purpose=Purpose.PROBE, number=number)
-                for group, count in zip(self.groups, self.counts, strict=True)
-            ]
+            pairs = zip(self._groups, self._counts, strict=True)
+            batches = [self._drawn(group, count, number) for group, count in pairs]
             drawn.append((yield from self._step(theta, batches)))
         blocks = theta.split(whole)
-        table = np.empty((len(self.groups), 3))
-        for m in range(len(self.groups)):
+        table = np.empty((len(self._groups), 3))
+        for m in range(len(self._groups)):
             those = [groups[m] for groups in drawn]
             steps = [_gradient(one) for one in those]
             table[m, 0] = gradient_variance(np.stack([step.head for step in steps]), blocks.head)
@@ -204,7 +203,7 @@ class Prober:
         An edge node reports only means over its devices. Their spread about the group's gradient is that of
         sampling without replacement, and gives the variance of single devices.
         """
-        group, a = self.groups[m], self.counts[m]
+        group, a = self._groups[m], self._counts[m]
         if not group.hosted:
             sums = [device_variance(one, _PROBE_ETA, whole) for one in drawn]
             return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
@@ -215,8 +214,8 @@ class Prober:
         return offset + spread * a * (group.size - 1) / (group.size - a)
 
     def _assumed(self) -> tuple[str, ...]:
-        hosted = [group for group in self.groups if group.hosted]
-        blind = [m for m, group in enumerate(self.groups) if group.hosted and self.counts[m] == group.size]
+        hosted = [group for group in self._groups if group.hosted]
+        blind = [m for m, group in enumerate(self._groups) if group.hosted and self._counts[m] == group.size]
         return (
             *(("single devices' variance follows from that of an edge's means",) if hosted else ()),
             *((f"devices of groups {blind} do not vary: all take part in every mean",) if blind else ()),
@@ -235,14 +234,6 @@ def _gradient(one: Local) -> Theta:
     assert one.model is not None
     ends = zip(one.start, one.model, strict=True)
     return Theta(*((start.astype(np.float64) - end) / _PROBE_ETA for start, end in ends))
-
-
-class IntervalChoice(NamedTuple):
-    """Global and local interval in iterations, and the learning rate."""
-
-    P: int
-    Q: int
-    eta: float
 
 
 @dataclass(frozen=True)
@@ -284,59 +275,36 @@ class Adaptive:
         """Return whether an estimate is due after ``completed`` rounds."""
         return completed == 0 or (self.replan_every > 0 and completed % self.replan_every == 0)
 
-    def choose(self, seen: ProbedConstants, *, eta: float, done: int) -> IntervalChoice:
-        """Return the choice for the rest of the run.
+    def choose(self, seen: ProbedConstants, asked: Pace, t: int) -> Pace:
+        """Return the choice for the rest of the run, from iteration ``t`` on.
 
-        Parameters
-        ----------
-        seen : ProbedConstants
-            The constants at the current model.
-        eta : float
-            The user's learning rate at the current iteration, > 0.
-        done : int
-            Iterations so far.
+        - ``seen``: The constants at the current model.
+        - ``asked``: The user's intervals and learning rate, > 0.
         """
-        known, left = seen.known, max(1, self.iterations - done)
-        eta = min(eta, eta_max(known.rho, 1))
+        known, left = seen.known, max(1, self.iterations - t)
+        eta = min(asked.eta(t), eta_max(known.rho, 1))
         if known.delta > 0:
             P = choose_same_interval(known, eta=eta, T=left, eta_power=self.eta_power)
         else:
             P = max(1, min(interval_max(known.rho, eta), left))  # With zero variance, Q* is infinite.
         if self.eta == "strategy3" and seen.gradient2 > 0:
             eta = choose_eta(known, P=P, Q=P, gradient2=seen.gradient2)
-        return IntervalChoice(P, P, eta)
-
-
-class Pace(NamedTuple):
-    """Intervals and learning rate in use: eta0 is halved every ``period`` iterations; 0 for never."""
-
-    P: int
-    Q: int
-    eta0: float
-    period: int
-
-    def eta(self, t: int) -> float:
-        """Return the learning rate of iteration t."""
-        return halved_eta(t, eta0=self.eta0, period=self.period) if self.period else self.eta0
+        halved = asked.period if self.eta == "keep" else 0
+        return Pace(P, P, math.ldexp(eta, t // halved) if halved else eta, halved)
 
 
 class Pacer(Part):
     """Chooses P, Q and eta again when due.
 
-    - ``adaptive``: When and how; None for never.
-    - ``estimate``: Estimates the constants at a learning rate. If it fails, nothing changes.
+    - ``asked``: The user's intervals and learning rate.
+    - ``adaptive``: When and how; None for never. If an estimate fails, nothing changes.
+    - ``method``: Whose constants are estimated.
     """
 
     name = "pace"
 
-    def __init__(
-        self,
-        asked: Pace,
-        adaptive: Adaptive | None,
-        iterations: Callable[[], int],
-        estimate: Callable[[Adaptive, float, RoundContext], Steps[ProbedConstants]],
-    ) -> None:
-        self._asked, self._adaptive, self._iterations, self._estimate = asked, adaptive, iterations, estimate
+    def __init__(self, asked: Pace, adaptive: Adaptive | None, method: Algorithm) -> None:
+        self._asked, self._adaptive, self._method = asked, adaptive, method
         self.forget()
 
     def forget(self) -> None:
@@ -347,24 +315,21 @@ class Pacer(Part):
 
     def opened(self, run: RoundContext) -> Steps[None]:
         """If due, estimate the constants and choose."""
-        adaptive, server_round, t = self._adaptive, run.round, self._iterations()
-        if adaptive is None or not adaptive.due(server_round - 1) or self._planned == server_round:
+        adaptive, state, t = self._adaptive, self._method.state, self._method.iterations
+        if adaptive is None or not adaptive.due(run.round - 1) or self._planned == run.round:
             return
-        asked = self._asked
+        assert state is not None
         try:
-            self.seen = seen = yield from self._estimate(adaptive, asked.eta(t), run)
+            prober = Prober(self._method, run)
+            self.seen = seen = yield from prober.estimate(adaptive.probing, state.theta, self._asked.eta(t))
         except (LostProbeError, ValueError) as error:
-            log(
-                WARNING, "No estimate before round %d, P, Q and eta stay: %s", server_round, shown(error, 300)
-            )
+            log(WARNING, "No estimate before round %d, P, Q and eta stay: %s", run.round, shown(error, 300))
             return
-        self._planned = server_round
+        self._planned = run.round
         log(INFO, "Estimates: rho = %g, delta = %g, F0 = %g", seen.known.rho, seen.known.delta, seen.known.F0)
         if adaptive.apply:
-            P, Q, eta = adaptive.choose(seen, eta=asked.eta(t), done=t)
-            halved = asked.period if adaptive.eta == "keep" else 0
-            self.pace = Pace(P, Q, math.ldexp(eta, t // halved) if halved else eta, halved)
-            log(INFO, "Chosen: P = Q = %d, eta = %g", P, eta)
+            self.pace = adaptive.choose(seen, self._asked, t)
+            log(INFO, "Chosen: P = Q = %d, eta = %g", self.pace.P, self.pace.eta(t))
 
     def ended(self, run: RoundContext) -> None:
         """Report the estimates made before this round."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps, Vector
-from hedgerow.strategies.hsgd.adaptive import Pace
 from hedgerow.strategies.hsgd.exchange import (
     Group,
     Interval,
@@ -36,6 +35,7 @@ from hedgerow.strategies.hsgd.exchange import (
     stepped,
 )
 from hedgerow.strategies.hsgd.means import Means, mean_of_models
+from hedgerow.strategies.hsgd.theory import Pace
 from hedgerow.strategies.method import Method
 
 
@@ -71,9 +71,24 @@ class Algorithm(Method[State]):
     def pace(self) -> Pace:
         """P, Q and eta in use."""
 
+    @property
+    def iterations(self) -> int:
+        """t, local iterations so far."""
+        return 0 if self.state is None else self.state.t
+
     @abstractmethod
-    def interval(self, t: int, run: RoundContext, *, starts: bool, uploads: bool) -> Interval:
-        """Return the exchanges of the local interval that starts at t."""
+    def interval(
+        self, t: int, run: RoundContext, *, starts: bool, uploads: bool, plain: bool = False
+    ) -> Interval:
+        """Return the local interval that starts at t.
+
+        - ``starts``, ``uploads``: Whether it is the first, and the last, of its round.
+        - ``plain``: For estimates: without compression, pairs and bounds, outside the round's training.
+        """
+
+    @abstractmethod
+    def advance(self, P: int, Q: int) -> None:
+        """Advance the clock by a global interval of the slowest group."""
 
     def begin(self, model: Vector) -> State:
         """Return theta^0."""

@@ -19,10 +19,10 @@ the refused peers, by reason; a withheld share is empty.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
-from typing import Any, NamedTuple, cast
+from logging import WARNING
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -34,7 +34,6 @@ from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps, Together
 from hedgerow.strategies.hsgd.privacy import RecordExposure
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.introductions import Introductions
-from hedgerow.strategies.node import Node
 from hedgerow.strategies.parts import Part
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.limits import MAX_PLACES
@@ -224,8 +223,10 @@ class PartyLinks(Part):
     not booked, because a resumed run repeats them.
 
     - ``sealed``: Whether they are sealed; open links need nothing of this class.
+    - ``introductions``: The parties' public keys.
     - ``names``: Each party's name by partition id; a party without one takes no part.
-    - ``withheld``, ``unopened``: The round's shares that senders withheld, and that receivers refused.
+    - ``withheld``, ``unopened``: The round's shares that senders withheld, and that receivers refused, by
+      reason.
     """
 
     name = "links"
@@ -238,7 +239,7 @@ class PartyLinks(Part):
 
     def forget(self) -> None:
         """Forget all parties."""
-        self._introductions = Introductions()
+        self.introductions = Introductions()
         self.names: dict[int, str] = {}
         # All possible peers of a party, by partition id.
         self._neighbours: dict[int, set[int]] = {}
@@ -248,7 +249,7 @@ class PartyLinks(Part):
 
     def begin(self, run: int) -> None:
         """Begin or resume a run; under another run id all nodes have other keys."""
-        self._introductions.begin(run)
+        self.introductions.begin(run)
 
     def place(self, groups: Iterable[Group]) -> None:
         """Make each hospital and the nodes of its people's devices neighbours."""
@@ -264,15 +265,9 @@ class PartyLinks(Part):
             log(WARNING, "Partition %d sent no introduction, or one under another name.", i)
             return
         if i in self.names:  # A new introduction means that it may have lost its peers' introductions.
-            self._introductions.confirm(i, (), list(self._introductions.of))
+            self.introductions.confirm(i, (), list(self.introductions.of))
         self.names[i], self._of_name[link.name] = link.name, i
-        self._introductions.take(i, link.introduction, link.pinned)
-
-    def log(self) -> None:
-        """Log how many parties pin their peers' keys."""
-        pinning, all_of = len(self._introductions.pinning), len(self._introductions.of)
-        log(INFO, "Links are sealed: %d of %d parties pin their peers' keys, the others", pinning, all_of)
-        log(INFO, "trust the first that they receive.")
+        self.introductions.take(i, link.introduction, link.pinned)
 
     def opened(self, run: RoundContext) -> Steps[None]:
         """Reset the round's counts."""
@@ -281,12 +276,7 @@ class PartyLinks(Part):
 
     def ended(self, run: RoundContext) -> None:
         """Report the round's counts."""
-        run.metrics |= {
-            "pinning": len(self._introductions.pinning),
-            "withheld": self.withheld,
-            "unopened": sum(self.unopened.values()),
-            **{f"unopened-{why.replace(' ', '-')}": n for why, n in sorted(self.unopened.items())},
-        }
+        run.metrics |= self.introductions.metrics(self.withheld, self.unopened)
 
     def lacking(self, peers_of: Mapping[int, Iterable[int]]) -> dict[int, ConfigRecord]:
         """Return the introductions that parties lack, by partition id and name; parties with all are missing.
@@ -296,7 +286,7 @@ class PartyLinks(Part):
         """
         records = {}
         for i, peers in peers_of.items():
-            if new := self._introductions.for_receiver(i, peers):
+            if new := self.introductions.for_receiver(i, peers):
                 named = {j: b"" for j in sorted(self._neighbours.get(i, ())) if j in self.names}
                 records[i] = ConfigRecord({self.names[j]: keys for j, keys in {**named, **new}.items()})
         return records
@@ -311,12 +301,8 @@ class PartyLinks(Part):
             names = [name for reason in refused for name in refused[reason] if name in self._of_name]
             strangers[i] = {self._of_name[name] for name in names}.intersection(peers)
         for i, (peers, _) in refused_of.items():
-            self._introductions.confirm(i, peers, strangers[i])
+            self.introductions.confirm(i, peers, strangers[i])
         return strangers
-
-    def count_unopened(self, refused: Refused) -> None:
-        """Count shares that did not open."""
-        self.unopened.update({reason: len(names) for reason, names in refused.items()})
 
 
 def _is_anothers(name: str, i: int) -> bool:
@@ -378,6 +364,11 @@ class Schema:
     protected: bool = False  # Whether uploads are noisy; hospitals then report no loss.
     sealed: bool = False  # Whether heads and encodings are sealed.
 
+    @property
+    def bits_of_encoding(self) -> int:
+        """The nominal bits of a scalar of a head or encoding."""
+        return _COMPRESSED_BITS if self.compressed else _NOMINAL_BITS
+
     def coded(self, length: int) -> int:
         """Return the bytes of a head or a row of encodings."""
         return row_bytes(length) if self.compressed else self.dense(length)
@@ -432,8 +423,11 @@ class Schema:
     def hospital_update(
         self, content: RecordDict, a: int, upload: bool
     ) -> tuple[float | None, Vector, Vector]:
-        """Return the loss (None if ``protected``), and head and hospital, both empty unless ``upload``."""
-        metrics = checked_metrics(content, "num-examples")
+        """Return the loss (None if ``protected``), and head and hospital, both empty unless ``upload``.
+
+        ``a`` is the number of people that it must report.
+        """
+        metrics = _counted(content, a)
         loss = None if self.protected else metrics.get("loss")
         if not self.protected and not isinstance(loss, float | int):
             raise PayloadError("bad metrics", f"loss={loss!r}, expected a number")
@@ -444,20 +438,16 @@ class Schema:
         loss = None if loss is None else float(loss)  # type: ignore[arg-type]
         return loss, arrays.get("head", nothing), arrays.get("hospital", nothing)
 
-    def device_update(self, content: RecordDict, upload: bool) -> Vector:
-        """Return a device's model or an edge's mean (n2,); empty unless ``upload``."""
-        checked_metrics(content, "num-examples")
+    def device_update(self, content: RecordDict, a: int, upload: bool) -> Vector:
+        """Return a device's model (a = 1) or an edge's mean (n2,); empty unless ``upload``."""
+        _counted(content, a)
         arrays = self._arrays(content, {"device": (self.device,)} if upload else {}, metrics=True)
         return arrays.get("device", np.zeros(0, self.dtype))
 
     def _arrays(
         self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]], metrics: bool = False
     ) -> dict[str, Vector]:
-        others = {"metrics"} if metrics else set()
-        if not shapes:
-            _only_records(content, others)
-            return {}
-        record = _record(content, "arrays", ArrayRecord, shapes, others)
+        record = _record(content, "arrays", ArrayRecord, shapes, ["metrics"] if metrics else [])
         values = {key: view(record[key]) for key in shapes}
         for key, shape in shapes.items():
             if values[key].shape != shape:
@@ -473,12 +463,19 @@ def _record(
     content: RecordDict,
     name: str,
     kind: type[ArrayRecord | ConfigRecord],
-    keys: Iterable[str],
+    keys: Collection[str],
     others: Iterable[str] = (),
 ) -> Any:
-    """Return a reply's record of a kind with exactly these keys; beside it are exactly the ``others``."""
-    _only_records(content, {name, *others})
-    record = content[name] if isinstance(content[name], kind) else kind()
+    """Return a reply's record of a kind with exactly these keys; beside it are exactly the ``others``.
+
+    Without keys the reply must not have the record.
+    """
+    expected = {name, *others} if keys else set(others)
+    if set(content) != expected:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected {sorted(expected)}")
+    record = content.get(name)
+    if not isinstance(record, kind):
+        record = kind()
     if missing := [key for key in keys if key not in record]:
         raise PayloadError("missing key", f"{missing[0]!r}")
     if unknown := [key for key in record if key not in keys]:
@@ -486,26 +483,23 @@ def _record(
     return record
 
 
-def _only_records(content: RecordDict, expected: set[str]) -> None:
-    if set(content) != expected:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected {sorted(expected)}")
+def _counted(content: RecordDict, count: int) -> MetricRecord:
+    """Return a reply's metrics; PayloadError unless they are of ``count`` people."""
+    metrics = checked_metrics(content, "num-examples")
+    if metrics["num-examples"] != count:
+        raise PayloadError("bad weight", f"num-examples={metrics['num-examples']!r}, expected {count}")
+    return metrics
 
 
 # Bookings.
 
 
-class GroupTransfer(NamedTuple):
-    """A transfer of a group on a link of the modelled system."""
-
-    link: str
-    group: int
-    payload: int  # In bytes.
-    bits: int = 0  # Nominal, as the paper counts them.
-
-
 @dataclass(frozen=True)
 class Books:
-    """The transfers of groups in a round: m is a group's number, ``a`` the people of its batch."""
+    """Books the transfers of groups in a round, with nominal bits as the paper counts them.
+
+    m is a group's number, ``a`` the people of its batch.
+    """
 
     ledger: Ledger
     round: int
@@ -513,76 +507,60 @@ class Books:
     cloud: bool  # Whether groups send their models to a cloud; TDCD has none.
     original_groups: int = 1  # Groups that TDCD merged, each with a head: its cost is stated per group.
 
-    def book(self, transfers: Iterable[GroupTransfer]) -> None:
-        """Book transfers."""
-        for link, m, payload, bits in transfers:
-            self.ledger.book(self.round, link, m, m, bits, payload)
+    def _book(self, link: str, m: int, payload: int, bits: int = 0) -> None:
+        self.ledger.book(self.round, link, m, m, bits, payload)
 
-    def models_down(self, m: int, a: int, *, to_group: bool, to_devices: bool) -> list[GroupTransfer]:
-        """Return the transfers of the global model to the group, and of theta_2 to ``a`` devices."""
-        sizes, transfers = self.schema, list[GroupTransfer]()
-        if to_group and self.cloud:
-            transfers.append(GroupTransfer("cloud->hospital", m, sizes.dense(sizes.head + sizes.hospital)))
-            transfers.append(GroupTransfer("cloud->edge", m, sizes.dense(sizes.device)))
-        if to_devices:
-            transfers.append(GroupTransfer("edge->device", m, sizes.dense(a * sizes.device)))
-        return transfers
-
-    def encodings_to_edge(self, m: int, a: int, hosted: bool, *, hospital: bool) -> GroupTransfer:
-        """Return that of ``a`` devices' zeta2, or of the hospital's head (in JFL one per pair) and zeta1."""
+    def models_down(self, m: int, a: int, *, to_group: bool, to_devices: bool) -> None:
+        """Book the global model to the group, and theta_2 to ``a`` devices."""
         sizes = self.schema
-        seals = self._seals(a, hosted, hospital=hospital, edge=hospital) if sizes.sealed else 0
+        if to_group and self.cloud:
+            self._book("cloud->hospital", m, sizes.dense(sizes.head + sizes.hospital))
+            self._book("cloud->edge", m, sizes.dense(sizes.device))
+        if to_devices:
+            self._book("edge->device", m, sizes.dense(a * sizes.device))
+
+    def encodings_to_edge(self, m: int, a: int, hosted: bool, *, hospital: bool) -> None:
+        """Book ``a`` devices' zeta2, or the hospital's head (in JFL one per pair) and zeta1."""
+        sizes = self.schema
+        seals = self._seals(a, hosted, hospital=hospital, edge=hospital)
         if not hospital:
-            return GroupTransfer("device->edge", m, a * sizes.coded(sizes.zeta2) + seals)
+            self._book("device->edge", m, a * sizes.coded(sizes.zeta2) + seals)
+            return
         heads = a if sizes.pairs else 1
         payload = heads * sizes.coded(sizes.head) + a * sizes.coded(sizes.zeta1) + seals
         scalars = heads * sizes.head * self.original_groups + a * sizes.zeta1
-        return GroupTransfer("hospital->edge", m, payload, scalars * self._bits_of_encoding)
+        self._book("hospital->edge", m, payload, scalars * sizes.bits_of_encoding)
 
-    def encodings_relayed(self, m: int, a: int, hosted: bool) -> list[GroupTransfer]:
-        """Return those of zeta2 to the hospital, and of the head and a row of zeta1 to each device."""
+    def encodings_relayed(self, m: int, a: int, hosted: bool) -> None:
+        """Book zeta2 to the hospital, and the head and a row of zeta1 to each device."""
         sizes = self.schema
-        up = a * sizes.coded(sizes.zeta2)
+        up = a * sizes.coded(sizes.zeta2) + self._seals(a, hosted, hospital=False, edge=True)
+        self._book("edge->hospital", m, up, a * sizes.zeta2 * sizes.bits_of_encoding)
         down = a * (sizes.coded(sizes.head) + sizes.coded(sizes.zeta1))
-        if sizes.sealed:
-            up += self._seals(a, hosted, hospital=False, edge=True)
-            down += self._seals(a, hosted, hospital=True, edge=False)
-        bits = a * sizes.zeta2 * self._bits_of_encoding
-        return [GroupTransfer("edge->hospital", m, up, bits), GroupTransfer("edge->device", m, down)]
+        self._book("edge->device", m, down + self._seals(a, hosted, hospital=True, edge=False))
 
-    def models_to_edge(self, m: int, a: int, counted: bool) -> GroupTransfer:
-        """Return that of the models of ``a`` devices; of pairs the paper counts only the round's last."""
+    def models_to_edge(self, m: int, a: int, counted: bool) -> None:
+        """Book the models of ``a`` devices; of pairs the paper counts only the round's last."""
         scalars = a * self.schema.device
-        return GroupTransfer("device->edge", m, self.schema.dense(scalars), scalars * _NOMINAL_BITS * counted)
+        self._book("device->edge", m, self.schema.dense(scalars), scalars * _NOMINAL_BITS * counted)
 
-    def to_cloud(self, m: int, a: int) -> list[GroupTransfer]:
-        """Return those of head and hospital's encoder (in JFL per pair), and of the edge's theta_2."""
+    def to_cloud(self, m: int, a: int) -> None:
+        """Book head and hospital's encoder (in JFL per pair), and the edge's theta_2."""
         if not self.cloud:
-            return []
+            return
         sizes, pairs = self.schema, a if self.schema.pairs else 1
         head, hospital = pairs * sizes.head, pairs * sizes.hospital
         # (19) omits the head. The paper gives no cost of JFL, so all is counted.
         counted = hospital + head if sizes.pairs else hospital
-        return [
-            GroupTransfer("hospital->cloud", m, sizes.dense(head + hospital), counted * _NOMINAL_BITS),
-            GroupTransfer("edge->cloud", m, sizes.dense(sizes.device)),
-        ]
-
-    def raw_data(self, raw_bytes: float) -> GroupTransfer:
-        """Return TDCD's one-off transfer of raw features, ``raw_bytes`` per original group."""
-        moved = round(raw_bytes * self.original_groups)
-        return GroupTransfer("hospital->hospital", 0, moved, 8 * moved)
-
-    @property
-    def _bits_of_encoding(self) -> int:
-        return _COMPRESSED_BITS if self.schema.compressed else _NOMINAL_BITS
+        self._book("hospital->cloud", m, sizes.dense(head + hospital), counted * _NOMINAL_BITS)
+        self._book("edge->cloud", m, sizes.dense(sizes.device))
 
     def _seals(self, a: int, hosted: bool, *, hospital: bool, edge: bool) -> int:
         """Return the bytes that sealing adds to a transfer of the hospital's or the devices' ``a`` rows.
 
         ``edge`` if it is between edge and hospital: devices on an edge node seal nothing between them and it.
         """
-        if hosted and not edge:
+        if not self.schema.sealed or (hosted and not edge):
             return 0
         shares = 1 if hosted else a
         if not hospital or self.schema.pairs:
@@ -595,25 +573,18 @@ class Books:
 
 
 @dataclass(frozen=True)
-class IntervalTerms:
-    """The settings of an interval, the same for every party."""
+class Interval:
+    """A local interval: its settings, the same for every party, and what its exchanges need."""
 
     t: int  # Its first iteration, counted from the start of the run.
     steps: int  # Q.
     starts: bool  # Whether it is the first of its round.
     uploads: bool  # Whether it is the last of its round.
     eta0: float  # Learning rate of iteration 0.
-    eta_period: int = 0  # Iterations between halvings; 0 for never.
-    mu: float = 0.0  # L2 regularisation of both encoders.
-    noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on encodings.
-    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)  # Config of the noise on uploads.
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A local interval: its settings, and what its exchanges need."""
-
-    terms: IntervalTerms
+    eta_period: int  # Iterations between halvings; 0 for never.
+    mu: float  # L2 regularisation of both encoders.
+    noise: Mapping[str, Scalar]  # Config of the noise on encodings.
+    uploads_noise: Mapping[str, Scalar]  # Config of the noise on uploads.
     schema: Schema
     links: PartyLinks
     books: Books
@@ -646,7 +617,10 @@ class UpdateReply(NamedTuple):
     refused: Refused
     blocks: Vector | None = None  # None if the party could open nothing that it received.
     loss: float | None = None
-    metrics: RecordDict | None = None
+    metrics: RecordDict | None = None  # A hospital's.
+
+
+Reply = TypeVar("Reply", ExchangeReply, UpdateReply)
 
 
 class AskedNode(NamedTuple):
@@ -679,13 +653,12 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
 
     Batches are reduced to the people with both encodings.
     """
-    terms, schema, links, books = interval.terms, interval.schema, interval.links, interval.books
+    t, schema, links, books = interval.t, interval.schema, interval.links, interval.books
     before = [replace(local, lost="") for local in groups]
     if interval.exposure is not None:
-        interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=terms.starts)
+        interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=interval.starts)
     now = [_introduced(local, links.names) for local in before] if links.sealed else before
-    asked, transfers = _asked(now), list[GroupTransfer]()
-    hospitals, devices = list[Ask](), list[Ask]()
+    asked, hospitals, devices = _asked(now), list[Ask](), list[Ask]()
     # A party that misses its peers' keys gets them with the first request of an interval.
     keys = links.lacking({i: node.peers for i, node in asked.items()}) if links.sealed else {}
     grouping = "pairs" if schema.pairs else "group"
@@ -694,7 +667,7 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
             continue
         group, starts = local.group, local.at is None
         config: dict[str, Any] = {"ids": list(local.ids), "grouping": grouping, "compress": schema.compressed}
-        if local.at not in (None, terms.t):
+        if local.at not in (None, t):
             config["since"] = local.at
         blocks = records(head=local.start.head, hospital=local.start.hospital) if starts else {}
         hospitals.append(_request(links, asked, config, {group.hospital: blocks}, keys))
@@ -703,14 +676,10 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
         devices.append(_request(links, asked, config, _device_models(local), keys))
         # Devices keep no model between a round's intervals, but pairs on an edge node do.
         to_devices = starts or not (schema.pairs and group.hosted)
-        transfers += books.models_down(group.number, len(local.ids), to_group=starts, to_devices=to_devices)
-    books.book(transfers)
-
-    def read(node: Node, content: RecordDict) -> Row:
-        return Row(_exchange_reply(interval, asked[node.partition_id], content), 0)
-
-    config = {"t": terms.t, **terms.noise, **terms.uploads_noise}
-    replies = yield from _made(interval, EXCHANGE, config, (hospitals, devices), read, run)
+        books.models_down(group.number, len(local.ids), to_group=starts, to_devices=to_devices)
+    config = {"t": t, **interval.noise, **interval.uploads_noise}
+    sides = hospitals, devices
+    replies = yield from _made(interval, EXCHANGE, config, sides, asked, _exchange_reply, run)
     return _swapped(interval, before, now, asked, replies)
 
 
@@ -759,22 +728,26 @@ def _made(
     kind: str,
     config: Mapping[str, Any],
     sides: Iterable[Sequence[Ask]],
-    reads: Callable[[Node, RecordDict], Row],
+    asked: Mapping[int, AskedNode],
+    read: Callable[[Interval, AskedNode, RecordDict], Reply],
     run: RoundContext,
-) -> Steps[list[tuple[int, Any]]]:
-    """Send the requests of both sides at once; return the replies by partition id, side by side."""
-    common, over_grid = {**config, **interval.links.config}, interval.over_grid
+) -> Steps[dict[int, Reply]]:
+    """Send the requests of both sides at once; return the replies by partition id, hospitals first."""
+    common = {**config, **interval.links.config}
     exchanges = [
-        Exchange(kind, asks, common, reads=reads, unbooked=(INTRODUCTIONS,), over_grid=over_grid)
+        Exchange(
+            kind, asks, common, unbooked=(INTRODUCTIONS,), over_grid=interval.over_grid,
+            reads=lambda node, content: Row(read(interval, asked[node.partition_id], content), 0),
+        )
         for asks in sides
-    ]
+    ]  # fmt: skip
     replies = yield Together(tuple(exchange.prepared(run) for exchange in exchanges))
-    return [
-        reply
+    return {
+        node: reply
         for chunks in replies
         for columns in chunks
-        for reply in zip(columns.nodes, columns.rows, strict=True)
-    ]
+        for node, reply in zip(columns.nodes, columns.rows, strict=True)
+    }
 
 
 def _exchange_reply(interval: Interval, node: AskedNode, content: RecordDict) -> ExchangeReply:
@@ -796,16 +769,15 @@ def _swapped(
     before: Sequence[Local],
     now: Sequence[Local],
     asked: Mapping[int, AskedNode],
-    replies: Sequence[tuple[int, ExchangeReply]],
+    replies: Mapping[int, ExchangeReply],
 ) -> list[Swap]:
     """Return each group with its encodings, and the people that have both."""
     links, of_hospital = interval.links, dict[int, tuple[Head, Mapping[str, Share]]]()
     zeta2: dict[int, dict[str, Share]] = {local.group.number: {} for local in now}
-    transfers = list[GroupTransfer]()
     if links.sealed:
-        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies})
-        links.withheld += sum(not len(share) for _, reply in replies for share in reply.shares)
-    for i, reply in replies:
+        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies.items()})
+        links.withheld += sum(not len(share) for reply in replies.values() for share in reply.shares)
+    for i, reply in replies.items():
         node, shares = asked[i], reply.shares
         m, people, hosted = node.local.group.number, node.people, node.local.group.hosted
         each = shares if len(shares) == len(people) else [shares[0]] * len(people)
@@ -814,8 +786,7 @@ def _swapped(
             of_hospital[m] = reply.head, found
         else:
             zeta2[m] |= found
-        transfers.append(interval.books.encodings_to_edge(m, len(people), hosted, hospital=node.hospital))
-    interval.books.book(transfers)
+        interval.books.encodings_to_edge(m, len(people), hosted, hospital=node.hospital)
     swaps = []
     for was, local in zip(before, now, strict=True):
         if local.lost:
@@ -836,9 +807,8 @@ def _swapped(
 
 def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Steps[list[Local]]:
     """Let both sides make Q steps with the other's encodings; return the groups with their models."""
-    terms, schema, links, books = interval.terms, interval.schema, interval.links, interval.books
-    asked, transfers = _asked(swap.now for swap in swaps), list[GroupTransfer]()
-    hospitals, devices = list[Ask](), list[Ask]()
+    schema, links = interval.schema, interval.links
+    asked, hospitals, devices = _asked(swap.now for swap in swaps), list[Ask](), list[Ask]()
     coding = {"compress": schema.compressed, "pairs": schema.pairs} if links.sealed else {}
     for swap in swaps:
         local, group = swap.now, swap.now.group
@@ -846,35 +816,27 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
             continue
         if interval.exposure is not None:
             m, hosted = group.number, group.hosted
-            interval.exposure.update(m, local.ids, hosted=hosted, pairs=schema.pairs, ends=terms.uploads)
-        transfers += books.encodings_relayed(group.number, len(local.ids), group.hosted)
-        batch = {"ids": list(local.ids), "upload": terms.uploads, **coding}
+            interval.exposure.update(m, local.ids, hosted=hosted, pairs=schema.pairs, ends=interval.uploads)
+        interval.books.encodings_relayed(group.number, len(local.ids), group.hosted)
+        batch = {"ids": list(local.ids), "upload": interval.uploads, **coding}
         # Between a hospital and its edge, all encodings are in one sealed share.
         shared = links.sealed and group.hosted
         zeta2 = records(zeta2=[swap.zeta2[p] for p in (local.ids[:1] if shared else local.ids)])
         hospitals.append(_request(links, asked, batch, {group.hospital: zeta2}))
         parts = {i: _for_devices(schema, swap, ids, shared) for i, ids in local.people_of.items()}
         devices.append(_request(links, asked, batch if group.hosted else coding, parts))
-    books.book(transfers)
-
-    def read(node: Node, content: RecordDict) -> Row:
-        return Row(_update_reply(interval, asked[node.partition_id], content), 0)
-
-    schedule = {"eta0": terms.eta0, "eta-period": terms.eta_period, "mu": terms.mu}
-    config = {"t": terms.t, "steps": terms.steps, **schedule, **terms.uploads_noise}
-    replies = dict((yield from _made(interval, UPDATE, config, (hospitals, devices), read, run)))
+    config = {
+        "t": interval.t, "steps": interval.steps, "eta0": interval.eta0, "eta-period": interval.eta_period,
+        "mu": interval.mu, **interval.uploads_noise,
+    }  # fmt: skip
+    replies = yield from _made(interval, UPDATE, config, (hospitals, devices), asked, _update_reply, run)
     if links.sealed:
         links.met({i: (asked[i].peers, reply.refused) for i, reply in replies.items()})
         for reply in replies.values():
-            if reply.refused:
-                links.count_unopened(reply.refused)
+            links.unopened.update({why: len(names) for why, names in reply.refused.items()})
     if not interval.over_grid:
-        run.contents += [
-            reply.metrics for i, reply in replies.items() if asked[i].hospital and reply.metrics is not None
-        ]
-    after = [(swap.now, []) if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
-    books.book([transfer for _, transfers in after for transfer in transfers])
-    return [local for local, _ in after]
+        run.contents += [reply.metrics for reply in replies.values() if reply.metrics is not None]
+    return [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
 
 
 def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -> Mapping[str, Any]:
@@ -890,25 +852,23 @@ def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -
 def _update_reply(interval: Interval, node: AskedNode, content: RecordDict) -> UpdateReply:
     """Return a party's valid reply to the update; PayloadError otherwise."""
     schema, hold, local = interval.schema, interval.hold, node.local
-    count, refused, uploads = len(node.people), dict[str, tuple[str, ...]](), interval.terms.uploads
+    count, refused, uploads = len(node.people), dict[str, tuple[str, ...]](), interval.uploads
     if schema.sealed:
         content, refused = refused_peers(content)
         if refused and not len(content):
             return UpdateReply(refused)
         if refused and node.hospital:
             count -= len(_unread(interval.links, local, refused))
-    metrics = RecordDict({key: one for key, one in content.items() if isinstance(one, MetricRecord)})
-    if (claimed := next(iter(metrics.values()), MetricRecord()).get("num-examples")) != count:
-        raise PayloadError("bad weight", f"num-examples={claimed!r}, expected {count}")
     if not node.hospital:
-        device = schema.device_update(content, uploads or not local.group.hosted)
+        device = schema.device_update(content, count, uploads or not local.group.hosted)
         if device.size and hold is not None:
             hold(device, local.device_models.get(node.people[0], local.device), "device")
-        return UpdateReply(refused, device, None, metrics)
+        return UpdateReply(refused, device)
     loss, head, hospital = schema.hospital_update(content, count, uploads)
     if uploads and hold is not None:
         hold(head, local.start.head, "head")
         hold(hospital, local.start.hospital, "hospital")
+    metrics = RecordDict({key: one for key, one in content.items() if isinstance(one, MetricRecord)})
     return UpdateReply(refused, np.concatenate([head, hospital], axis=-1), loss, metrics)
 
 
@@ -920,12 +880,10 @@ def _unread(links: PartyLinks, local: Local, refused: Refused) -> set[str]:
     return {person for person in local.ids if links.names.get(local.group.node_of[person]) in names}
 
 
-def _trained(
-    interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]
-) -> tuple[Local, list[GroupTransfer]]:
-    """Return a group with the models of its hospital and of its devices whose steps count, and transfers."""
-    local, group, terms, pairs = swap.now, swap.now.group, interval.terms, interval.schema.pairs
-    people_of, books, transfers = local.people_of, interval.books, list[GroupTransfer]()
+def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]) -> Local:
+    """Return a group with the models of its hospital and of its devices whose steps count."""
+    local, group, uploads, pairs = swap.now, swap.now.group, interval.uploads, interval.schema.pairs
+    people_of, books = local.people_of, interval.books
     made = dict[int, Vector]()
     for i in (group.hospital, *people_of):
         if i in replies and (blocks := replies[i].blocks) is not None:
@@ -938,20 +896,18 @@ def _trained(
     for i in trained:
         if not group.hosted:
             device_models[people_of[i][0]] = made[i]
-        elif terms.uploads:  # An edge node sends its mean at the end of the round.
+        elif uploads:  # An edge node sends its mean at the end of the round.
             averaged = made[i]
-        if terms.uploads or not (pairs and group.hosted):
-            counted = terms.uploads or not pairs
-            transfers.append(books.models_to_edge(group.number, len(people_of[i]), counted))
+        if uploads or not (pairs and group.hosted):
+            books.models_to_edge(group.number, len(people_of[i]), counted=uploads or not pairs)
     needed = {group.hospital, *(people_of if group.hosted else ())}
     if hospital is None or not needed <= made.keys():
-        return swap.before.skipping("no update", local), transfers
+        return swap.before.skipping("no update", local)
     left = tuple(person for person in local.ids if person not in unread)
-    if terms.uploads:
-        transfers += books.to_cloud(group.number, len(left))
-    after = replace(
+    if uploads:
+        books.to_cloud(group.number, len(left))
+    return replace(
         local, ids=left, averaged=averaged, trained=tuple(trained), loss=hospital.loss,
         device_models={p: model for p, model in device_models.items() if p not in unread},
-        uploaded=made[group.hospital] if terms.uploads else None, at=terms.t + terms.steps,
+        uploaded=made[group.hospital] if uploads else None, at=interval.t + interval.steps,
     )  # fmt: skip
-    return after, transfers

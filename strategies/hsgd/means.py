@@ -87,7 +87,7 @@ class Means:
 
     def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: RoundContext) -> Steps[list[Local]]:
         """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""
-        if not interval.terms.uploads:
+        if not interval.uploads:
             return list(groups)
         there = [(local, local.uploaded) for local in groups if local.uploaded is not None]
         pairs = {

@@ -833,7 +833,7 @@ class Members(Part):
         self._take_part(matching)
         self._introduce()
         if self._links.sealed:
-            self._links.log()
+            self._links.introductions.log()
         return self.setup.initial_model(matching.form)
 
     def opened(self, run: RoundContext) -> Steps[None]:

@@ -640,7 +640,7 @@ def evaluate_groups(
         if links.sealed:
             content, refused = refused_peers(content)
             count -= sum(len(asked[node]) for node in links.met({i: (nodes_of[i], refused)})[i])
-            links.count_unopened(refused)
+            links.unopened.update({why: len(names) for why, names in refused.items()})
         return _scores(content, count)
 
     answers = talk.ask(grid, SCORE, contents, check_scores)

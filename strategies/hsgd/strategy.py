@@ -22,21 +22,19 @@ from flwr.serverapp.strategy import Result
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer, ProbedConstants, Prober
-from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
+from hedgerow.strategies.hsgd.adaptive import Adaptive, Pacer, ProbedConstants
+from hedgerow.strategies.hsgd.algorithm import Algorithm, State
 from hedgerow.strategies.hsgd.exchange import (
     Books,
     Group,
     Interval,
-    IntervalTerms,
-    Local,
     PartyLinks,
     Schema,
     Theta,
     ThetaBlocks,
     batch_size,
 )
-from hedgerow.strategies.hsgd.means import Asked, ChosenMeans, Means
+from hedgerow.strategies.hsgd.means import Asked, ChosenMeans
 from hedgerow.strategies.hsgd.membership import Conversation, DealtSetup, Matching, Members, Setup
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup, evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
@@ -44,6 +42,7 @@ from hedgerow.strategies.hsgd.theory import (
     MethodName,
     MethodVariant,
     ModelledSystem,
+    Pace,
     Sizes,
     require_intervals,
 )
@@ -202,7 +201,7 @@ class HSGD(Algorithm):
         if noise is not None or upload_noise is not None:
             self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=open_paths)
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
-        self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
+        self._pacer = Pacer(asked, adaptive, self)
         self.averages = self.chosen_means.means(apart=not aggregate)
         # What is off takes no part. Members come before the pacer, whose choice depends on them.
         parts: list[Part] = [self.links] if sealed else []
@@ -226,11 +225,6 @@ class HSGD(Algorithm):
     def seen(self) -> ProbedConstants | None:
         """The last estimate of the constants."""
         return self._pacer.seen
-
-    @property
-    def iterations(self) -> int:
-        """t, local iterations so far."""
-        return 0 if self.state is None else self.state.t
 
     @property
     def total_iterations(self) -> int | None:
@@ -305,7 +299,7 @@ class HSGD(Algorithm):
         return self._record(self.state.theta)
 
     def _check_groups(self, matching: Matching) -> None:
-        batches = [(group, self._count(group)) for group in matching.groups]
+        batches = [(group, batch_size(self.participation, group.size)) for group in matching.groups]
         self.chosen_means.check_groups(batches, self.variant)
         alone = [group.number for group, count in batches if count == 1]
         if alone and self.own is None:
@@ -363,9 +357,8 @@ class HSGD(Algorithm):
         self._set_up(arrays, grid)
         system = self.variant.system
         if server_round == 1 and not self.ledger.total().messages:
-            if system.raw_bytes:
-                books = self._books(self._schema(), 1)
-                books.book([books.raw_data(system.raw_bytes)])
+            if moved := round(system.raw_bytes * system.original_groups):
+                self.ledger.book(1, "hospital->hospital", 0, 0, 8 * moved, moved)
             self.clock.advance(system.raw_seconds)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -380,46 +373,30 @@ class HSGD(Algorithm):
         try:
             after = yield from super()._steps(state, run)
         except RoundFailedError:
-            self._advance(self.pace.P, self.pace.Q)
+            self.advance(self.pace.P, self.pace.Q)
             raise
-        self._advance(self.pace.P, self.pace.Q)
+        self.advance(self.pace.P, self.pace.Q)
         return after
 
-    def interval(self, t: int, run: RoundContext, *, starts: bool, uploads: bool) -> Interval:
+    def interval(
+        self, t: int, run: RoundContext, *, starts: bool, uploads: bool, plain: bool = False
+    ) -> Interval:
         """Return the local interval that starts at t."""
-        terms, schema = self._terms(t, starts=starts, uploads=uploads), self._schema()
-        return Interval(terms, schema, self.links, self._books(schema, run.round), self.exposure, self._hold)
-
-    def _terms(self, t: int, *, starts: bool, uploads: bool) -> IntervalTerms:
-        seed, (_, Q, eta0, period) = self.settings.seed, self.pace
+        schema, (_, Q, eta0, period), system = self._schema(plain), self.pace, self.variant.system
         noise, upload_noise = (
-            {} if one is None else one.instructions(seed) for one in (self.noise, self.upload_noise)
+            {} if one is None else one.instructions(self.settings.seed)
+            for one in (self.noise, self.upload_noise)
         )
-        return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise)
+        books = Books(self.ledger, run.round, schema, self.variant.has_cloud, system.original_groups)
+        return Interval(
+            t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise, schema, self.links, books,
+            self.exposure, None if plain else self._hold, over_grid=plain,
+        )  # fmt: skip
 
     def ended(self, state: State, run: RoundContext) -> None:
         """Report the round's P, Q, eta and iterations."""
         P, Q, *_ = self.pace
         run.metrics |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
-
-    def _estimate(self, adaptive: Adaptive, eta: float, run: RoundContext) -> Steps[ProbedConstants]:
-        """Estimate the constants of the theory from exact steps and plain means."""
-        assert self.state is not None
-        if not self.groups:
-            raise ValueError("no group is online")
-        schema = self._schema(plain=True)
-
-        def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
-            books = self._books(schema, run.round)
-            interval = Interval(terms, schema, self.links, books, self.exposure, over_grid=True)
-            made = yield from local_interval(interval, groups, Means(), run)
-            self._advance(1, 1)
-            return made
-
-        counts = [self._count(group) for group in self.groups]
-        terms = self._terms(self.iterations, starts=True, uploads=True)
-        prober = Prober(self.groups, counts, ask, terms, seed=self.settings.seed, server_round=run.round)
-        return (yield from prober.estimate(adaptive.probing, self.state.theta, eta))
 
     # Held-out people.
 
@@ -443,11 +420,8 @@ class HSGD(Algorithm):
 
     # Sizes and costs.
 
-    def _count(self, group: Group) -> int:
-        return batch_size(self.participation, group.size)
-
     def _schema(self, plain: bool = False) -> Schema:
-        """Return the messages' schema; ``plain`` (for estimates) is uncompressed and without pairs."""
+        """Return the messages' schema; ``plain`` for estimates, see ``interval``."""
         (head, hospital, device), variant = self._known_state().theta, self.variant
         return Schema(
             len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
@@ -456,15 +430,13 @@ class HSGD(Algorithm):
             sealed=self.links.sealed,
         )  # fmt: skip
 
-    def _books(self, schema: Schema, server_round: int) -> Books:
-        return Books(
-            self.ledger, server_round, schema, self.variant.has_cloud, self.variant.system.original_groups
-        )
-
-    def _advance(self, P: int, Q: int) -> None:
+    def advance(self, P: int, Q: int) -> None:
         """Advance the clock by a global interval of the slowest group."""
         n0, n1, n2 = map(len, self._known_state().theta)
-        groups = [Sizes(n0, n1, n2, *self.members.encodings, self._count(group)) for group in self.groups]
+        groups = [
+            Sizes(n0, n1, n2, *self.members.encodings, batch_size(self.participation, group.size))
+            for group in self.groups
+        ]
         self.clock.advance(self.variant.seconds(groups, P, Q))
 
 

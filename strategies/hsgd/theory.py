@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -548,6 +548,19 @@ def halved_eta(t: int, *, eta0: float, period: int) -> float:
     at_least(1, period=period)
     at_least(0, t=t)
     return math.ldexp(eta0, -(t // period))
+
+
+class Pace(NamedTuple):
+    """Intervals and learning rate in use: eta0 is halved every ``period`` iterations; 0 for never."""
+
+    P: int
+    Q: int
+    eta0: float
+    period: int
+
+    def eta(self, t: int) -> float:
+        """Return the learning rate of iteration t."""
+        return halved_eta(t, eta0=self.eta0, period=self.period) if self.period else self.eta0
 
 
 @dataclass(frozen=True)

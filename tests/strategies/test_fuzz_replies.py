@@ -175,7 +175,7 @@ PARTIES = [
     refuses(
         "device-update",
         DEVICE,
-        lambda content: schema().device_update(content, True),
+        lambda content: schema().device_update(content, 1, True),
         lambda value: finite(value, 3),
     ),
 ]

@@ -11,9 +11,9 @@ from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
-from hedgerow.strategies.hsgd.adaptive import IntervalChoice, ProbedConstants, device_variance
+from hedgerow.strategies.hsgd.adaptive import ProbedConstants, device_variance
 from hedgerow.strategies.hsgd.exchange import Group, Local, Theta
-from hedgerow.strategies.hsgd.theory import Estimates, choose_eta, choose_same_interval, eta_max
+from hedgerow.strategies.hsgd.theory import Estimates, Pace, choose_eta, choose_same_interval, eta_max
 
 
 def observed(parties: Parties, probing: Probing, **options: Any) -> ProbedConstants:
@@ -107,21 +107,24 @@ def test_eta_is_capped() -> None:
     assert ends[-1].train["eta"] == min(0.1, eta_max(strategy.seen.known.rho, 1)) < 0.1
 
 
+ASKED = Pace(1, 1, 0.01, 0)
+
+
 def test_strategy_3_chooses_eta() -> None:
     known = Estimates(2.3, 5.0, 0.5)
-    choice = Adaptive(4000, eta="strategy3").choose(ProbedConstants(known, 1.0), eta=0.01, done=0)
-    assert choice == IntervalChoice(2, 2, choose_eta(known, P=2, Q=2, gradient2=1.0))
+    choice = Adaptive(4000, eta="strategy3").choose(ProbedConstants(known, 1.0), ASKED, 0)
+    assert choice == Pace(2, 2, choose_eta(known, P=2, Q=2, gradient2=1.0), 0)
 
 
 def test_the_printed_power_gives_the_printed_interval() -> None:
     seen = ProbedConstants(Estimates(2.3, 0.5, 0.5), 1.0)
-    assert Adaptive(4000).choose(seen, eta=0.01, done=0).P == 20
-    assert Adaptive(4000, eta_power=2).choose(seen, eta=0.01, done=0).P == 2
+    assert Adaptive(4000).choose(seen, ASKED, 0).P == 20
+    assert Adaptive(4000, eta_power=2).choose(seen, ASKED, 0).P == 2
 
 
 def test_without_variance_the_cap_alone_limits_the_interval() -> None:
-    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 5.0, 0.0), 1.0), eta=0.01, done=0).P == 2
-    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 0.5, 0.0), 1.0), eta=0.01, done=3999).P == 1
+    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 5.0, 0.0), 1.0), ASKED, 0).P == 2
+    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 0.5, 0.0), 1.0), ASKED, 3999).P == 1
 
 
 def test_a_halved_rate_goes_on_being_halved() -> None:
