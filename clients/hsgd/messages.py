@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import noise_root
 from hedgerow.clients.grid_noise import GridNoise, noise_key
-from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
+from hedgerow.clients.hsgd.step import Party
+from hedgerow.clients.instructions import flag, nonnegative, positive, strings, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.clients.mods.guard import check_privacy, check_release
 from hedgerow.wire.calls import Call
@@ -51,6 +52,29 @@ def config_of(call: Call) -> ConfigRecord:
             f"the message must have a ConfigRecord 'config', got the records {sorted(call.content)}"
         )
     return config
+
+
+def seed_of(call: Call) -> int:
+    """Return the seed of the message, or of the run config if the message has none."""
+    config = config_of(call)
+    return whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
+
+
+def batch_of(config: ConfigRecord, party: Party) -> tuple[str, ...]:
+    """Return the people of the message's batch; a device's is its one person."""
+    if party.role == "device":
+        return (str(party.ids[0]),)
+    if (ids := config.get("ids")) is None:
+        raise ValueError(
+            f"ids is missing in the message's config: it must be a list of ids for a {party.role}"
+        )
+    if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
+        raise ValueError(f"ids must be a non-empty list of sample ids, got {ids!r} in the message's config")
+    if len(set(ids)) < len(ids):
+        raise ValueError(
+            f"ids must have each id once, got {len(ids) - len(set(ids))} twice in the message's config"
+        )
+    return tuple(map(str, ids))
 
 
 @dataclass(frozen=True)
@@ -134,10 +158,7 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     """
     check_privacy("sound", multiplier / 2, clip)
     grid = GridNoise.of(multiplier / 2, clip, rows.shape[1])
-    config = config_of(call)
-    # The run config's seed if the message has none.
-    seed = whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
-    root = noise_root(config, call.context.node_config, seed)
+    root = noise_root(config_of(call), call.context.node_config, seed_of(call))
     check_release(root, index, multiplier / 2)
     # A row that overflowed must reveal no more than any other.
     rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
@@ -148,105 +169,12 @@ def _noised(rows: Vector, clip: float, multiplier: float, index: int, call: Call
     return grid(clipped, noise_key(root, call.partition_id, index))
 
 
-@dataclass(frozen=True)
-class Sealing:
-    """The config of a message on sealed links."""
-
-    seed: int  # The run's, from which a simulated node derives its keys.
-    peers: tuple[str, ...]  # Names: one for each person of the batch, or one for all.
-    compress: bool  # Whether rows are coded as top-k.
-
-    @classmethod
-    def of(cls, config: ConfigRecord) -> "Sealing | None":
-        """Read the config; None if links are not sealed."""
-        if not flag(config, _SEALED, default=False):
-            return None
-        peers = config.get("peers")
-        seed, compress = whole(config, "seed", 0), flag(config, "compress", default=False)
-        if not isinstance(peers, list) or not peers or not all(isinstance(name, str) for name in peers):
-            raise ValueError(f"peers must be a list of nodes' names, got {peers!r} in the message's config")
-        return cls(seed, tuple(map(str, peers)), compress)
-
-
-@dataclass(frozen=True)
-class ExchangeRequest:
-    """The config of ``train.exchange``; ``ids`` is None for a device, which has one person."""
-
-    t: int
-    ids: tuple[str, ...] | None
-    pairs: bool
-    compress: bool
-    sealing: Sealing | None
-    release: Release | None
-    keeps_start: bool = False  # Whether the node keeps the sent model, to clip the change from it.
-    # Iteration of the model to start from if the group missed intervals; None for t.
-    since: int | None = None
-
-    @classmethod
-    def of(cls, config: ConfigRecord) -> "ExchangeRequest":
-        """Read and check the config."""
-        grouping = choice(config, "grouping", ("group", "pairs")) if "grouping" in config else "group"
-        compress = flag(config, "compress", default=False)
-        if compress and grouping == "pairs":
-            raise ValueError("compress must be false with grouping 'pairs' in the message's config")
-        t, since = whole(config, "t", 0), whole(config, "since", 0) if "since" in config else None
-        if since is not None and since >= t:
-            raise ValueError(f"since must be below t = {t}, got {since} in the message's config")
-        keeps_start, sealing = ProtectedUpload.of(config) is not None, Sealing.of(config)
-        ids, release = _ids(config), Release.of(config)
-        return cls(t, ids, grouping == "pairs", compress, sealing, release, keeps_start, since)
-
-
-@dataclass(frozen=True)
-class UpdateRequest:
-    """The config of ``train.update``; ``rates`` has eta of each step."""
-
-    t: int
-    ids: tuple[str, ...] | None
-    rates: tuple[float, ...]
-    mu: float
-    upload: bool
-    own_heads: bool  # Whether each row of encodings comes with its pair's head.
-    sealing: Sealing | None
-    protected: ProtectedUpload | None = None
-
-    @classmethod
-    def of(cls, config: ConfigRecord) -> "UpdateRequest":
-        """Read and check the config."""
-        t, steps = whole(config, "t", 0), local_steps(config, "steps")
-        eta0 = nonnegative(config, "eta0")
-        period = whole(config, "eta-period", 0) if "eta-period" in config else 0
-        mu = nonnegative(config, "mu") if "mu" in config else 0.0
-        upload, own_heads = flag(config, "upload", default=False), flag(config, "pairs", default=False)
-        sealing, protected = Sealing.of(config), ProtectedUpload.of(config)
-        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
-        return cls(t, _ids(config), rates, mu, upload, own_heads, sealing, protected)
-
-
-def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
-    ids = config.get("ids")
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
-        raise ValueError(f"ids must be a non-empty list of sample ids, got {ids!r} in the message's config")
-    if len(set(ids)) < len(ids):
-        raise ValueError(
-            f"ids must have each id once, got {len(ids) - len(set(ids))} twice in the message's config"
-        )
-    return tuple(map(str, ids))
-
-
-def _payload(call: Call) -> ConfigRecord:
-    payload = call.content.get(_PAYLOAD)
-    return payload if isinstance(payload, ConfigRecord) else ConfigRecord()
-
-
 def received(call: Call, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> dict[str, Vector]:
     """Return arrays of the message in the model's dtype; PayloadError if one is missing or invalid.
 
     They are in the record ``arrays``, or in ``payload`` with top-k rows along the last axis of their shape.
     """
-    payload, arrays = _payload(call), call.content.get(_ARRAYS)
+    payload, arrays = config_in(call.content, _PAYLOAD), call.content.get(_ARRAYS)
     found: dict[str, Vector] = {}
     for key, shape in shapes.items():
         if key in payload:
@@ -294,40 +222,29 @@ class PartyMemory:
     made_at: int | None = None  # Iteration of the arrays if the group missed those up to t; None for t.
 
     @classmethod
-    def at(cls, context: Context, t: int) -> "PartyMemory":
-        """Return the memory of iteration t; ValueError if there is none, or it is not finite."""
-        about, kept = context.state.get(_STATE_AT), context.state.get(_STATE)
-        made = about.get("t") if isinstance(about, ConfigRecord) else None
-        if not isinstance(about, ConfigRecord) or not isinstance(kept, ArrayRecord) or made != t:
-            there = "none" if made is None else f"that of iteration {made!r}"
-            raise ValueError(
-                f"t is {t} in the message's config, so the message must have a model: the node holds {there}"
-            )
-        return cls._read(about, kept)
+    def of(cls, context: Context, t: int, since: int | None = None) -> "PartyMemory":
+        """Return the memory of iteration t, or of the model that began iteration ``since``.
 
-    @classmethod
-    def made(cls, context: Context, since: int) -> "PartyMemory":
-        """Return the memory of the model that began iteration ``since``: the current or the previous one.
-
-        ValueError if there is none, or it is not finite.
+        The latter is the current or the previous one. ValueError if there is none, or it is not finite.
         """
-        for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT)):
-            about, kept = config_in(context.state, at), context.state.get(where)
-            if isinstance(kept, ArrayRecord) and about.get("made-at", about.get("t")) == since:
-                return cls._read(about, kept)
+        state, wanted = context.state, t if since is None else since
+        for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT))[: 1 if since is None else 2]:
+            about, kept = config_in(state, at), state.get(where)
+            made: Any = about.get("t")
+            begun = made if since is None else about.get("made-at", made)
+            if isinstance(kept, ArrayRecord) and begun == wanted:
+                ids: Any = about.get("ids", [])
+                views = finite_views(kept)
+                start = {
+                    key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)
+                }
+                arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
+                return cls(made, arrays, tuple(ids), about.get("pairs") is True, start)
+        made = config_in(state, _STATE_AT).get("t")
         raise ValueError(
-            f"since is {since} in the message's config, so the message must have a model: the node holds "
-            "none of that iteration"
+            f"{'t' if since is None else 'since'} is {wanted} in the message's config, so the message must "
+            f"have a model: the node holds {'none' if made is None else f'that of iteration {made!r}'}"
         )
-
-    @classmethod
-    def _read(cls, about: ConfigRecord, kept: ArrayRecord) -> "PartyMemory":
-        t: Any = about.get("t")
-        ids: Any = about.get("ids", [])
-        views = finite_views(kept)
-        start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
-        arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
-        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start)
 
     def keep(self, context: Context, *, stepped: bool = False) -> None:
         """Store the memory in ``context.state``; after steps (``stepped``), also keep the previous one.
@@ -397,35 +314,35 @@ class Channel:
 
     call: Call
     links: NodeLinks
-    sealing: Sealing
+    peers: Sequence[str]  # Names: one for each person of the batch, or one for all.
+    compress: bool  # Whether rows are coded as top-k.
     t: int  # The iteration.
     # Refused peers, by reason.
     refused: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: Call, sealing: Sealing | None, t: int) -> "Channel | None":
+    def of(cls, call: Call, t: int) -> "Channel | None":
         """Take the introductions of a message of iteration t and return its channel; None if not sealed.
 
         Raises ValueError if the node has no key of the run, and Refusal as in ``introduction_of``.
         """
-        if sealing is None:
+        config = config_of(call)
+        if not flag(config, _SEALED, default=False):
             check_sealed(call, False)
             return None
-        channel = cls(call, NodeLinks(call, sealing.seed), sealing, t)
-        if INTRODUCTIONS in call.content:
-            channel._meet(config_in(call.content, INTRODUCTIONS))
-        return channel
-
-    def _meet(self, new: Mapping[str, Any]) -> None:
-        """Take peers' introductions, by name."""
-        if new:
-            self.links.name_neighbours(new)
-        for name in dict.fromkeys(self.sealing.peers):
-            if new.get(name):
+        if not (peers := strings(config, "peers")):
+            raise ValueError("peers must have a name or more, got none in the message's config")
+        links = NodeLinks(call, whole(config, "seed", 0))
+        channel = cls(call, links, peers, flag(config, "compress", default=False), t)
+        if new := config_in(call.content, INTRODUCTIONS):
+            links.name_neighbours(new)
+        for name in dict.fromkeys(peers):
+            if introduction := new.get(name):
                 try:
-                    self.links.meet(name, new[name] if isinstance(new[name], bytes) else b"")
+                    links.meet(name, introduction if isinstance(introduction, bytes) else b"")
                 except PayloadError as error:
-                    self._refuse(name, error)
+                    channel._refuse(name, error)
+        return channel
 
     def _refuse(self, peer: str, error: PayloadError) -> None:
         log(WARNING, "Node %s is refused, nothing is accepted from it or sent to it: %s", peer, error)
@@ -433,17 +350,16 @@ class Channel:
         if peer not in names:
             names.append(peer)
 
-    def _shares(self, count: int) -> list[tuple[str, list[int]]]:
+    def _rows_of(self, count: int) -> list[tuple[str, list[int]]]:
         """Return each peer with its rows."""
-        peers = self.sealing.peers
-        if len(peers) == 1:
-            return [(peers[0], list(range(count)))]
-        if len(peers) != count:
+        if len(self.peers) == 1:
+            return [(self.peers[0], list(range(count)))]
+        if len(self.peers) != count:
             raise ValueError(
-                f"peers must have one name, or one for each of {count} people, got {len(peers)} in the "
+                f"peers must have one name, or one for each of {count} people, got {len(self.peers)} in the "
                 "message's config"
             )
-        return [(peer, [row]) for row, peer in enumerate(peers)]
+        return [(peer, [row]) for row, peer in enumerate(self.peers)]
 
     # Sending.
 
@@ -463,21 +379,18 @@ class Channel:
             # All devices have the key. The digest keeps one of them from replacing the head.
             common, record["head"], head = key + sha256(sealed).digest(), sealed, None
         shares = []
-        for peer, own in self._shares(len(ids)):
+        for peer, own in self._rows_of(len(ids)):
             heads = b"" if head is None else self._coded(head[own])
-            contents = common + heads + self._coded(rows[own])
-            shares.append(self._share(peer, contents, _purpose(kind, [ids[row] for row in own])))
+            contents, share = common + heads + self._coded(rows[own]), b""
+            if not any(peer in names for names in self.refused.values()):
+                try:
+                    purpose = _purpose(kind, [ids[row] for row in own])
+                    share = self.links.link(peer).seal(contents, self.t, purpose)
+                except PayloadError as error:
+                    self._refuse(peer, error)
+            shares.append(share)
         record[kind] = shares
         return self.kept(RecordDict({_SEALED: record}))
-
-    def _share(self, peer: str, contents: bytes, purpose: str) -> bytes:
-        if any(peer in names for names in self.refused.values()):
-            return b""
-        try:
-            return self.links.link(peer).seal(contents, self.t, purpose)
-        except PayloadError as error:
-            self._refuse(peer, error)
-            return b""
 
     def kept(self, content: RecordDict) -> RecordDict:
         """Store the links, and return a reply with the refused peers."""
@@ -487,7 +400,7 @@ class Channel:
         return content
 
     def _coded(self, rows: Vector) -> bytes:
-        if self.sealing.compress:
+        if self.compress:
             return b"".join(encode_rows(rows))
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).tobytes()
 
@@ -500,9 +413,9 @@ class Channel:
         """
         there: list[int] = []
         parts: list[Vector] = []
-        for (peer, own), share in zip(self._shares(len(ids)), self._shares_of(kind), strict=False):
+        for at, (peer, own) in enumerate(self._rows_of(len(ids))):
             try:
-                contents = self._opened(peer, share, _purpose(kind, [ids[row] for row in own]))
+                contents = self._opened(kind, at, peer, [ids[row] for row in own])
                 parts.append(self._rows(contents, len(own), length, dtype))
                 there += own
             except PayloadError as error:
@@ -518,15 +431,15 @@ class Channel:
 
         Raises NotOpenedError if they do not open.
         """
-        peer, count = self.sealing.peers[0], len(ids)
+        peer, count = self.peers[0], len(ids)
         try:
-            contents = self._opened(peer, next(iter(self._shares_of(kind)), b""), _purpose(kind, ids))
+            contents = self._opened(kind, 0, peer, ids)
             if own_heads:
                 size = count * self._row_bytes(lengths[0], dtype)
                 head = self._rows(contents[:size], count, lengths[0], dtype)
                 return head, self._rows(contents[size:], count, lengths[1], dtype)
             rows = self._rows(contents[HEAD_KEY_BYTES:], count, lengths[1], dtype)
-            sealed = _payload(self.call).get("head")
+            sealed = config_in(self.call.content, _PAYLOAD).get("head")
             sealed = sealed if isinstance(sealed, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
                 raise PayloadError(ALTERED, "the head is not the peer's")
@@ -536,22 +449,25 @@ class Channel:
             self._refuse(peer, error)
             raise NotOpenedError(self.kept(RecordDict())) from error
 
-    def _shares_of(self, kind: str) -> list[Any]:
-        shares: Any = _payload(self.call).get(kind)
-        return shares if isinstance(shares, list) else []
+    def _opened(self, kind: str, at: int, peer: str, ids: Sequence[str]) -> bytes:
+        """Return the contents of the message's share ``at`` a position, which a peer sealed for these people.
 
-    def _opened(self, peer: str, share: Any, purpose: str) -> bytes:
-        return self.links.link(peer).open(share if isinstance(share, bytes) else b"", self.t, purpose)
+        PayloadError if it does not open.
+        """
+        shares: Any = config_in(self.call.content, _PAYLOAD).get(kind)
+        share = shares[at] if isinstance(shares, list) and at < len(shares) else b""
+        sealed = share if isinstance(share, bytes) else b""
+        return self.links.link(peer).open(sealed, self.t, _purpose(kind, ids))
 
     def _row_bytes(self, length: int, dtype: Any) -> int:
-        return row_bytes(length) if self.sealing.compress else length * np.dtype(dtype).itemsize
+        return row_bytes(length) if self.compress else length * np.dtype(dtype).itemsize
 
     def _rows(self, contents: bytes, count: int, length: int, dtype: Any) -> Vector:
         """Decode rows (count, length); PayloadError if a peer sealed anything else."""
         size = self._row_bytes(length, dtype)
         if len(contents) != count * size:
             raise PayloadError(MALFORMED, f"{len(contents)} bytes, expected {count * size}")
-        if self.sealing.compress:
+        if self.compress:
             try:
                 coded = [contents[start : start + size] for start in range(0, len(contents), size)]
                 return decode_rows(coded, count, length).astype(dtype, copy=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,14 +25,16 @@ from hedgerow.clients.app import BatchClientApp, Sizes, whoami
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.hsgd.messages import (
     Channel,
-    ExchangeRequest,
     NotOpenedError,
     PartyMemory,
-    UpdateRequest,
+    ProtectedUpload,
+    Release,
+    batch_of,
     config_of,
     introduction_of,
     received,
     reply,
+    seed_of,
 )
 from hedgerow.clients.hsgd.own_data import own_handlers, own_pair, own_party, party_of
 from hedgerow.clients.hsgd.step import (
@@ -45,7 +47,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
-from hedgerow.clients.instructions import whole
+from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, whole
 from hedgerow.clients.mods.guard import Reveals, check_privacy, reveals, reveals_nothing
 from hedgerow.clients.mods.update import Mod
 from hedgerow.clients.training.draws import NodeDraws
@@ -53,17 +55,7 @@ from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
 from hedgerow.wire.records import config_in
 
-Request = TypeVar("Request")
-
-
-class _Job(Protocol):
-    call: Call
-    party: Party
-
-    def answer(self) -> RecordDict: ...
-
-
-Job = TypeVar("Job", bound=_Job)
+Vector = NDArray[Any]
 LoadParty = Callable[[Context], Party]
 
 
@@ -135,7 +127,12 @@ def hsgd_client(
 
     def pair(call: Call) -> RecordDict:
         files = own(call.context.run_config)
-        about = own_pair(own_party(call.context)) if files else _pair(load(call.context))
+        if files:
+            about = own_pair(own_party(call.context))
+        else:
+            party = load(call.context)
+            about = {"role": party.role, "group": party.group, "ids": list(party.places)}
+            about["encoding"] = party.encoding
         link = introduction_of(call, config_in(call.content, "config"))
         return RecordDict({"pair": ConfigRecord({**about, **link})})
 
@@ -147,70 +144,17 @@ def hsgd_client(
         except ValueError:  # The reply to ``query.pair`` reports it, and the server excludes this node.
             return 0
 
-    def update(call: Call, party: Party, request: UpdateRequest) -> Update:
-        return (HospitalUpdate if party.role == "hospital" else DeviceUpdate).of(call, party, request)
-
-    steps = Reveals.NOISED
     return BatchClientApp(
         {
             WHOAMI: whoami(people, sizes=sizes),
             PAIR: reveals(Reveals.NOTHING, each(pair)),
-            EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, ExchangeJob.of, encode_all)),
-            UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update, step_all)),
+            EXCHANGE: reveals(Reveals.NOISED, _handler(party, ExchangeJob.of, encode_all)),
+            UPDATE: reveals(Reveals.NOISED, _handler(party, UpdateJob.of, step_all)),
             **own_handlers(),
         },
         mods,
     )
 
-
-def _pair(party: Party) -> dict[str, Any]:
-    return {
-        "role": party.role, "group": party.group, "ids": list(party.places), "encoding": party.encoding,
-    }  # fmt: skip
-
-
-def _handler(
-    load: LoadParty,
-    read: Callable[[ConfigRecord], Request],
-    prepare: Callable[[Call, Party, Request], Job],
-    work: Callable[[list[Job]], None],
-) -> BatchHandler:
-    """Return a handler that prepares each call, works on all together, and answers each call."""
-
-    def handle(calls: Sequence[Call]) -> list[Answer]:
-        requests: dict[int, Request] = {}  # Nodes with equal configs receive the same object.
-
-        def job_of(call: Call) -> Job | RecordDict:
-            config = config_of(call)
-            if id(config) not in requests:
-                requests[id(config)] = read(config)
-            try:
-                return prepare(call, load(call.context), requests[id(config)])
-            except NotOpenedError as refused:
-                return refused.reply
-
-        def worked(calls: Sequence[Call], jobs: Mapping[int, Job]) -> dict[int, Answer]:
-            failed: dict[int, Exception] = {}
-            if outcome(work, [*jobs.values()]) is not None:
-                # A job failed, for example because its state fits no model: work on each job alone.
-                alone = {at: outcome(work, [job]) for at, job in jobs.items()}
-                failed = {at: error for at, error in alone.items() if error is not None}
-            answers = dict[int, Answer](failed)
-            for at, job in jobs.items():
-                if at not in failed:
-                    try:
-                        answers[at] = job.answer()
-                    except Exception as error:  # It must not fail the other nodes.
-                        answers[at] = error
-            return answers
-
-        return together(job_of, worked)(calls)
-
-    return handle
-
-
-Vector = NDArray[Any]
-Stack = TypeVar("Stack", HospitalStack, DeviceStack)
 
 # Lines 13 to 18: encodings of the batch by the model of iteration t.
 
@@ -221,7 +165,9 @@ class ExchangeJob:
 
     call: Call
     party: Party
-    request: ExchangeRequest
+    t: int
+    compress: bool  # Whether open links carry top-k rows.
+    release: Release | None
     memory: PartyMemory
     theta: Tensor  # (members, n)
     x: Tensor  # (members, batch, ...)
@@ -229,32 +175,38 @@ class ExchangeJob:
     zeta: Tensor = field(default_factory=lambda: torch.empty(0))  # (members, batch, e)
 
     @classmethod
-    def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "ExchangeJob":
+    def of(cls, call: Call, party: Party) -> "ExchangeJob":
         """Prepare one call."""
-        ids, channel = _ids_of(party, request.ids), Channel.of(call, request.sealing, request.t)
-        has_model = isinstance(call.content.get("arrays"), ArrayRecord)
-        if party.role == "hospital" and not has_model:
+        config, hospital = config_of(call), party.role == "hospital"
+        t, since = whole(config, "t", 0), whole(config, "since", 0) if "since" in config else None
+        if since is not None and since >= t:
+            raise ValueError(f"since must be below t = {t}, got {since} in the message's config")
+        pairs = "grouping" in config and choice(config, "grouping", ("group", "pairs")) == "pairs"
+        compress = flag(config, "compress", default=False)
+        if compress and pairs:
+            raise ValueError("compress must be false with grouping 'pairs' in the message's config")
+        ids, release, protected = batch_of(config, party), Release.of(config), ProtectedUpload.of(config)
+        channel, has_model = Channel.of(call, t), isinstance(call.content.get("arrays"), ArrayRecord)
+        if hospital and not has_model:
             check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
         if party.role == "device" or has_model:
             model = received(call, party.shapes, party.dtype)
-            known = PartyMemory(request.t, model, start=model if request.keeps_start else {})
+            known = PartyMemory(t, model, start={} if protected is None else model)
         else:
             # A group that missed intervals resumes from its last model that counts.
-            if request.since is None:
-                known = PartyMemory.at(call.context, request.t)
-            else:
-                known = PartyMemory.made(call.context, request.since)
-            if known.pairs != request.pairs:
+            known = PartyMemory.of(call.context, t, since)
+            if known.pairs != pairs:
                 raise ValueError("grouping must be the same in all messages of a round")
-        arrays = known.of_pairs(ids) if request.pairs else known.arrays
-        memory = PartyMemory(request.t, arrays, ids, request.pairs, known.start, made_at=request.since)
-        theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
-        if party.role == "hospital" and not request.pairs:
-            return cls(call, party, request, memory, theta[None], x[None], channel)
-        # Each device is a member, also on an edge node, so its results are the same anywhere.
-        members = theta.expand(len(ids), theta.shape[-1])
-        return cls(call, party, request, memory, members, x[:, None], channel)
+        arrays = known.of_pairs(ids) if pairs else known.arrays
+        memory = PartyMemory(t, arrays, ids, pairs, known.start, made_at=since)
+        theta = _tensor(arrays["hospital" if hospital else "device"], party)
+        if hospital and not pairs:
+            theta, x = theta[None], x[None]
+        else:
+            # Each device is a member, also on an edge node, so its results are the same anywhere.
+            theta, x = theta.expand(len(ids), theta.shape[-1]), x[:, None]
+        return cls(call, party, t, compress, release, memory, theta, x, channel)
 
     def terms(self) -> Hashable:
         """Return the key of calls that can share a stack."""
@@ -263,13 +215,12 @@ class ExchangeJob:
     def answer(self) -> RecordDict:
         """Keep the model of iteration t, and return the encodings, with the head from a hospital."""
         zeta = self.zeta.flatten(0, 1).cpu().numpy()  # (batch, e)
-        release = self.request.release
-        released = zeta if release is None else release(zeta, self.request.t, self.call)
+        released = zeta if self.release is None else self.release(zeta, self.t, self.call)
         hospital = self.party.role == "hospital"
         kind = "zeta1" if hospital else "zeta2"
         head = {"head": self.memory.arrays["head"]} if hospital else {}
         if self.channel is None:
-            content = reply({**head, kind: released}, compress=self.request.compress)
+            content = reply({**head, kind: released}, compress=self.compress)
         else:
             content = self.channel.sealed(self.memory.ids, kind, rows=released, **head)
         self.memory.keep(self.call.context)
@@ -278,7 +229,7 @@ class ExchangeJob:
 
 def encode_all(jobs: Sequence[ExchangeJob]) -> None:
     """Encode the batches of all jobs."""
-    for stack, alone, plain in _stacks(jobs, ExchangeJob.terms):
+    for stack, alone, plain in _stacks(jobs):
         party = stack[0].party
         encoder = party.model.hospital if party.role == "hospital" else party.model.device
         theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
@@ -310,99 +261,134 @@ def _warn_of_revealing(encoding: int, features: int) -> None:
 
 
 @dataclass
-class _Update(Generic[Stack]):
+class UpdateJob:
     """One call of an update, with its members before and after their steps."""
 
     call: Call
     party: Party
-    request: UpdateRequest
+    t: int
+    rates: tuple[float, ...]  # eta of each step.
+    mu: float
+    upload: bool
+    protected: ProtectedUpload | None
     ids: tuple[str, ...]
     pairs: bool
-    stack: Stack
     start: Mapping[str, Vector]
+    stack: HospitalStack | DeviceStack
     channel: Channel | None
     after: Sequence[Tensor] = ()
 
-
-class HospitalUpdate(_Update[HospitalStack]):
-    """One hospital's steps (5) and (6); in JFL each pair is a member with one sample."""
-
     @classmethod
-    def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
+    def of(cls, call: Call, party: Party) -> "UpdateJob":
         """Prepare one call."""
-        ids, memory = _batch_of(call, party, request)
-        channel, e2 = Channel.of(call, request.sealing, request.t), party.model.device_encoding
-        if channel is None:
-            zeta2 = received(call, {"zeta2": (len(ids), e2)}, party.dtype)["zeta2"]
+        config = config_of(call)
+        t, steps, eta0 = whole(config, "t", 0), local_steps(config, "steps"), nonnegative(config, "eta0")
+        period = whole(config, "eta-period", 0) if "eta-period" in config else 0
+        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
+        mu = nonnegative(config, "mu") if "mu" in config else 0.0
+        upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
+        ids, memory = batch_of(config, party), PartyMemory.of(call.context, t)
+        memory.places(ids)  # The batch is part of the exchange's.
+        channel, start = Channel.of(call, t), memory.start
+        stack: HospitalStack | DeviceStack
+        if party.role == "hospital":
+            ids, stack = _hospital_stack(call, party, ids, memory, channel)
         else:
-            there, zeta2 = channel.opened(ids, "zeta2", e2, party.dtype)
-            ids = tuple(ids[row] for row in there)
-        x1, y = party.rows(ids)
-        z2 = _tensor(zeta2, party)
-        arrays = memory.of_pairs(ids) if memory.pairs else {k: v[None] for k, v in memory.arrays.items()}
-        head, hospital = _tensor(arrays["head"], party), _tensor(arrays["hospital"], party)
-        # A pair's batch is its one sample, a group's batch is all samples.
-        x1, z2, y = (part[:, None] if memory.pairs else part[None] for part in (x1, z2, y))
-        stack = HospitalStack(head, hospital, x1, z2, y)
-        return cls(call, party, request, ids, memory.pairs, stack, memory.start, channel)
+            stack = _device_stack(call, party, ids, memory, channel)
+            start = memory.arrays if party.role == "device" else start
+        return cls(
+            call, party, t, rates, mu, upload, protected, ids, memory.pairs, start, stack, channel
+        )  # fmt: skip
+
+    def terms(self) -> Hashable:
+        """Return the key of calls that can share a stack."""
+        shapes, hospital = tuple(value.shape[1:] for value in self.stack), self.party.role == "hospital"
+        return hospital, id(self.party.model), self.party.loss, shapes, self.rates, self.mu
 
     def answer(self) -> RecordDict:
-        """Keep the model of iteration t + Q, or return it if the round ends."""
-        head, hospital, losses = (value.cpu().numpy() for value in self.after)
-        arrays = {"head": head, "hospital": hospital}
-        if not self.pairs:
-            arrays = {key: block[0] for key, block in arrays.items()}
-        # The loss has no noise, so it is not sent with protected uploads.
-        loss = {"loss": float(losses.mean(dtype=np.float64))} if self.request.protected is None else {}
-        return _answered(self, arrays, loss)
+        """Keep the model of iteration t + Q; or, at the end of the round and from a device, return it."""
+        values = [value.cpu().numpy() for value in self.after]
+        sent = MetricRecord({"num-examples": len(self.ids)})
+        if self.party.role == "hospital":
+            head, hospital, losses = values
+            arrays = {"head": head, "hospital": hospital}
+            if not self.pairs:
+                arrays = {key: block[0] for key, block in arrays.items()}
+            # The loss has no noise, so it is not sent with protected uploads.
+            if self.protected is None:
+                sent["loss"] = float(losses.mean(dtype=np.float64))
+        elif self.party.role == "device":
+            arrays = {"device": values[0][0]}
+        else:
+            (theta,) = values  # (a, n2)
+            arrays = {"device": theta if self.pairs and not self.upload else _mean_of_rows(theta)}
+        content = RecordDict()
+        if self.upload or self.party.role == "device":
+            PartyMemory.forget(self.call.context)
+            if self.protected is not None:
+                arrays = self.protected(arrays, self.start, self.t, self.call)
+            content = reply(arrays)
+        else:
+            start = {} if self.protected is None else self.start
+            memory = PartyMemory(self.t + len(self.rates), arrays, self.ids, self.pairs, start)
+            memory.keep(self.call.context, stepped=True)
+            if "loss" not in sent:
+                reveals_nothing()
+        content["metrics"] = sent
+        return content if self.channel is None else self.channel.kept(content)
 
 
-class DeviceUpdate(_Update[DeviceStack]):
-    """The steps (7) of one device, or of all devices on an edge node, each a member."""
+def _hospital_stack(
+    call: Call, party: Party, ids: tuple[str, ...], memory: PartyMemory, channel: Channel | None
+) -> tuple[tuple[str, ...], HospitalStack]:
+    """Return a hospital before its steps (5) and (6), and the people with a zeta_2.
 
-    @classmethod
-    def of(cls, call: Call, party: Party, request: UpdateRequest) -> "DeviceUpdate":
-        """Prepare one call."""
-        ids, memory = _batch_of(call, party, request)
-        x2, y = party.rows(ids)
-        a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
+    In JFL each pair is a member with one sample.
+    """
+    e2 = party.model.device_encoding
+    if channel is None:
+        zeta2 = received(call, {"zeta2": (len(ids), e2)}, party.dtype)["zeta2"]
+    else:
+        there, zeta2 = channel.opened(ids, "zeta2", e2, party.dtype)
+        ids = tuple(ids[row] for row in there)
+    x1, y = party.rows(ids)
+    z2 = _tensor(zeta2, party)
+    arrays = memory.of_pairs(ids) if memory.pairs else {k: v[None] for k, v in memory.arrays.items()}
+    head, hospital = _tensor(arrays["head"], party), _tensor(arrays["hospital"], party)
+    # A pair's batch is its one sample, a group's batch is all samples.
+    x1, z2, y = (part[:, None] if memory.pairs else part[None] for part in (x1, z2, y))
+    return ids, HospitalStack(head, hospital, x1, z2, y)
+
+
+def _device_stack(
+    call: Call, party: Party, ids: tuple[str, ...], memory: PartyMemory, channel: Channel | None
+) -> DeviceStack:
+    """Return one device, or all on an edge node, before their steps (7), each a member."""
+    x2, y = party.rows(ids)
+    a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
+    if channel is None:
         own_heads = memory.pairs and party.role == "edge"
-        channel = Channel.of(call, request.sealing, request.t)
-        if channel is None:
-            shapes = {"head": (a, n0) if own_heads else (n0,), "zeta1": (a, e1)}
-            heads, zeta1 = received(call, shapes, party.dtype).values()
-        else:
-            # A device does not know whether its head is its own, so the config says it.
-            lengths, own_heads = (n0, e1), request.own_heads
-            heads, zeta1 = channel.opened_with_head(ids, "zeta1", lengths, party.dtype, own_heads)
-        head, z1 = _tensor(heads, party), _tensor(zeta1, party)
-        theta = _tensor(memory.of_pairs(ids)["device"], party)
-        stack = DeviceStack(theta, head.expand(a, n0), z1[:, None], x2[:, None], y[:, None])
-        start = memory.arrays if party.role == "device" else memory.start
-        return cls(call, party, request, ids, memory.pairs, stack, start, channel)
-
-    def answer(self) -> RecordDict:
-        """Return a device's model; keep an edge's, or return its mean if the round ends."""
-        theta = self.after[0].cpu().numpy()  # (a, n2)
-        if self.party.role == "device":
-            return _answered(self, {"device": theta[0]}, {})
-        keeps_all = self.pairs and not self.request.upload
-        return _answered(self, {"device": theta if keeps_all else _mean_of_rows(theta)}, {})
+        shapes = {"head": (a, n0) if own_heads else (n0,), "zeta1": (a, e1)}
+        heads, zeta1 = received(call, shapes, party.dtype).values()
+    else:
+        # A device does not know whether its head is its own, so the config says it.
+        own_heads = flag(config_of(call), "pairs", default=False)
+        heads, zeta1 = channel.opened_with_head(ids, "zeta1", (n0, e1), party.dtype, own_heads)
+    head, z1 = _tensor(heads, party), _tensor(zeta1, party)
+    theta = _tensor(memory.of_pairs(ids)["device"], party)
+    return DeviceStack(theta, head.expand(a, n0), z1[:, None], x2[:, None], y[:, None])
 
 
-Update = HospitalUpdate | DeviceUpdate
-
-
-def step_all(jobs: Sequence[Update]) -> None:
+def step_all(jobs: Sequence[UpdateJob]) -> None:
     """Make the steps of all jobs."""
-    for alike, alone, plain in _stacks(jobs, _terms):
+    for alike, alone, plain in _stacks(jobs):
         first = alike[0]
-        model, loss, request = first.party.model, first.party.loss, first.request
+        model, loss = first.party.model, first.party.loss
         parts = [torch.cat(values) for values in zip(*(job.stack for job in alike), strict=True)]
-        how = request.rates, request.mu, alone, plain
+        how = first.rates, first.mu, alone, plain
         after: Sequence[Tensor]
         with _draws(first) if plain else nullcontext():
-            if isinstance(first, HospitalUpdate):
+            if first.party.role == "hospital":
                 after = hospital_steps(model, loss, HospitalStack(*parts), *how)
             else:
                 after = [device_steps(model, loss, DeviceStack(*parts), *how)]
@@ -411,54 +397,38 @@ def step_all(jobs: Sequence[Update]) -> None:
             job.after = own
 
 
-def _terms(job: Update) -> Hashable:
-    """Return the key of calls that can share a stack."""
-    shapes, party, request = tuple(value.shape[1:] for value in job.stack), job.party, job.request
-    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu
+# Both.
 
 
-def _draws(job: ExchangeJob | Update) -> AbstractContextManager[Any]:
+Job = TypeVar("Job", ExchangeJob, UpdateJob)
+
+
+def _handler(
+    load: LoadParty, prepare: Callable[[Call, Party], Job], work: Callable[[list[Job]], None]
+) -> BatchHandler:
+    """Return a handler that prepares each call, works on all together, and answers each call."""
+
+    def job_of(call: Call) -> Job | RecordDict:
+        try:
+            return prepare(call, load(call.context))
+        except NotOpenedError as refused:
+            return refused.reply
+
+    def worked(calls: Sequence[Call], jobs: Mapping[int, Job]) -> dict[int, Answer]:
+        answers = dict[int, Answer]()
+        # If a job fails, for example because its state fits no model, work on each alone.
+        all_failed = isinstance(outcome(work, [*jobs.values()]), Exception)
+        for at, job in jobs.items():
+            error = outcome(work, [job]) if all_failed else None
+            answers[at] = outcome(job.answer) if error is None else error
+        return answers
+
+    return together(job_of, worked)
+
+
+def _draws(job: ExchangeJob | UpdateJob) -> AbstractContextManager[Any]:
     """Return a context in which a job that is computed by itself draws by seed, iteration and node."""
-    config = config_of(job.call)
-    seed = whole(config if "seed" in config else ConfigRecord({**job.call.context.run_config}), "seed", 0)
-    return NodeDraws.of(job.party.model, (seed, job.request.t, job.call.partition_id))
-
-
-def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], PartyMemory]:
-    """Return the batch, part of the exchange's batch, and the node's memory."""
-    ids, memory = _ids_of(party, request.ids), PartyMemory.at(call.context, request.t)
-    memory.places(ids)
-    return ids, memory
-
-
-def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
-    """Keep the model of iteration t + Q, or send it and forget it; reply with the metrics."""
-    context, request, protected = job.call.context, job.request, job.request.protected
-    sent = MetricRecord({"num-examples": len(job.ids), **metrics})
-    if request.upload or job.party.role == "device":
-        PartyMemory.forget(context)
-        if protected is not None:
-            arrays = protected(arrays, job.start, request.t, job.call)
-        content = RecordDict({**reply(arrays), "metrics": sent})
-    else:
-        start = {} if protected is None else job.start
-        memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start)
-        memory.keep(context, stepped=True)
-        if "loss" not in sent:
-            reveals_nothing()
-        content = RecordDict({"metrics": sent})
-    return content if job.channel is None else job.channel.kept(content)
-
-
-def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the batch; a device's is its one person."""
-    if party.role == "device":
-        return (str(party.ids[0]),)
-    if ids is None:
-        raise ValueError(
-            f"ids is missing in the message's config: it must be a list of ids for a {party.role}"
-        )
-    return ids
+    return NodeDraws.of(job.party.model, (seed_of(job.call), job.t, job.call.partition_id))
 
 
 def _tensor(array: Vector, party: Party) -> Tensor:
@@ -466,21 +436,18 @@ def _tensor(array: Vector, party: Party) -> Tensor:
     return torch.tensor(array, device=party.x.device)
 
 
-def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> Iterator[tuple[list[Job], bool, bool]]:
+def _stacks(jobs: Sequence[Job]) -> Iterator[tuple[list[Job], bool, bool]]:
     """Yield the jobs that can share a stack, in order of arrival, and ``alone`` and ``plain``.
 
     ``alone`` is whether the run config asks for results that do not depend on other members of a stack;
     ``plain`` whether the model cannot be computed in a stack: the job is then by itself.
     """
     stacks: dict[tuple[Hashable, bool, int | None], list[Job]] = {}
-    stackable: dict[Hashable, bool] = {}
     for at, job in enumerate(jobs):
         party = job.party
-        what = party.model, party.role == "hospital", party.loss
-        if (kind := (*what, party.x.shape[1:])) not in stackable:
-            stackable[kind] = can_vmap(*what, party.x, party.y)
+        stackable = can_vmap(party.model, party.role == "hospital", party.loss, party.x, party.y)
         alone = job.call.context.run_config.get("training-mode") == "loop"
-        stacks.setdefault((terms(job), alone, None if stackable[kind] else at), []).append(job)
+        stacks.setdefault((job.terms(), alone, None if stackable else at), []).append(job)
     for (_, alone, by_itself), stack in stacks.items():
         yield stack, alone, by_itself is not None
 

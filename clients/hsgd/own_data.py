@@ -46,7 +46,7 @@ from torch.func import functional_call
 
 from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.clients.hsgd.messages import Channel, NotOpenedError, Release, Sealing, config_of, received
+from hedgerow.clients.hsgd.messages import Channel, NotOpenedError, Release, batch_of, config_of, received
 from hedgerow.clients.hsgd.step import Party, block_size, encodings, unflatten
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.links import check_sealed
@@ -455,17 +455,18 @@ def _encode(call: Call) -> RecordDict:
     party, config = party_of(call.context), config_of(call)
     if party.role == "hospital":
         raise ValueError("role must be device or edge for encodings of devices, got hospital")
-    x, _ = party.rows(_batch(party, config))
+    ids = batch_of(config, party)
+    x, _ = party.rows(ids)
     sent = received(call, {"device": (block_size(party.model.device),)}, party.dtype)
     theta = torch.tensor(sent["device"])
     members = theta.expand(len(x), len(theta))
     with evaluating(party.model):
         zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
     t = whole(config, "t", 0)
-    release, channel = Release.of(config), Channel.of(call, Sealing.of(config), t)
+    release, channel = Release.of(config), Channel.of(call, t)
     released = zeta if release is None else release(zeta, t, call)
     if channel is not None:
-        return channel.sealed(_batch(party, config), EVALUATED, rows=released)
+        return channel.sealed(ids, EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
 
 
@@ -479,15 +480,15 @@ def _score(call: Call) -> RecordDict:
     party, config = party_of(call.context), config_of(call)
     if party.role != "hospital":
         raise ValueError(f"role must be hospital for scores, got {party.role}")
-    ids = _batch(party, config)
+    ids = batch_of(config, party)
     t = whole(config, "t", 0) if "t" in config else 0  # Only seals are bound to it.
-    model, channel, zeta2 = party.model, Channel.of(call, Sealing.of(config), t), None
+    model, channel, zeta2 = party.model, Channel.of(call, t), None
     if channel is not None:
         try:
             there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)
         except NotOpenedError as refused:
             return refused.reply
-        ids = [ids[row] for row in there]
+        ids = tuple(ids[row] for row in there)
     _enough(call, ids, "scores")
     x, y = party.rows(ids)
     blocks = {name: getattr(model, name) for name in ("head", "hospital")}
@@ -530,12 +531,6 @@ def _score(call: Call) -> RecordDict:
 def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:
     places = np.minimum((p * bins).astype(int), bins - 1)
     return np.stack([np.bincount(places[mine == own], minlength=bins) for own in (False, True)]).astype(float)
-
-
-def _batch(party: Party, config: ConfigRecord) -> list[str]:
-    if party.role == "device":
-        return [str(party.ids[0])]
-    return [str(person) for person in _texts(config, "ids")]
 
 
 def _texts(config: ConfigRecord, key: str) -> list[str]:

@@ -91,7 +91,7 @@ class Party:
         """The length of this party's encodings, e_1 or e_2."""
         return self.model.hospital_encoding if self.role == "hospital" else self.model.device_encoding
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int]]:
         """The shapes of the blocks of the model that this party starts an interval from."""
         model = self.model
@@ -99,7 +99,7 @@ class Party:
             return {"head": (block_size(model.head),), "hospital": (block_size(model.hospital),)}
         return {"device": (block_size(model.device),)}
 
-    @property
+    @cached_property
     def dtype(self) -> Any:
         """The model's NumPy dtype."""
         return torch.empty(0, dtype=self.x.dtype).numpy().dtype
