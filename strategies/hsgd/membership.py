@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from logging import WARNING
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
@@ -75,46 +75,45 @@ class Introduction:
         return self.shape, tuple(sorted(self.features))
 
 
-def introduction(content: RecordDict) -> Introduction:
-    """Return the introduction of a party with dealt data; PayloadError if invalid."""
-    pair = config_in(content, "pair")
-    role, group, encoding = _role(pair), _integer(pair, "group", 0), _integer(pair, "encoding", 1)
-    ids = _ids(pair)
-    _check_alone(content)
-    return Introduction(role, group, ids, (encoding,), link=_link(pair))
+def introduction(content: RecordDict, *, own: bool = False) -> Introduction:
+    """Return a party's introduction; PayloadError if invalid.
 
-
-def own_introduction(content: RecordDict) -> Introduction:
-    """Return the introduction of a party with its own file and hashed ids; PayloadError if invalid."""
+    ``own`` if it has its own file: its ids are then hashes, and it has a shape in place of an encoding.
+    """
+    if list(content) != ["pair"]:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected only pair")
     pair = config_in(content, "pair")
-    role, group = _role(pair), _integer(pair, "group", 0)
-    _check_alone(content)
-    ids, shape = _ids(pair), pair.get("shape")
+    if (role := pair.get("role")) not in ROLES:
+        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
+    group, ids = _integer(pair, "group", 0), _texts(pair, "ids")
+    if not 0 < len(ids) <= MAX_SAMPLES or len(set(ids)) < len(ids):
+        raise PayloadError("bad pair", f"ids must be 1 to {MAX_SAMPLES} different ids")
+    link = None
+    if "introduction" in pair:
+        name, keys = pair.get("name"), pair["introduction"]
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+            raise PayloadError("bad pair", "name must be a short text")
+        if not isinstance(keys, bytes) or len(keys) != INTRODUCTION_BYTES:
+            raise PayloadError("bad pair", f"introduction must have {INTRODUCTION_BYTES} bytes")
+        link = LinkIntroduction(name, keys, pair.get("pinned") is True)
+    if not own:
+        return Introduction(str(role), group, ids, (_integer(pair, "encoding", 1),), link=link)
     if not all(len(one) == _HASH and set(one) <= set("0123456789abcdef") for one in ids):
         raise PayloadError("bad pair", f"ids must be hashes of {_HASH} hexadecimal digits")
-    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n < 2**31 for n in shape)
-    if not whole or not shape:
+    sides: Any = pair.get("shape")
+    if (
+        not isinstance(sides, list)
+        or not sides
+        or not all(isinstance(n, int) and 0 < n < 2**31 for n in sides)
+    ):
         raise PayloadError("bad pair", "shape must be a list of integers > 0")
-    sides = tuple(cast(list[int], shape))
     if math.prod(sides) > MAX_FEATURES:
         raise PayloadError("bad pair", f"shape must have at most {MAX_FEATURES} features")
     features, classes = _texts(pair, "features", _MOST_TEXT), _texts(pair, "classes", _MOST_TEXT)
     if len(features) not in (0, sides[-1]):
         raise PayloadError("bad pair", "features must be a list with a name for each column")
     labelled = pair.get("labelled") is True
-    return Introduction(role, group, ids, sides, features, labelled, classes, _link(pair))
-
-
-def _check_alone(content: RecordDict) -> None:
-    if list(content) != ["pair"]:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected only pair")
-
-
-def _ids(pair: ConfigRecord) -> tuple[str, ...]:
-    ids = _texts(pair, "ids")
-    if not 0 < len(ids) <= MAX_SAMPLES or len(set(ids)) < len(ids):
-        raise PayloadError("bad pair", f"ids must be 1 to {MAX_SAMPLES} different ids")
-    return ids
+    return Introduction(str(role), group, ids, tuple(sides), features, labelled, classes, link)
 
 
 def _texts(pair: ConfigRecord, key: str, most: float = math.inf) -> tuple[str, ...]:
@@ -122,24 +121,6 @@ def _texts(pair: ConfigRecord, key: str, most: float = math.inf) -> tuple[str, .
     if not isinstance(value, list) or not all(isinstance(one, str) and len(one) <= most for one in value):
         raise PayloadError("bad pair", f"{key} must be a list of short texts")
     return tuple(map(str, value))
-
-
-def _link(pair: ConfigRecord) -> LinkIntroduction | None:
-    if "introduction" not in pair:
-        return None
-    name, one = pair.get("name"), pair.get("introduction")
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise PayloadError("bad pair", "name must be a short text")
-    if not isinstance(one, bytes) or len(one) != INTRODUCTION_BYTES:
-        raise PayloadError("bad pair", f"introduction must have {INTRODUCTION_BYTES} bytes")
-    return LinkIntroduction(name, one, pair.get("pinned") is True)
-
-
-def _role(pair: ConfigRecord) -> str:
-    role = pair.get("role")
-    if role not in ROLES:
-        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
-    return str(role)
 
 
 def _integer(pair: ConfigRecord, key: str, least: int) -> int:
@@ -212,16 +193,11 @@ class Parties:
     """The parties' introductions, by partition id.
 
     - ``sealed``: Whether parties must send the keys of sealed links.
-    - ``read``: Returns an introduction, or raises PayloadError.
+    - ``own``: Whether they have their own files.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        sealed: bool = False,
-        read: Callable[[RecordDict], Introduction] = own_introduction,
-    ) -> None:
-        self._federation, self._read, self._sealed = federation, read, sealed
+    def __init__(self, federation: Federation, *, sealed: bool, own: bool) -> None:
+        self._federation, self._sealed, self._own = federation, sealed, own
         self._known: dict[int, Introduction] = {}
         # The node id of each introduction.
         self._node_ids: dict[int, int] = {}
@@ -308,13 +284,15 @@ class Parties:
         config = ConfigRecord({"seed": self._federation.settings.seed, **sealed})
         contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
         timeout = min(self._federation.timeout, self._federation.settings.max_wait)
-        return talk.ask(grid, PAIR, contents, lambda _, content: self._read(content), timeout)
+        return talk.ask(grid, PAIR, contents, lambda _, reply: introduction(reply, own=self._own), timeout)
 
     def _take(self, node: Node, one: Introduction) -> None:
         partition, node_id = node.partition_id, node.node_id
-        if (reason := _mismatch(node, one, self._federation)) is not None:
-            self.leave_out(partition, reason, node_id)
-            return
+        registered = self._federation.settings.registry is not None
+        for what, claimed in (("role", one.role), ("group", str(one.group))) if registered else ():
+            if getattr(node, what) not in ("", claimed):
+                self.leave_out(partition, f"left-out-another-{what}-than-registered", node_id)
+                return
         if self._claims.setdefault(partition, (one.role, one.group)) != (one.role, one.group):
             self.leave_out(partition, "left-out-another-role", node_id)
             return
@@ -341,16 +319,6 @@ class Parties:
         self._outside[partition] = self._federation.completed + rounds, node_id, reason
         self._known.pop(partition, None)
         self._node_ids.pop(partition, None)
-
-
-def _mismatch(node: Node, one: Introduction, federation: Federation) -> str | None:
-    """Return the reason if a party's role or group differs from the registered one."""
-    if federation.settings.registry is None:
-        return None
-    for what, claimed in (("role", one.role), ("group", str(one.group))):
-        if getattr(node, what) not in ("", claimed):
-            return f"left-out-another-{what}-than-registered"
-    return None
 
 
 # Matching.
@@ -559,32 +527,26 @@ def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -
 
 
 def _faults(members: Sequence[Introduction]) -> list[str]:
-    by_role = {role: [one for one in members if one.role == role] for role in ("hospital", "device", "edge")}
-    if len(by_role["hospital"]) != 1:
-        return [f"it must have one hospital, got {len(by_role['hospital'])}"]
-    edges, devices = by_role["edge"], by_role["device"]
-    if len(edges) > 1 or (edges and devices):
-        return [f"it must have one edge or devices alone, got {len(edges)} edges and {len(devices)} devices"]
-    faults = [f"a device must have one person, got {len(one.ids)}" for one in devices if len(one.ids) != 1]
-    at_hospital = by_role["hospital"][0].ids
-    at_devices = [person for one in (*edges, *devices) for person in one.ids]
-    for where, ids in (("the hospital has", at_hospital), ("the devices have", at_devices)):
-        twice = [person for person, times in Counter(ids).items() if times > 1]
-        faults += [f"{where} twice {_shown(twice)}"] if twice else []
-    lacking = _missing(at_hospital, at_devices)
-    faults += [f"no device of {_shown(lacking)}"] if lacking else []
-    lacking = _missing(at_devices, at_hospital)
-    return faults + ([f"the hospital lacks {_shown(lacking)}"] if lacking else [])
+    roles = Counter(one.role for one in members)
+    if roles["hospital"] != 1:
+        return [f"it must have one hospital, got {roles['hospital']}"]
+    if roles["edge"] > 1 or (roles["edge"] and roles["device"]):
+        return [
+            f"it must have one edge or devices alone, got {roles['edge']} edges and {roles['device']} devices"
+        ]
+    at_hospital = next(dict.fromkeys(one.ids) for one in members if one.role == "hospital")
+    devices = Counter(person for one in members if one.role != "hospital" for person in one.ids)
+    sides = {
+        "the devices have twice": [person for person, times in devices.items() if times > 1],
+        "no device of": [person for person in at_hospital if person not in devices],
+        "the hospital lacks": [person for person in devices if person not in at_hospital],
+    }
+    return [f"{what} {_shown(ids)}" for what, ids in sides.items() if ids]
 
 
 def _shown(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     return ", ".join(map(quoted, ids[:_SHOWN])) + more
-
-
-def _missing(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
-    known = set(there)
-    return [person for person in wanted if person not in known]
 
 
 # How a run forms its groups.
@@ -595,7 +557,6 @@ class Setup(ABC):
 
     - ``num_groups``: Groups from this number on are excluded; None for no limit.
     - ``sealed``: Whether hospital and devices encrypt their messages to each other.
-    - ``read``: Returns a party's introduction, or raises PayloadError.
     - ``encodings``: e1 and e2, by majority of each side at the start.
     - ``sizes``: People of each group's hospital, also for groups without a part in the run; empty if only
       matched people count.
@@ -603,20 +564,16 @@ class Setup(ABC):
     - ``away``: Offline parties that belong to the round and are not in ``counts``.
     """
 
+    # Whether the parties have their own files.
+    own_files = False
     # Whether the groups train; False if a trained model is only evaluated.
     trains = True
     # The expected number of groups in a round.
     due = 0
 
-    def __init__(
-        self,
-        federation: Federation,
-        num_groups: int | None,
-        sealed: bool,
-        read: Callable[[RecordDict], Introduction],
-    ) -> None:
+    def __init__(self, federation: Federation, num_groups: int | None, sealed: bool) -> None:
         self.federation, self.num_groups, self.sealed = federation, num_groups, sealed
-        self.parties = Parties(federation, sealed, read)
+        self.parties = Parties(federation, sealed=sealed, own=self.own_files)
         self.encodings = 0, 0
         self.sizes: dict[int, int] = {}
         self.counts: Counter[str] = Counter()
@@ -656,7 +613,7 @@ class DealtSetup(Setup):
     """
 
     def __init__(self, federation: Federation, num_groups: int | None, sealed: bool) -> None:
-        super().__init__(federation, num_groups, sealed, introduction)
+        super().__init__(federation, num_groups, sealed)
         self.due = num_groups or 0
         self._unmatched: Counter[str] = Counter()
         # The parties of the last groups.
@@ -675,9 +632,11 @@ class DealtSetup(Setup):
 
     def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
         """Query unknown parties when due; return the groups if any answered. Get restarted parties' keys."""
-        answered = self.parties.ask(grid, self._unknown(self.parties.strangers(grid)), 1)
-        if answered:  # They may complete groups of other excluded parties.
-            self.parties.ask(grid, self._unknown(self.parties.present(grid)), 1)
+        known = self.parties.known
+        unknown = [i for i in self.parties.strangers(grid) if i not in known]
+        if answered := self.parties.ask(grid, unknown, 1):  # They may complete groups of excluded parties.
+            known = self.parties.known
+            self.parties.ask(grid, [i for i in self.parties.present(grid) if i not in known], 1)
         matching = self._match(grid, self.parties.known) if answered else None
         self._count(grid)
         if self.sealed:
@@ -691,10 +650,6 @@ class DealtSetup(Setup):
         # Offline, or suspended after invalid replies.
         away = len(self.federation.gather(grid).nodes) - len(self.parties.known) - left.total()
         self.counts = self._unmatched + left + Counter({"left-out-away": away})
-
-    def _unknown(self, partitions: Collection[int]) -> list[int]:
-        known = self.parties.known
-        return [i for i in partitions if i not in known]
 
     def _match(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
         limit = len(parties) if self.num_groups is None else self.num_groups
@@ -813,11 +768,6 @@ class Members(Part):
         """Restore a checkpoint."""
         self.sizes = [int(size) for size in state["sizes"]]
         self.setup.load_state_dict(state["agreed"], {m: size for m, size in enumerate(self.sizes) if size})
-
-    @property
-    def encodings(self) -> tuple[int, int]:
-        """The lengths e1 and e2 of encodings."""
-        return self.setup.encodings
 
     def begin(self, grid: Grid) -> ArrayRecord | None:
         """Form the groups; return the initial model if it depends on the parties' data."""

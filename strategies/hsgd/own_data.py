@@ -42,7 +42,6 @@ from hedgerow.strategies.hsgd.membership import (
     Setup,
     form_of,
     match,
-    own_introduction,
 )
 from hedgerow.strategies.inbox import Reply, checked_metrics
 from hedgerow.strategies.own_data import Moments, pooled
@@ -140,10 +139,12 @@ class Agreed:
 class OwnSetup(Setup):
     """The groups of parties with their own data, from exchanges repeated for those that join or return."""
 
+    own_files = True
+
     def __init__(
         self, federation: Federation, num_groups: int | None, sealed: bool, own: OwnDataSetup
     ) -> None:
-        super().__init__(federation, num_groups, sealed, own_introduction)
+        super().__init__(federation, num_groups, sealed)
         self.own, self.trains = own, own.trained is None
         self.agreed: Agreed | None = None
         # By party: the people that its agreement covers.

@@ -424,7 +424,7 @@ class HSGD(Algorithm):
         """Return the messages' schema; ``plain`` for estimates, see ``interval``."""
         (head, hospital, device), variant = self._known_state().theta, self.variant
         return Schema(
-            len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
+            len(head), len(hospital), len(device), *self.members.setup.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
             protected=self.upload_noise is not None,  # hospitals then report no loss
             sealed=self.links.sealed,
@@ -434,7 +434,7 @@ class HSGD(Algorithm):
         """Advance the clock by a global interval of the slowest group."""
         n0, n1, n2 = map(len, self._known_state().theta)
         groups = [
-            Sizes(n0, n1, n2, *self.members.encodings, batch_size(self.participation, group.size))
+            Sizes(n0, n1, n2, *self.members.setup.encodings, batch_size(self.participation, group.size))
             for group in self.groups
         ]
         self.clock.advance(self.variant.seconds(groups, P, Q))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from hedgerow.strategies.hsgd.membership import Introduction, form_of, match, own_introduction
+from hedgerow.strategies.hsgd.membership import Introduction, form_of, introduction, match
 from hedgerow.strategies.hsgd.own_data import BINS, Scores, score_metrics
 from hedgerow.wire import PayloadError
 
@@ -135,10 +135,10 @@ def test_a_bad_introduction_is_refused(key: str) -> None:
         "labelled": True,
     }
     good |= {"features": ["a", "b"], "classes": ["0"]}
-    assert own_introduction(RecordDict({"pair": ConfigRecord(good)})).ids == ids(1)
+    assert introduction(RecordDict({"pair": ConfigRecord(good)}), own=True).ids == ids(1)
     for told in ({**good, key: BAD[key]}, {**good, "ids": [*ids(1), *ids(1)]}):
         with pytest.raises(PayloadError):
-            own_introduction(RecordDict({"pair": ConfigRecord(told)}))
+            introduction(RecordDict({"pair": ConfigRecord(told)}), own=True)
 
 
 # Metrics of histograms, against scikit-learn's of the scores themselves
