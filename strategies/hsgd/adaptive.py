@@ -11,8 +11,7 @@ and random batches of the size of A_m give the variance. The model is not change
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, fields, replace
 from logging import INFO, WARNING
 from typing import Any, Literal, Self
 
@@ -50,7 +49,7 @@ _PROBES_A_ROUND = 1 << 16
 
 
 class LostProbeError(RuntimeError):
-    """A group did not answer, or the short run did not move, so no estimate is possible."""
+    """A group did not answer, so no estimate is possible."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,13 @@ class ProbedConstants:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the figures, for a checkpoint."""
-        known = asdict(self.known)
-        return {"known": {**known, "assumed": list(known["assumed"])}, "gradient2": self.gradient2}
+        return asdict(self)
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
         """Restore the figures from a checkpoint."""
-        known = dict(state["known"])
-        return cls(Estimates(**{**known, "assumed": tuple(known["assumed"])}), float(state["gradient2"]))
+        known = {one.name: float(state["known"][one.name]) for one in fields(Estimates)}
+        return cls(Estimates(**known), float(state["gradient2"]))
 
 
 class Prober:
@@ -133,7 +131,7 @@ class Prober:
     def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[ProbedConstants]:
         """Return the estimates of a run of S steps with ``eta`` from ``start``.
 
-        Raises LostProbeError, or ValueError if F0 is not above the final loss.
+        Raises LostProbeError; or ValueError if the model does not move, or F0 is not above the final loss.
         """
         fixed = [
             list(group.ids)
@@ -153,16 +151,12 @@ class Prober:
             variances.append((yield from self._variances(theta, own, whole, numbers)))
             steps = zip(theta, theta.split(eta * whole), strict=True)
             theta = Theta(*((block - step).astype(block.dtype) for block, step in steps))
-        if any(np.array_equal(one, other) for one, other in pairwise(points)):
-            raise LostProbeError("the gradient is zero: the short run does not move")
         known = estimate(
             losses[0], np.stack(points), np.stack(gradients), np.array(variances),
             final_loss=probing.final_loss, aggregate=probing.aggregate,
         )  # fmt: skip
         first = self._weights @ gradients[0]
-        return ProbedConstants(
-            replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first)
-        )
+        return ProbedConstants(known, float(first @ first))
 
     def _drawn(self, group: Group, count: int, number: int = 0) -> list[str]:
         seed = self._method.settings.seed
@@ -212,14 +206,6 @@ class Prober:
             return offset
         spread = gradient_variance(np.stack([step.device for step in steps]), own)
         return offset + spread * a * (group.size - 1) / (group.size - a)
-
-    def _assumed(self) -> tuple[str, ...]:
-        hosted = [group for group in self._groups if group.hosted]
-        blind = [m for m, group in enumerate(self._groups) if group.hosted and self._counts[m] == group.size]
-        return (
-            *(("single devices' variance follows from that of an edge's means",) if hosted else ()),
-            *((f"devices of groups {blind} do not vary: all take part in every mean",) if blind else ()),
-        )
 
 
 def device_variance(one: Local, eta: float, gradient: Vector) -> tuple[float, int]:

@@ -122,14 +122,13 @@ class Algorithm(Method[State]):
 
     def global_aggregation(self, state: State, groups: Sequence[Local], run: RoundContext) -> Steps[State]:
         """Average the remaining groups, weighted by their people, (2)."""
-        mean = yield from self.averages.of_groups(state.theta, groups, run)
-        least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
-        if mean.groups < least:
+        theta, left = yield from self.averages.of_groups(state.theta, groups, run)
+        if left < max(1, min(self.settings.min_train_nodes, len(self.groups))):
             raise RoundFailedError
-        run.metrics["groups"] = mean.groups
+        run.metrics["groups"] = left
         t = state.t + self.pace.P
         if state.first is None:
-            return State(mean.theta, t)
+            return State(theta, t)
         # Without a cloud, each group continues from its own model, absent ones from their last.
         now = {local.group.number: (local.group.size, local.model or local.start) for local in groups}
         apart = dict(sorted({**state.apart, **now}.items()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.common import log
@@ -28,13 +28,6 @@ from hedgerow.strategies.parts import Part
 from hedgerow.wire.robust_means import Aggregation
 
 Asked = str | Aggregation | Aggregator
-
-
-class GroupsMean(NamedTuple):
-    """The mean of groups, and their number."""
-
-    theta: Theta
-    groups: int
 
 
 @dataclass(frozen=True)
@@ -107,13 +100,13 @@ class Means:
         means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
         return [replace(local, uploaded=means.get(local.group.number, local.uploaded)) for local in groups]
 
-    def of_groups(self, theta: Theta, groups: Sequence[Local], run: RoundContext) -> Steps[GroupsMean]:
-        """Average the groups that did not miss the last interval, (2)."""
+    def of_groups(self, theta: Theta, groups: Sequence[Local], run: RoundContext) -> Steps[tuple[Theta, int]]:
+        """Average the groups that did not miss the last interval, (2); return the mean and their number."""
         models = {}
         for local in sorted(groups, key=lambda local: local.group.number):
             if (model := local.model) is not None:
                 models[local.group.hospital] = local.group.size, model
-        return GroupsMean((yield from mean_of_models(theta, models, run, self.groups)), len(models))
+        return (yield from mean_of_models(theta, models, run, self.groups)), len(models)
 
 
 def _by_node(local: Local, models: Mapping[str, Vector]) -> dict[int, Vector]:
@@ -147,16 +140,13 @@ class ChosenMeans:
         devices = Choice(groups.rule) if device_aggregation is None else Choice.of(device_aggregation)
         return cls(groups, devices)
 
-    @property
-    def _robust(self) -> Choice | None:
-        return next((rule for rule in (self.groups, self.devices) if not rule.is_mean), None)
-
     def check(self, variant: MethodVariant, num_groups: int | None, *, adaptive: bool) -> None:
         """Raise ValueError if these rules are incompatible with the run's other settings."""
-        if adaptive and (rule := self._robust) is not None:
-            raise ValueError(
-                f"adaptive must be None with aggregation = {str(rule)!r}: its estimates need plain means"
-            )
+        for rule in (self.groups, self.devices):
+            if adaptive and not rule.is_mean:
+                raise ValueError(
+                    f"adaptive must be None with aggregation = {str(rule)!r}: its estimates need plain means"
+                )
         if variant.has_cloud and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
                 f"aggregation is {str(self.groups)!r}, which needs {self.groups.rule.least} groups; "

@@ -216,16 +216,6 @@ class OwnSetup(Setup):
 
         Without a complete group, waits for one as long as a run waits for its first, then returns no groups.
         """
-        assert self.agreed is not None, "the run has begun"
-        matching = self._refreshed(grid, self.agreed, raised)
-        roster = self.federation.gather(grid)
-        places = len(roster)
-        if self.federation.members.places is None:  # Places that were never taken are not missed.
-            places = sum(not node.vacant for node in roster.nodes)
-        self.away = places - len(roster.online)
-        return matching
-
-    def _refreshed(self, grid: Grid, agreed: Agreed, raised: Collection[int]) -> Matching | None:
         now, sleep = grid_clock(grid)
         end = now() + min(self.federation.timeout, self.federation.settings.max_wait)
         for i in raised:
@@ -240,18 +230,26 @@ class OwnSetup(Setup):
                 self._reintroduced(self.parties.ask(grid, strangers, 1))
             parties = self.parties.there(grid)
             if self._seen is None or self._seen != parties.keys():
-                matching = self._matched_again(grid, parties, agreed)
+                matching = self._matched_again(grid, parties)
             complete = bool(self._complete) if matching is None else bool(matching.groups)
             if complete or now() >= end:
-                return matching
+                break
             sleep(_POLL_SECONDS)
+        roster = self.federation.gather(grid)
+        places = len(roster)
+        if self.federation.members.places is None:  # Places that were never taken are not missed.
+            places = sum(not node.vacant for node in roster.nodes)
+        self.away = places - len(roster.online)
+        return matching
 
     def _reintroduced(self, partitions: Collection[int]) -> None:
         """Note new introductions: these parties may have lost the agreement."""
         self._informed = {i: people for i, people in self._informed.items() if i not in partitions}
         self._seen = None
 
-    def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
+    def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
+        agreed = self.agreed
+        assert agreed is not None, "the run has begun"
         found = self._match(parties, agreed.form)
         if lacking := self._uninformed(found):
             self._pool(grid, parties, found, first=False, only=lacking)

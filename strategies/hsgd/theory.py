@@ -33,7 +33,6 @@ from hedgerow.wire.checks import (
     int_at_least,
     is_real,
     not_negative,
-    one_of,
     positive,
     require,
 )
@@ -76,6 +75,10 @@ class MethodName(StrEnum):
     C_TDCD = "c-tdcd"
 
 
+_MERGED = (MethodName.TDCD, MethodName.C_TDCD)
+_COMPRESSED = (MethodName.C_HSGD, MethodName.C_TDCD)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of one group's messages in scalars of 32 bits, and its batch; all >= 1."""
@@ -109,25 +112,22 @@ def paper_bytes(
     """
     require_intervals(P=P, Q=Q)
     at_least(1, T=T)
-    method = _valid_method(method)
     not_negative(raw_bytes=raw_bytes)
-    if raw_bytes and method not in (MethodName.TDCD, MethodName.C_TDCD):
+    if raw_bytes and method not in _MERGED:
         raise ValueError(f"raw_bytes must be 0 for {method}, which moves no raw data, got {raw_bytes!r}")
-    pairs = sizes.batch if method is MethodName.JFL else 1  # JFL has a head and an encoder per device.
+    pairs = sizes.batch if method == MethodName.JFL else 1  # JFL has a head and an encoder per device.
     exchanged = pairs * sizes.head + sizes.batch * (sizes.hospital_encoding + sizes.device_encoding)
-    swapped = _ratio(method) * exchanged
-    if method is MethodName.JFL:
+    swapped = exchanged * (COMPRESSION_RATIO if method in _COMPRESSED else 1.0)
+    if method == MethodName.JFL:
         scalars = pairs * (sizes.head + sizes.hospital + sizes.device) / P + swapped / Q
-    elif method in (MethodName.TDCD, MethodName.C_TDCD):
+    elif method in _MERGED:
         scalars = (sizes.batch * sizes.device + swapped) / Q
     else:
         scalars = sizes.hospital / P + (sizes.batch * sizes.device + swapped) / Q  # (19)
     return _BYTES_PER_SCALAR * scalars * T + raw_bytes
 
 
-def traffic(
-    sizes: Sizes, *, P: int, Q: int, T: int, compressed: bool = False, send_final: bool = False
-) -> dict[str, int]:
+def traffic(sizes: Sizes, *, P: int, Q: int, T: int, compressed: bool = False) -> dict[str, int]:
     """Return all bytes that one group of HSGD sends in T iterations, by link.
 
     Hospital, edge and devices exchange data in every local interval, and send models to the cloud and back
@@ -135,23 +135,21 @@ def traffic(
 
     - ``P``, ``Q``, ``T``: Intervals and iterations, >= 1, Q a divisor of P and P of T.
     - ``compressed``: C-HSGD: encodings (by row) and head are sent as top-k values with packed indices.
-    - ``send_final``: Whether to count the transfer of the last global model back to the group.
     """
     require_intervals(P=P, Q=Q, T=T)
     a, encode = sizes.batch, row_bytes if compressed else _dense_bytes
     head, zeta_1, zeta_2 = map(encode, (sizes.head, sizes.hospital_encoding, sizes.device_encoding))
     theta_2, hospital_model = _dense_bytes(sizes.device), _dense_bytes(sizes.head + sizes.hospital)
-    local, up = T // Q, T // P
-    down = up + send_final
+    local, whole = T // Q, T // P
     return {
         "device->edge": local * a * (zeta_2 + theta_2),
         "edge->device": local * a * (theta_2 + head + zeta_1),
         "edge->hospital": local * a * zeta_2,
         "hospital->edge": local * (head + a * zeta_1),
-        "hospital->cloud": up * hospital_model,
-        "cloud->hospital": down * hospital_model,
-        "edge->cloud": up * theta_2,
-        "cloud->edge": down * theta_2,
+        "hospital->cloud": whole * hospital_model,
+        "cloud->hospital": whole * hospital_model,
+        "edge->cloud": whole * theta_2,
+        "cloud->edge": whole * theta_2,
     }
 
 
@@ -169,31 +167,25 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
 
     All devices send at once, and no link is shared. JFL has no local aggregation, TDCD no global one.
     """
-    method = _valid_method(method)
-    pairs = sizes.batch if method is MethodName.JFL else 1
+    jfl, a = method == MethodName.JFL, sizes.batch
+    pairs = a if jfl else 1
 
-    def seconds(link: str, scalars: float) -> float:
-        return rates.seconds(_BITS_PER_SCALAR * scalars, link)
+    def seconds(scalars: float, *links: str) -> float:
+        return sum(rates.seconds(_BITS_PER_SCALAR * scalars, link) for link in links)
 
-    def both_ways(lower: str, upper: str, scalars: float) -> float:
-        return seconds(f"{lower}->{upper}", scalars) + seconds(f"{upper}->{lower}", scalars)
-
-    kappa, a = _ratio(method), sizes.batch
+    kappa = COMPRESSION_RATIO if method in _COMPRESSED else 1.0
     head, zeta_1, zeta_2 = (kappa * n for n in (sizes.head, sizes.hospital_encoding, sizes.device_encoding))
-    to_cloud = pairs * (sizes.head + sizes.hospital)
-    through_device = both_ways("device", "edge", sizes.device)
+    through_device = seconds(sizes.device, "device->edge", "edge->device")
     # A pair of JFL has no edge: its device sends theta_2 to the cloud over its own link.
-    encoders = through_device if method is MethodName.JFL else both_ways("edge", "cloud", sizes.device)
-    exchange = (
-        seconds("device->edge", zeta_2)
-        + max(seconds("edge->hospital", a * zeta_2), seconds("hospital->edge", pairs * head + a * zeta_1))
-        + seconds("edge->device", head + zeta_1)
+    encoders = through_device if jfl else seconds(sizes.device, "edge->cloud", "cloud->edge")
+    models = seconds(pairs * (sizes.head + sizes.hospital), "hospital->cloud", "cloud->hospital")
+    at_hospital = max(
+        seconds(a * zeta_2, "edge->hospital"), seconds(pairs * head + a * zeta_1, "hospital->edge")
     )
-    merged = method in (MethodName.TDCD, MethodName.C_TDCD)
     return RoundParts(
-        0.0 if merged else max(both_ways("hospital", "cloud", to_cloud), encoders),
-        0.0 if method is MethodName.JFL else through_device,
-        exchange,
+        0.0 if method in _MERGED else max(models, encoders),
+        0.0 if jfl else through_device,
+        seconds(zeta_2, "device->edge") + at_hospital + seconds(head + zeta_1, "edge->device"),
     )
 
 
@@ -221,18 +213,6 @@ def require_intervals(**counts: int) -> None:
 
 def _dense_bytes(length: int) -> int:
     return _BYTES_PER_SCALAR * length
-
-
-def _ratio(method: MethodName) -> float:
-    return COMPRESSION_RATIO if method in (MethodName.C_HSGD, MethodName.C_TDCD) else 1.0
-
-
-def _valid_method(method: str) -> MethodName:
-    one_of("method", method, MethodName)
-    return MethodName(method)
-
-
-_MERGED = (MethodName.TDCD, MethodName.C_TDCD)
 
 
 @dataclass(frozen=True)
@@ -286,7 +266,7 @@ class MethodVariant:
     @property
     def compressed(self) -> bool:
         """Whether encodings and heads are compressed."""
-        return self.method in (MethodName.C_HSGD, MethodName.C_TDCD)
+        return self.method in _COMPRESSED
 
     @property
     def merged(self) -> bool:
@@ -317,14 +297,12 @@ class MethodVariant:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The constants of the bound, and their assumptions."""
+    """The constants of the bound."""
 
     F0: float  # F of the initial global model over all training samples, finite.
     rho: float  # Lipschitz constant of the gradients, > 0.
     delta: float  # Square root of the bound on a stochastic partial gradient's variance, >= 0.
     final_loss: float = 0.0  # E[F] after T iterations, < F0. Unknown before the run; the paper uses 0.
-    # The assumptions, one sentence each, for the user who reads the plan.
-    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require("F0", self.F0, "a finite number", is_real(self.F0))
@@ -345,15 +323,6 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
     - ``points``: Global models of a short run, (steps + 1, params); consecutive ones must differ.
     - ``gradients``: Each group's full gradient at them, (steps + 1, groups, params).
     """
-    if points.ndim != 2 or len(points) < 2:
-        raise ValueError(
-            f"points must have the shape (steps + 1, params) with steps >= 1, got {points.shape}"
-        )
-    if gradients.ndim != 3 or gradients.shape[::2] != points.shape or gradients.shape[1] < 1:
-        raise ValueError(
-            f"gradients must have the shape (steps + 1, groups, params) for points {points.shape}, got "
-            f"{gradients.shape}"
-        )
     moves = np.linalg.norm(np.diff(points, axis=0), axis=-1)  # (steps,)
     _finite("points", moves)
     if not moves.all():
@@ -369,10 +338,6 @@ def gradient_variance(draws: Array, gradient: Array) -> float:
     - ``draws``: (draws, params), over batches for the head and the hospital, over single devices for devices.
     - ``gradient``: (params,), of the *global* objective, so that differences between groups add variance.
     """
-    if draws.ndim != 2 or len(draws) < 1 or draws.shape[1:] != gradient.shape:
-        raise ValueError(
-            f"draws must have the shape (draws, params) for gradient {gradient.shape}, got {draws.shape}"
-        )
     squares = ((draws - gradient) ** 2).sum(axis=-1)
     _finite("draws", squares)
     return float(squares.mean())
@@ -387,7 +352,9 @@ def estimate(
     final_loss: float | None = None,
     aggregate: Literal["max", "mean"] = "max",
 ) -> Estimates:
-    """Return the constants from a short run with P = Q = 1, with their assumptions.
+    """Return the constants from a short run with P = Q = 1.
+
+    rho is a lower estimate, and the groups are taken to be iid, as Theorem 1 asks.
 
     - ``F0``: F of the initial model over all training samples, > ``final_loss``.
     - ``points``, ``gradients``: As in ``secant_smoothness``.
@@ -396,24 +363,10 @@ def estimate(
     - ``aggregate``: Whether delta^2 is the maximum or the mean over steps and groups of the largest block's
       variance.
     """
-    if aggregate not in ("max", "mean"):
-        raise ValueError(f"aggregate must be 'max' or 'mean', got {aggregate!r}")
-    if variances.ndim < 1 or variances.shape[-1] != 3 or variances.size == 0:
-        raise ValueError(
-            f"variances must have the shape (..., 3), one a block of the model, got {variances.shape}"
-        )
-    if not (np.isfinite(variances).all() and (variances >= 0).all()):
-        raise ValueError("variances must be finite and >= 0")
     rho = secant_smoothness(points, gradients)
     worst = variances.max(axis=-1)
     delta2 = float(worst.max() if aggregate == "max" else worst.mean())
-    assumed = (
-        f"rho is the largest of {len(points) - 1} secants of {gradients.shape[1]} groups: a lower estimate",
-        f"delta^2 is the {aggregate} over steps and groups, against the global gradient",
-        "the groups are iid, as the theorem asks",
-        *(("E[F] after the run is 0",) if final_loss is None else ()),
-    )
-    return Estimates(F0, rho, math.sqrt(delta2), final_loss or 0.0, assumed)
+    return Estimates(F0, rho, math.sqrt(delta2), final_loss or 0.0)
 
 
 def _finite(key: str, values: Array) -> None:

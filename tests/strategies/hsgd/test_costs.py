@@ -110,12 +110,6 @@ def test_the_traffic_is_what_the_algorithm_sends(sizes: Sizes, Q: int, ratio: in
     assert traffic(sizes, P=P, Q=Q, T=T) == {link: 4 * scalars for link, scalars in sent.items()}
 
 
-def test_the_final_model_costs_one_more_broadcast() -> None:
-    kept, sent = (traffic(MIMIC, P=4, Q=2, T=8, send_final=final) for final in (False, True))
-    extra = {link: sent[link] - kept[link] for link in LINKS if sent[link] != kept[link]}
-    assert extra == {"cloud->hospital": 4 * (33 + 3_584), "cloud->edge": 4 * 3_584}
-
-
 def test_compressed_traffic_is_values_with_their_indices() -> None:
     # Head 33: 7 entries of 4 + 1 bytes; encodings 16: 3 entries of 4 + 1 bytes. Models stay dense.
     sent = traffic(MIMIC, P=1, Q=1, T=1, compressed=True)
