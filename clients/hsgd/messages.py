@@ -321,27 +321,27 @@ class Channel:
     refused: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, call: Call, t: int) -> "Channel | None":
+    def of(cls, call: Call, config: ConfigRecord, t: int) -> "Channel | None":
         """Take the introductions of a message of iteration t and return its channel; None if not sealed.
 
         Raises ValueError if the node has no key of the run, and Refusal as in ``introduction_of``.
         """
-        config = config_of(call)
         if not flag(config, _SEALED, default=False):
             check_sealed(call, False)
             return None
         if not (peers := strings(config, "peers")):
             raise ValueError("peers must have a name or more, got none in the message's config")
-        links = NodeLinks(call, whole(config, "seed", 0))
-        channel = cls(call, links, peers, flag(config, "compress", default=False), t)
-        if new := config_in(call.content, INTRODUCTIONS):
-            links.name_neighbours(new)
-        for name in dict.fromkeys(peers):
-            if introduction := new.get(name):
-                try:
-                    links.meet(name, introduction if isinstance(introduction, bytes) else b"")
-                except PayloadError as error:
-                    channel._refuse(name, error)
+        seed, compress = whole(config, "seed", 0), flag(config, "compress", default=False)
+        channel = cls(call, NodeLinks(call, seed), peers, compress, t)
+        if INTRODUCTIONS in call.content:
+            new = config_in(call.content, INTRODUCTIONS)
+            channel.links.name_neighbours(new)
+            for name in dict.fromkeys(peers):
+                if introduction := new.get(name):
+                    try:
+                        channel.links.meet(name, introduction if isinstance(introduction, bytes) else b"")
+                    except PayloadError as error:
+                        channel._refuse(name, error)
         return channel
 
     def _refuse(self, peer: str, error: PayloadError) -> None:
@@ -384,7 +384,7 @@ class Channel:
             contents, share = common + heads + self._coded(rows[own]), b""
             if not any(peer in names for names in self.refused.values()):
                 try:
-                    purpose = _purpose(kind, [ids[row] for row in own])
+                    purpose = json.dumps([kind, *(ids[row] for row in own)])
                     share = self.links.link(peer).seal(contents, self.t, purpose)
                 except PayloadError as error:
                     self._refuse(peer, error)
@@ -457,7 +457,7 @@ class Channel:
         shares: Any = config_in(self.call.content, _PAYLOAD).get(kind)
         share = shares[at] if isinstance(shares, list) and at < len(shares) else b""
         sealed = share if isinstance(share, bytes) else b""
-        return self.links.link(peer).open(sealed, self.t, _purpose(kind, ids))
+        return self.links.link(peer).open(sealed, self.t, json.dumps([kind, *ids]))
 
     def _row_bytes(self, length: int, dtype: Any) -> int:
         return row_bytes(length) if self.compress else length * np.dtype(dtype).itemsize
@@ -477,7 +477,3 @@ class Channel:
         if not np.isfinite(rows).all():
             raise PayloadError(MALFORMED, "NaN or infinity")
         return rows.astype(dtype)
-
-
-def _purpose(kind: str, ids: Sequence[str]) -> str:
-    return json.dumps([kind, *ids])

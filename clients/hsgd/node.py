@@ -186,7 +186,7 @@ class ExchangeJob:
         if compress and pairs:
             raise ValueError("compress must be false with grouping 'pairs' in the message's config")
         ids, release, protected = batch_of(config, party), Release.of(config), ProtectedUpload.of(config)
-        channel, has_model = Channel.of(call, t), isinstance(call.content.get("arrays"), ArrayRecord)
+        channel, has_model = Channel.of(call, config, t), isinstance(call.content.get("arrays"), ArrayRecord)
         if hospital and not has_model:
             check_privacy("none")  # The head was trained since the round began, and is sent without noise.
         x, _ = party.rows(ids)
@@ -284,17 +284,21 @@ class UpdateJob:
         config = config_of(call)
         t, steps, eta0 = whole(config, "t", 0), local_steps(config, "steps"), nonnegative(config, "eta0")
         period = whole(config, "eta-period", 0) if "eta-period" in config else 0
-        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
         mu = nonnegative(config, "mu") if "mu" in config else 0.0
-        upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
+        upload, own_heads = flag(config, "upload", default=False), flag(config, "pairs", default=False)
+        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
+        protected = ProtectedUpload.of(config)
         ids, memory = batch_of(config, party), PartyMemory.of(call.context, t)
         memory.places(ids)  # The batch is part of the exchange's.
-        channel, start = Channel.of(call, t), memory.start
+        channel, start = Channel.of(call, config, t), memory.start
         stack: HospitalStack | DeviceStack
         if party.role == "hospital":
             ids, stack = _hospital_stack(call, party, ids, memory, channel)
         else:
-            stack = _device_stack(call, party, ids, memory, channel)
+            # A device does not know whether its head is its own, so on sealed links the config says it.
+            if channel is None:
+                own_heads = memory.pairs and party.role == "edge"
+            stack = _device_stack(call, party, ids, memory, channel, own_heads)
             start = memory.arrays if party.role == "device" else start
         return cls(
             call, party, t, rates, mu, upload, protected, ids, memory.pairs, start, stack, channel
@@ -361,18 +365,23 @@ def _hospital_stack(
 
 
 def _device_stack(
-    call: Call, party: Party, ids: tuple[str, ...], memory: PartyMemory, channel: Channel | None
+    call: Call,
+    party: Party,
+    ids: tuple[str, ...],
+    memory: PartyMemory,
+    channel: Channel | None,
+    own_heads: bool,
 ) -> DeviceStack:
-    """Return one device, or all on an edge node, before their steps (7), each a member."""
+    """Return one device, or all on an edge node, before their steps (7), each a member.
+
+    ``own_heads`` if each row of encodings comes with its pair's head.
+    """
     x2, y = party.rows(ids)
     a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
     if channel is None:
-        own_heads = memory.pairs and party.role == "edge"
         shapes = {"head": (a, n0) if own_heads else (n0,), "zeta1": (a, e1)}
         heads, zeta1 = received(call, shapes, party.dtype).values()
     else:
-        # A device does not know whether its head is its own, so the config says it.
-        own_heads = flag(config_of(call), "pairs", default=False)
         heads, zeta1 = channel.opened_with_head(ids, "zeta1", (n0, e1), party.dtype, own_heads)
     head, z1 = _tensor(heads, party), _tensor(zeta1, party)
     theta = _tensor(memory.of_pairs(ids)["device"], party)
@@ -437,19 +446,21 @@ def _tensor(array: Vector, party: Party) -> Tensor:
 
 
 def _stacks(jobs: Sequence[Job]) -> Iterator[tuple[list[Job], bool, bool]]:
-    """Yield the jobs that can share a stack, in order of arrival, and ``alone`` and ``plain``.
+    """Yield the jobs that can share a stack, and ``alone`` and ``plain``.
 
     ``alone`` is whether the run config asks for results that do not depend on other members of a stack;
     ``plain`` whether the model cannot be computed in a stack: the job is then by itself.
     """
-    stacks: dict[tuple[Hashable, bool, int | None], list[Job]] = {}
-    for at, job in enumerate(jobs):
-        party = job.party
-        stackable = can_vmap(party.model, party.role == "hospital", party.loss, party.x, party.y)
+    stacks: dict[tuple[Hashable, bool], list[Job]] = {}
+    for job in jobs:
         alone = job.call.context.run_config.get("training-mode") == "loop"
-        stacks.setdefault((job.terms(), alone, None if stackable else at), []).append(job)
-    for (_, alone, by_itself), stack in stacks.items():
-        yield stack, alone, by_itself is not None
+        stacks.setdefault((job.terms(), alone), []).append(job)
+    for (_, alone), stack in stacks.items():
+        party = stack[0].party
+        if can_vmap(party.model, party.role == "hospital", party.loss, party.x, party.y):
+            yield stack, alone, False
+        else:
+            yield from (([job], alone, True) for job in stack)
 
 
 def _mean_of_rows(rows: Vector) -> Vector:

@@ -463,7 +463,7 @@ def _encode(call: Call) -> RecordDict:
     with evaluating(party.model):
         zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
     t = whole(config, "t", 0)
-    release, channel = Release.of(config), Channel.of(call, t)
+    release, channel = Release.of(config), Channel.of(call, config, t)
     released = zeta if release is None else release(zeta, t, call)
     if channel is not None:
         return channel.sealed(ids, EVALUATED, rows=released)
@@ -482,7 +482,7 @@ def _score(call: Call) -> RecordDict:
         raise ValueError(f"role must be hospital for scores, got {party.role}")
     ids = batch_of(config, party)
     t = whole(config, "t", 0) if "t" in config else 0  # Only seals are bound to it.
-    model, channel, zeta2 = party.model, Channel.of(call, t), None
+    model, channel, zeta2 = party.model, Channel.of(call, config, t), None
     if channel is not None:
         try:
             there, zeta2 = channel.opened(ids, EVALUATED, model.device_encoding, party.dtype)

@@ -18,6 +18,8 @@ the peers, and the record ``introductions`` has the keys of new ones. The record
 the refused peers, by reason; a withheld share is empty.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +58,8 @@ Refused = Mapping[str, Sequence[str]]
 Hold = Callable[[Vector, Vector, str], None]
 
 _NOMINAL_BITS = 32
-_COMPRESSED_BITS = 7  # kappa 32 with kappa = 7 / 32
+# Of a scalar of a head or encoding, also if compressed: kappa 32 with kappa = 7 / 32.
+_BITS_OF_ENCODING = {False: _NOMINAL_BITS, True: 7}
 
 
 class Theta(NamedTuple):
@@ -72,14 +75,9 @@ class Theta(NamedTuple):
         joined: Vector = np.concatenate(self)
         return joined
 
-    def split(self, whole: Vector) -> "Theta":
+    def split(self, whole: Vector) -> Theta:
         """Split a vector (n0 + n1 + n2,) into blocks of this model's lengths."""
         return Theta(*np.split(whole, np.cumsum([len(block) for block in self])[:-1]))
-
-    def like(self, whole: Vector) -> "Theta":
-        """Split a vector into blocks of this model's lengths and types."""
-        parts = zip(self.split(whole), self, strict=True)
-        return Theta(*(part.astype(block.dtype) for part, block in parts))
 
 
 class ThetaBlocks:
@@ -199,7 +197,7 @@ class Local:
         head = len(self.start.head)
         return Theta(self.uploaded[:head], self.uploaded[head:], self.device)
 
-    def skipping(self, reason: str, now: "Local") -> "Local":
+    def skipping(self, reason: str, now: Local) -> Local:
         """Return this group, as it was before an interval, when it skips it; ``now`` has its people."""
         return replace(self, ids=now.ids or self.ids, lost=reason, missed=now.missed + 1)
 
@@ -246,10 +244,6 @@ class PartyLinks(Part):
         self._of_name: dict[str, int] = {}
         self.withheld = 0
         self.unopened: Counter[str] = Counter()
-
-    def begin(self, run: int) -> None:
-        """Begin or resume a run; under another run id all nodes have other keys."""
-        self.introductions.begin(run)
 
     def place(self, groups: Iterable[Group]) -> None:
         """Make each hospital and the nodes of its people's devices neighbours."""
@@ -363,11 +357,6 @@ class Schema:
     pairs: bool = False  # Whether every pair has its own model.
     protected: bool = False  # Whether uploads are noisy; hospitals then report no loss.
     sealed: bool = False  # Whether heads and encodings are sealed.
-
-    @property
-    def bits_of_encoding(self) -> int:
-        """The nominal bits of a scalar of a head or encoding."""
-        return _COMPRESSED_BITS if self.compressed else _NOMINAL_BITS
 
     def coded(self, length: int) -> int:
         """Return the bytes of a head or a row of encodings."""
@@ -491,84 +480,6 @@ def _counted(content: RecordDict, count: int) -> MetricRecord:
     return metrics
 
 
-# Bookings.
-
-
-@dataclass(frozen=True)
-class Books:
-    """Books the transfers of groups in a round, with nominal bits as the paper counts them.
-
-    m is a group's number, ``a`` the people of its batch.
-    """
-
-    ledger: Ledger
-    round: int
-    schema: Schema
-    cloud: bool  # Whether groups send their models to a cloud; TDCD has none.
-    original_groups: int = 1  # Groups that TDCD merged, each with a head: its cost is stated per group.
-
-    def _book(self, link: str, m: int, payload: int, bits: int = 0) -> None:
-        self.ledger.book(self.round, link, m, m, bits, payload)
-
-    def models_down(self, m: int, a: int, *, to_group: bool, to_devices: bool) -> None:
-        """Book the global model to the group, and theta_2 to ``a`` devices."""
-        sizes = self.schema
-        if to_group and self.cloud:
-            self._book("cloud->hospital", m, sizes.dense(sizes.head + sizes.hospital))
-            self._book("cloud->edge", m, sizes.dense(sizes.device))
-        if to_devices:
-            self._book("edge->device", m, sizes.dense(a * sizes.device))
-
-    def encodings_to_edge(self, m: int, a: int, hosted: bool, *, hospital: bool) -> None:
-        """Book ``a`` devices' zeta2, or the hospital's head (in JFL one per pair) and zeta1."""
-        sizes = self.schema
-        seals = self._seals(a, hosted, hospital=hospital, edge=hospital)
-        if not hospital:
-            self._book("device->edge", m, a * sizes.coded(sizes.zeta2) + seals)
-            return
-        heads = a if sizes.pairs else 1
-        payload = heads * sizes.coded(sizes.head) + a * sizes.coded(sizes.zeta1) + seals
-        scalars = heads * sizes.head * self.original_groups + a * sizes.zeta1
-        self._book("hospital->edge", m, payload, scalars * sizes.bits_of_encoding)
-
-    def encodings_relayed(self, m: int, a: int, hosted: bool) -> None:
-        """Book zeta2 to the hospital, and the head and a row of zeta1 to each device."""
-        sizes = self.schema
-        up = a * sizes.coded(sizes.zeta2) + self._seals(a, hosted, hospital=False, edge=True)
-        self._book("edge->hospital", m, up, a * sizes.zeta2 * sizes.bits_of_encoding)
-        down = a * (sizes.coded(sizes.head) + sizes.coded(sizes.zeta1))
-        self._book("edge->device", m, down + self._seals(a, hosted, hospital=True, edge=False))
-
-    def models_to_edge(self, m: int, a: int, counted: bool) -> None:
-        """Book the models of ``a`` devices; of pairs the paper counts only the round's last."""
-        scalars = a * self.schema.device
-        self._book("device->edge", m, self.schema.dense(scalars), scalars * _NOMINAL_BITS * counted)
-
-    def to_cloud(self, m: int, a: int) -> None:
-        """Book head and hospital's encoder (in JFL per pair), and the edge's theta_2."""
-        if not self.cloud:
-            return
-        sizes, pairs = self.schema, a if self.schema.pairs else 1
-        head, hospital = pairs * sizes.head, pairs * sizes.hospital
-        # (19) omits the head. The paper gives no cost of JFL, so all is counted.
-        counted = hospital + head if sizes.pairs else hospital
-        self._book("hospital->cloud", m, sizes.dense(head + hospital), counted * _NOMINAL_BITS)
-        self._book("edge->cloud", m, sizes.dense(sizes.device))
-
-    def _seals(self, a: int, hosted: bool, *, hospital: bool, edge: bool) -> int:
-        """Return the bytes that sealing adds to a transfer of the hospital's or the devices' ``a`` rows.
-
-        ``edge`` if it is between edge and hospital: devices on an edge node seal nothing between them and it.
-        """
-        if not self.schema.sealed or (hosted and not edge):
-            return 0
-        shares = 1 if hosted else a
-        if not hospital or self.schema.pairs:
-            return shares * SEAL_BYTES
-        heads = 1 if edge else shares
-        return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
-
-
 # One local interval.
 
 
@@ -645,6 +556,101 @@ def _asked(groups: Iterable[Local]) -> dict[int, AskedNode]:
     return asked
 
 
+# Bookings.
+
+
+@dataclass(frozen=True)
+class Books:
+    """Books the transfers of groups in a round, with nominal bits as the paper counts them.
+
+    m is a group's number, ``a`` the people of its batch.
+    """
+
+    ledger: Ledger
+    round: int
+    schema: Schema
+    cloud: bool  # Whether groups send their models to a cloud; TDCD has none.
+    original_groups: int = 1  # Groups that TDCD merged, each with a head: its cost is stated per group.
+
+    def _book(self, link: str, rows: Sequence[tuple[int, int, int]]) -> None:
+        """Book transfers over a link: each with a group, its bytes and its nominal bits."""
+        if rows:
+            groups, payloads, bits = zip(*rows, strict=True)
+            self.ledger.book_all(self.round, link, groups, groups, bits, payloads)
+
+    def models_down(self, groups: Sequence[Local]) -> None:
+        """Book the global model to groups that start a round, and theta_2 to devices that keep none."""
+        sizes, whole = self.schema, [local.group.number for local in groups if local.at is None]
+        if self.cloud:
+            self._book("cloud->hospital", [(m, sizes.dense(sizes.head + sizes.hospital), 0) for m in whole])
+            self._book("cloud->edge", [(m, sizes.dense(sizes.device), 0) for m in whole])
+        # Devices keep no model between a round's intervals, but pairs on an edge node do.
+        those = [local for local in groups if local.at is None or not (sizes.pairs and local.group.hosted)]
+        down = [(local.group.number, sizes.dense(len(local.ids) * sizes.device), 0) for local in those]
+        self._book("edge->device", down)
+
+    def encodings_to_edge(self, nodes: Iterable[AskedNode]) -> None:
+        """Book the devices' zeta2, and the hospitals' heads (in JFL one per pair) and zeta1."""
+        sizes, up, down = self.schema, [], []
+        for node in nodes:
+            group, a = node.local.group, len(node.people)
+            seals = self._seals(a, group.hosted, hospital=node.hospital, edge=node.hospital)
+            if not node.hospital:
+                up.append((group.number, a * sizes.coded(sizes.zeta2) + seals, 0))
+                continue
+            heads = a if sizes.pairs else 1
+            payload = heads * sizes.coded(sizes.head) + a * sizes.coded(sizes.zeta1) + seals
+            scalars = heads * sizes.head * self.original_groups + a * sizes.zeta1
+            down.append((group.number, payload, scalars * _BITS_OF_ENCODING[sizes.compressed]))
+        self._book("device->edge", up)
+        self._book("hospital->edge", down)
+
+    def encodings_relayed(self, groups: Iterable[Local]) -> None:
+        """Book zeta2 to the hospitals, and the head and a row of zeta1 to each device."""
+        sizes, up, down = self.schema, [], []
+        for local in groups:
+            m, a, hosted = local.group.number, len(local.ids), local.group.hosted
+            payload = a * sizes.coded(sizes.zeta2) + self._seals(a, hosted, hospital=False, edge=True)
+            up.append((m, payload, a * sizes.zeta2 * _BITS_OF_ENCODING[sizes.compressed]))
+            payload = a * (sizes.coded(sizes.head) + sizes.coded(sizes.zeta1))
+            down.append((m, payload + self._seals(a, hosted, hospital=True, edge=False), 0))
+        self._book("edge->hospital", up)
+        self._book("edge->device", down)
+
+    def models_to_edge(self, m: int, batches: Iterable[int], counted: bool) -> None:
+        """Book the models of nodes with so many devices; of pairs the paper counts only the round's last."""
+        sizes = [a * self.schema.device for a in batches]
+        self._book("device->edge", [(m, self.schema.dense(n), n * _NOMINAL_BITS * counted) for n in sizes])
+
+    def to_cloud(self, groups: Iterable[Local]) -> None:
+        """Book head and hospital's encoder (in JFL per pair), and the edges' theta_2."""
+        if not self.cloud:
+            return
+        sizes, of_hospitals, of_edges = self.schema, [], []
+        for local in groups:
+            m, pairs = local.group.number, len(local.ids) if sizes.pairs else 1
+            head, hospital = pairs * sizes.head, pairs * sizes.hospital
+            # (19) omits the head. The paper gives no cost of JFL, so all is counted.
+            counted = hospital + head if sizes.pairs else hospital
+            of_hospitals.append((m, sizes.dense(head + hospital), counted * _NOMINAL_BITS))
+            of_edges.append((m, sizes.dense(sizes.device), 0))
+        self._book("hospital->cloud", of_hospitals)
+        self._book("edge->cloud", of_edges)
+
+    def _seals(self, a: int, hosted: bool, *, hospital: bool, edge: bool) -> int:
+        """Return the bytes that sealing adds to a transfer of the hospital's or the devices' ``a`` rows.
+
+        ``edge`` if it is between edge and hospital: devices on an edge node seal nothing between them and it.
+        """
+        if not self.schema.sealed or (hosted and not edge):
+            return 0
+        shares = 1 if hosted else a
+        if not hospital or self.schema.pairs:
+            return shares * SEAL_BYTES
+        heads = 1 if edge else shares
+        return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
+
+
 # The exchange: encodings.
 
 
@@ -653,7 +659,7 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
 
     Batches are reduced to the people with both encodings.
     """
-    t, schema, links, books = interval.t, interval.schema, interval.links, interval.books
+    t, schema, links = interval.t, interval.schema, interval.links
     before = [replace(local, lost="") for local in groups]
     if interval.exposure is not None:
         interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=interval.starts)
@@ -674,9 +680,7 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
         if not group.hosted:
             config = {"compress": schema.compressed}
         devices.append(_request(links, asked, config, _device_models(local), keys))
-        # Devices keep no model between a round's intervals, but pairs on an edge node do.
-        to_devices = starts or not (schema.pairs and group.hosted)
-        books.models_down(group.number, len(local.ids), to_group=starts, to_devices=to_devices)
+    interval.books.models_down([local for local in now if not local.lost])
     config = {"t": t, **interval.noise, **interval.uploads_noise}
     sides = hospitals, devices
     replies = yield from _made(interval, EXCHANGE, config, sides, asked, _exchange_reply, run)
@@ -779,14 +783,14 @@ def _swapped(
         links.withheld += sum(not len(share) for reply in replies.values() for share in reply.shares)
     for i, reply in replies.items():
         node, shares = asked[i], reply.shares
-        m, people, hosted = node.local.group.number, node.people, node.local.group.hosted
+        m, people = node.local.group.number, node.people
         each = shares if len(shares) == len(people) else [shares[0]] * len(people)
         found = {person: share for person, share in zip(people, each, strict=True) if len(share)}
         if node.hospital:
             of_hospital[m] = reply.head, found
         else:
             zeta2[m] |= found
-        interval.books.encodings_to_edge(m, len(people), hosted, hospital=node.hospital)
+    interval.books.encodings_to_edge(asked[i] for i in replies)
     swaps = []
     for was, local in zip(before, now, strict=True):
         if local.lost:
@@ -817,7 +821,6 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
         if interval.exposure is not None:
             m, hosted = group.number, group.hosted
             interval.exposure.update(m, local.ids, hosted=hosted, pairs=schema.pairs, ends=interval.uploads)
-        interval.books.encodings_relayed(group.number, len(local.ids), group.hosted)
         batch = {"ids": list(local.ids), "upload": interval.uploads, **coding}
         # Between a hospital and its edge, all encodings are in one sealed share.
         shared = links.sealed and group.hosted
@@ -825,6 +828,7 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
         hospitals.append(_request(links, asked, batch, {group.hospital: zeta2}))
         parts = {i: _for_devices(schema, swap, ids, shared) for i, ids in local.people_of.items()}
         devices.append(_request(links, asked, batch if group.hosted else coding, parts))
+    interval.books.encodings_relayed(swap.now for swap in swaps if not swap.now.lost)
     config = {
         "t": interval.t, "steps": interval.steps, "eta0": interval.eta0, "eta-period": interval.eta_period,
         "mu": interval.mu, **interval.uploads_noise,
@@ -836,7 +840,10 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
             links.unopened.update({why: len(names) for why, names in reply.refused.items()})
     if not interval.over_grid:
         run.contents += [reply.metrics for reply in replies.values() if reply.metrics is not None]
-    return [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
+    after = [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
+    if interval.uploads:
+        interval.books.to_cloud(local for local in after if not local.lost)
+    return after
 
 
 def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -> Mapping[str, Any]:
@@ -883,7 +890,7 @@ def _unread(links: PartyLinks, local: Local, refused: Refused) -> set[str]:
 def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]) -> Local:
     """Return a group with the models of its hospital and of its devices whose steps count."""
     local, group, uploads, pairs = swap.now, swap.now.group, interval.uploads, interval.schema.pairs
-    people_of, books = local.people_of, interval.books
+    people_of = local.people_of
     made = dict[int, Vector]()
     for i in (group.hospital, *people_of):
         if i in replies and (blocks := replies[i].blocks) is not None:
@@ -893,19 +900,18 @@ def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply])
         unread = _unread(interval.links, local, hospital.refused)
     trained = [i for i in sorted(people_of) if i in made and unread.isdisjoint(people_of[i])]
     device_models, averaged = dict(local.device_models), local.averaged
+    if uploads or not (pairs and group.hosted):
+        batches = [len(people_of[i]) for i in trained]
+        interval.books.models_to_edge(group.number, batches, counted=uploads or not pairs)
     for i in trained:
         if not group.hosted:
             device_models[people_of[i][0]] = made[i]
         elif uploads:  # An edge node sends its mean at the end of the round.
             averaged = made[i]
-        if uploads or not (pairs and group.hosted):
-            books.models_to_edge(group.number, len(people_of[i]), counted=uploads or not pairs)
     needed = {group.hospital, *(people_of if group.hosted else ())}
     if hospital is None or not needed <= made.keys():
         return swap.before.skipping("no update", local)
     left = tuple(person for person in local.ids if person not in unread)
-    if uploads:
-        books.to_cloud(group.number, len(left))
     return replace(
         local, ids=left, averaged=averaged, trained=tuple(trained), loss=hospital.loss,
         device_models={p: model for p, model in device_models.items() if p not in unread},

@@ -52,7 +52,10 @@ def mean_of_models(
     rows = {m: model.whole for m, (_, model) in models.items()}
     people = {m: float(size) for m, (size, _) in models.items()}
     means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people, ByPeople().weights)
-    return theta.like(means[0].model()) if rows else theta
+    if not rows:
+        return theta
+    blocks = zip(theta.split(means[0].model()), theta, strict=True)
+    return Theta(*(mean.astype(block.dtype) for mean, block in blocks))
 
 
 @dataclass(frozen=True)

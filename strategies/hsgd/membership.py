@@ -207,8 +207,8 @@ class Parties:
         self._times: Counter[tuple[int, int]] = Counter()
         # Excluded parties: the round of the next query, the node id, and the reason.
         self._outside: dict[int, tuple[int, int, str]] = {}
-        # Introductions since the last ``take_news``.
-        self._news: dict[int, Introduction] = {}
+        # New introductions, until their keys are taken.
+        self.news: dict[int, Introduction] = {}
 
     def present(self, grid: Grid) -> Mapping[int, int]:
         """Return the node ids of online parties, by partition id, ascending."""
@@ -262,22 +262,18 @@ class Parties:
             log(WARNING, text, len(silent), reasons)
         return answered & self._known.keys()
 
-    def renew(self, grid: Grid, partitions: Iterable[int]) -> None:
-        """Query known parties that may have restarted; their new introductions count for their keys alone."""
+    def renew(self, grid: Grid, partitions: Collection[int], raised: Collection[int]) -> None:
+        """Query those of these known parties that may have restarted: their new introductions count for keys.
+
+        They raised an error, or are online under another node id than that of their introduction.
+        """
         talk = Conversation(self._federation, self._federation.completed, booked=False)
-        for reply in self._query(talk, grid, partitions):
-            self._news[reply.node.partition_id] = reply.value
-            self._node_ids[reply.node.partition_id] = reply.node.node_id
-
-    def restarted(self, grid: Grid) -> set[int]:
-        """Return the known parties that are online under another node id than that of their introduction."""
         present = self.present(grid)
-        return {i for i in self._known.keys() & present.keys() if present[i] != self._node_ids[i]}
-
-    def take_news(self) -> dict[int, Introduction]:
-        """Return the known parties' introductions since the last call."""
-        news, self._news = self._news, {}
-        return {i: one for i, one in sorted(news.items()) if i in self._known}
+        known = [i for i in partitions if i in self._known and i in present]
+        asked = [i for i in known if i in raised or present[i] != self._node_ids[i]]
+        for reply in self._query(talk, grid, asked) if asked else ():
+            self.news[reply.node.partition_id] = reply.value
+            self._node_ids[reply.node.partition_id] = reply.node.node_id
 
     def _query(self, talk: Conversation, grid: Grid, partitions: Iterable[int]) -> list[Reply]:
         sealed = {"sealed": True} if self._sealed else {}
@@ -297,7 +293,7 @@ class Parties:
             self.leave_out(partition, "left-out-another-role", node_id)
             return
         self._known[partition], self._node_ids[partition] = one, node_id
-        self._news[partition] = one
+        self.news[partition] = one
 
     def doubt(self, partition: int, reason: str) -> None:
         """Exclude a contradicted party; its next introduction may have another role or group."""
@@ -640,9 +636,7 @@ class DealtSetup(Setup):
         matching = self._match(grid, self.parties.known) if answered else None
         self._count(grid)
         if self.sealed:
-            restarted = self.parties.restarted(grid) | (set(raised) & self.parties.present(grid).keys())
-            if asked := self._taking_part & restarted:
-                self.parties.renew(grid, asked)
+            self.parties.renew(grid, self._taking_part, raised)
         return matching
 
     def _count(self, grid: Grid) -> None:
@@ -808,8 +802,11 @@ class Members(Part):
         run.metrics |= {reason: number for reason, number in sorted(self.setup.counts.items()) if number}
 
     def _introduce(self) -> None:
-        for i, one in self.setup.parties.take_news().items() if self._links.sealed else ():
-            self._links.introduced(i, one.link)
+        parties = self.setup.parties
+        known, news, parties.news = parties.known, parties.news, {}
+        for i, one in sorted(news.items()) if self._links.sealed else ():
+            if i in known:
+                self._links.introduced(i, one.link)
 
     def _take_part(self, matching: Matching) -> None:
         self.matching, self.groups = matching, matching.groups

@@ -280,7 +280,7 @@ class HSGD(Algorithm):
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Set the initial model and the groups, once per run."""
         if self.links.sealed:
-            self.links.begin(grid.run.run_id)
+            self.links.introductions.begin(grid.run.run_id)  # Another run has other keys.
         if self.members.matching is not None:
             return arrays
         if self.own is None and self.state is None:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -195,7 +196,6 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
     Q must be a divisor of P. ``compute_seconds`` is t_c of one iteration, >= 0, measured at the slower of
     hospital and device; a JFL hospital does the work of |A| devices in it.
     """
-    require_intervals(P=P, Q=Q)
     not_negative(compute_seconds=compute_seconds)
     transfers = parts.global_aggregation + P // Q * (parts.local_aggregation + parts.exchange)
     return transfers + P * compute_seconds
@@ -263,22 +263,22 @@ class MethodVariant:
             if (value := getattr(system, key)) and method not in _MERGED:
                 raise ValueError(f"{key} must be 0 in {method}, got {value!r}: no raw data moves")
 
-    @property
+    @cached_property
     def compressed(self) -> bool:
         """Whether encodings and heads are compressed."""
         return self.method in _COMPRESSED
 
-    @property
+    @cached_property
     def merged(self) -> bool:
         """Whether all people are at one hospital."""
         return self.method in _MERGED and self.aggregate
 
-    @property
+    @cached_property
     def pairs(self) -> bool:
         """Whether every sampled pair has its own model in a round."""
         return self.method is MethodName.JFL
 
-    @property
+    @cached_property
     def has_cloud(self) -> bool:
         """Whether a cloud aggregates the groups' models."""
         return self.aggregate and not self.merged

@@ -336,7 +336,7 @@ def test_nobody_is_called_by_anothers_place() -> None:
     """Who told the hospital's name first would have its group left out."""
     links = PartyLinks(True, 0)
     told = LinkIntroduction("0", NodeIdentity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
-    links.begin(1)
+    links.introductions.begin(1)
     links.introduced(3, told)
     assert links.names == {}
     links.introduced(0, told)
