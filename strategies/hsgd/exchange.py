@@ -52,8 +52,6 @@ Share = NDArray[Any] | bytes
 # One head (n0,), a head per pair (a, n0), or bytes; empty if there is none.
 Head = NDArray[Any] | bytes
 Scalar = bool | int | float | str
-# The peers that a node refused, by reason.
-Refused = Mapping[str, Sequence[str]]
 # Takes an updated block of the model, the block that was sent, and its name; PayloadError if too far apart.
 Hold = Callable[[Vector, Vector, str], None]
 
@@ -285,18 +283,18 @@ class PartyLinks(Part):
                 records[i] = ConfigRecord({self.names[j]: keys for j, keys in {**named, **new}.items()})
         return records
 
-    def met(self, refused_of: Mapping[int, tuple[Sequence[int], Refused]]) -> dict[int, set[int]]:
-        """Note which introductions parties have: their peers' except the refused ones; return the refused.
-
-        ``refused_of`` has each party's peers, and the names of those that it refused, by reason.
-        """
-        strangers = dict[int, set[int]]()
-        for i, (peers, refused) in refused_of.items():
-            names = [name for reason in refused for name in refused[reason] if name in self._of_name]
-            strangers[i] = {self._of_name[name] for name in names}.intersection(peers)
-        for i, (peers, _) in refused_of.items():
-            self.introductions.confirm(i, peers, strangers[i])
-        return strangers
+    def refused_in(self, content: RecordDict, peers: Collection[int]) -> tuple[RecordDict, dict[int, str]]:
+        """Split a reply into its other records, and the peers that the party refused with the reasons."""
+        record = content.get(REFUSED)
+        if not isinstance(record, ConfigRecord):
+            return content, {}
+        refused = dict[int, str]()
+        for reason in (*REASONS, MALFORMED):
+            names = record.get(reason)
+            for name in names if isinstance(names, list) else ():
+                if (peer := self._of_name.get(str(name))) is not None and peer in peers:
+                    refused.setdefault(peer, reason)
+        return RecordDict({key: record for key, record in content.items() if key != REFUSED}), refused
 
 
 def _is_anothers(name: str, i: int) -> bool:
@@ -323,19 +321,6 @@ def records(**parts: Vector | bytes | Sequence[Share]) -> dict[str, ArrayRecord 
             arrays[key] = np.stack(part)
     found: dict[str, ArrayRecord | ConfigRecord] = {"arrays": to_record(arrays)} if arrays else {}
     return {**found, "payload": ConfigRecord(coded)} if coded else found
-
-
-def refused_peers(content: RecordDict) -> tuple[RecordDict, dict[str, tuple[str, ...]]]:
-    """Split a reply on sealed links into its other records and the refused peers' names, by reason."""
-    record = content.get(REFUSED)
-    if not isinstance(record, ConfigRecord):
-        return content, {}
-    refused = {}
-    for reason in (*REASONS, MALFORMED):
-        names = record.get(reason)
-        if isinstance(names, list) and names:
-            refused[reason] = tuple(dict.fromkeys(map(str, names)))
-    return RecordDict({key: record for key, record in content.items() if key != REFUSED}), refused
 
 
 @dataclass(frozen=True)
@@ -515,17 +500,17 @@ class Swap(NamedTuple):
 
 
 class ExchangeReply(NamedTuple):
-    """A party's reply to an exchange, with the peers that it refused, by reason."""
+    """A party's reply to an exchange, with the peers that it refused and the reasons."""
 
     head: Head  # Empty from a device or edge.
     shares: Sequence[Share]  # One per person, or one for all.
-    refused: Refused
+    refused: Mapping[int, str]
 
 
 class UpdateReply(NamedTuple):
-    """A party's reply to an update, with the peers that it refused, by reason."""
+    """A party's reply to an update, with the peers that it refused and the reasons."""
 
-    refused: Refused
+    refused: Mapping[int, str]
     blocks: Vector | None = None  # None if the party could open nothing that it received.
     loss: float | None = None
     metrics: RecordDict | None = None  # A hospital's.
@@ -756,9 +741,9 @@ def _made(
 
 def _exchange_reply(interval: Interval, node: AskedNode, content: RecordDict) -> ExchangeReply:
     """Return a party's valid reply to the exchange; PayloadError otherwise."""
-    schema, start, refused = interval.schema, node.local.start, dict[str, tuple[str, ...]]()
+    schema, start, refused = interval.schema, node.local.start, dict[int, str]()
     if schema.sealed:
-        content, refused = refused_peers(content)
+        content, refused = interval.links.refused_in(content, node.peers)
     if not node.hospital:
         return ExchangeReply(b"", schema.device_exchange(content, len(node.people)), refused)
     head, shares = schema.hospital_exchange(content, len(node.people), node.local.group.hosted)
@@ -779,7 +764,8 @@ def _swapped(
     links, of_hospital = interval.links, dict[int, tuple[Head, Mapping[str, Share]]]()
     zeta2: dict[int, dict[str, Share]] = {local.group.number: {} for local in now}
     if links.sealed:
-        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies.items()})
+        for i, reply in replies.items():
+            links.introductions.confirm(i, asked[i].peers, reply.refused)
         links.withheld += sum(not len(share) for reply in replies.values() for share in reply.shares)
     for i, reply in replies.items():
         node, shares = asked[i], reply.shares
@@ -835,9 +821,9 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
     }  # fmt: skip
     replies = yield from _made(interval, UPDATE, config, (hospitals, devices), asked, _update_reply, run)
     if links.sealed:
-        links.met({i: (asked[i].peers, reply.refused) for i, reply in replies.items()})
-        for reply in replies.values():
-            links.unopened.update({why: len(names) for why, names in reply.refused.items()})
+        for i, reply in replies.items():
+            links.introductions.confirm(i, asked[i].peers, reply.refused)
+            links.unopened.update(reply.refused.values())
     if not interval.over_grid:
         run.contents += [reply.metrics for reply in replies.values() if reply.metrics is not None]
     after = [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
@@ -859,13 +845,13 @@ def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -
 def _update_reply(interval: Interval, node: AskedNode, content: RecordDict) -> UpdateReply:
     """Return a party's valid reply to the update; PayloadError otherwise."""
     schema, hold, local = interval.schema, interval.hold, node.local
-    count, refused, uploads = len(node.people), dict[str, tuple[str, ...]](), interval.uploads
+    count, refused, uploads = len(node.people), dict[int, str](), interval.uploads
     if schema.sealed:
-        content, refused = refused_peers(content)
+        content, refused = interval.links.refused_in(content, node.peers)
         if refused and not len(content):
             return UpdateReply(refused)
         if refused and node.hospital:
-            count -= len(_unread(interval.links, local, refused))
+            count -= len(_unread(local, refused))
     if not node.hospital:
         device = schema.device_update(content, count, uploads or not local.group.hosted)
         if device.size and hold is not None:
@@ -879,12 +865,11 @@ def _update_reply(interval: Interval, node: AskedNode, content: RecordDict) -> U
     return UpdateReply(refused, np.concatenate([head, hospital], axis=-1), loss, metrics)
 
 
-def _unread(links: PartyLinks, local: Local, refused: Refused) -> set[str]:
+def _unread(local: Local, refused: Mapping[int, str]) -> set[str]:
     """Return the people whose encodings a hospital of devices could not open."""
     if local.group.hosted:
         return set()
-    names = {name for reason in refused for name in refused[reason]}
-    return {person for person in local.ids if links.names.get(local.group.node_of[person]) in names}
+    return {person for person in local.ids if local.group.node_of[person] in refused}
 
 
 def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]) -> Local:
@@ -895,9 +880,8 @@ def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply])
     for i in (group.hospital, *people_of):
         if i in replies and (blocks := replies[i].blocks) is not None:
             made[i] = blocks
-    hospital, unread = replies.get(group.hospital), set[str]()
-    if hospital is not None and hospital.refused:
-        unread = _unread(interval.links, local, hospital.refused)
+    hospital = replies.get(group.hospital)
+    unread = set[str]() if hospital is None else _unread(local, hospital.refused)
     trained = [i for i in sorted(people_of) if i in made and unread.isdisjoint(people_of[i])]
     device_models, averaged = dict(local.device_models), local.averaged
     if uploads or not (pairs and group.hosted):

@@ -30,7 +30,6 @@ from hedgerow.strategies.hsgd.exchange import (
     Share,
     Theta,
     records,
-    refused_peers,
 )
 from hedgerow.strategies.hsgd.membership import (
     QUESTIONS,
@@ -613,8 +612,8 @@ def evaluate_groups(
 
     def check(i: int, content: RecordDict) -> Sequence[Share]:
         if links.sealed:
-            content, refused = refused_peers(content)
-            links.met({i: ([hospitals[i]], refused)})
+            content, refused = links.refused_in(content, [hospitals[i]])
+            links.introductions.confirm(i, [hospitals[i]], refused)
         return schema.device_exchange(content, len(asked[i]), EVALUATED)
 
     shares = {one.node.partition_id: one.value for one in talk.ask(grid, ENCODE, contents, check)}
@@ -637,9 +636,10 @@ def evaluate_groups(
     def check_scores(i: int, content: RecordDict) -> Scores:
         count = counted[i][1]
         if links.sealed:
-            content, refused = refused_peers(content)
-            count -= sum(len(asked[node]) for node in links.met({i: (nodes_of[i], refused)})[i])
-            links.unopened.update({why: len(names) for why, names in refused.items()})
+            content, refused = links.refused_in(content, nodes_of[i])
+            count -= sum(len(asked[node]) for node in refused)
+            links.introductions.confirm(i, nodes_of[i], refused)
+            links.unopened.update(refused.values())
         return _scores(content, count)
 
     answers = talk.ask(grid, SCORE, contents, check_scores)
