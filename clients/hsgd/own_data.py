@@ -48,7 +48,7 @@ from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.messages import Channel, NotOpenedError, Release, batch_of, config_of, received
 from hedgerow.clients.hsgd.step import Party, block_size, encodings, unflatten
-from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.instructions import flag, strings, whole
 from hedgerow.clients.links import check_sealed
 from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.clients.own_share import data_not_valid
@@ -391,7 +391,7 @@ def _pool(call: Call) -> RecordDict:
     reply = RecordDict()
     arrays: dict[str, NDArray[Any]] = {}
     if flag(config, "sums", default=False):
-        x = own.features([str(name) for name in _texts(config, "features")])[rows].astype(np.float64)
+        x = own.features(strings(config, "features"))[rows].astype(np.float64)
         x = x.reshape(-1, x.shape[-1])  # Each step or pixel counts as a value.
         if own.role == "device":
             columns = [[*map(fixed_point, column)] for column in x.T.tolist()]
@@ -408,7 +408,7 @@ def _pool(call: Call) -> RecordDict:
         }
         _pooled_once(call, "sums of features", *(part.tobytes() for part in arrays.values()))
     if own.role == "hospital":
-        classes = _texts(config, "classes")
+        classes = strings(config, "classes")
         numbers = own.class_numbers(classes)
         if flag(config, "counts", default=False):
             _enough(call, ids, "counts of classes")
@@ -531,13 +531,6 @@ def _score(call: Call) -> RecordDict:
 def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:
     places = np.minimum((p * bins).astype(int), bins - 1)
     return np.stack([np.bincount(places[mine == own], minlength=bins) for own in (False, True)]).astype(float)
-
-
-def _texts(config: ConfigRecord, key: str) -> list[str]:
-    value = config.get(key)
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{key} must be a list of texts in the message's config")
-    return [str(one) for one in value]
 
 
 def _write_predictions(call: Call, ids: Sequence[str], p: NDArray[Any]) -> None:

@@ -545,21 +545,36 @@ def _shown(ids: Sequence[str]) -> str:
     return ", ".join(map(quoted, ids[:_SHOWN])) + more
 
 
-# How a run forms its groups.
+# The groups of a run.
 
 
-class Setup(ABC):
-    """How the parties form groups: before the first round, and again as they join, leave and return.
+class Members(Part, ABC):
+    """The groups of a run: formed before the first round, and again as parties join, leave and return.
 
     - ``num_groups``: Groups from this number on are excluded; None for no limit.
-    - ``sealed``: Whether hospital and devices encrypt their messages to each other.
-    - ``encodings``: e1 and e2, by majority of each side at the start.
-    - ``sizes``: People of each group's hospital, also for groups without a part in the run; empty if only
-      matched people count.
-    - ``counts``: Excluded parties and unmatched people, by reason.
-    - ``away``: Offline parties that belong to the round and are not in ``counts``.
+    - ``variant``: The method.
+    - ``links``: The parties' links, which get their keys.
+    - ``check``: Raises PairingError if a run cannot start with these groups.
+
+    Attributes
+    ----------
+    groups : list of Group
+        The round's groups.
+    matching : Matching or None
+        The last matching, with the held-out people.
+    encodings : tuple of two int
+        e1 and e2, by majority of each side at the start.
+    sizes : list of int
+        People per group; 0 for a group that has not taken part yet.
+    counts : Counter of str
+        Excluded parties and unmatched people, by reason.
+    away : int
+        Offline parties that belong to the round and are not in ``counts``.
+    report : ExchangeReport
+        Over all exchanges of a round's last attempt.
     """
 
+    name = "members"
     # Whether the parties have their own files.
     own_files = False
     # Whether the groups train; False if a trained model is only evaluated.
@@ -567,17 +582,34 @@ class Setup(ABC):
     # The expected number of groups in a round.
     due = 0
 
-    def __init__(self, federation: Federation, num_groups: int | None, sealed: bool) -> None:
-        self.federation, self.num_groups, self.sealed = federation, num_groups, sealed
-        self.parties = Parties(federation, sealed=sealed, own=self.own_files)
+    def __init__(
+        self,
+        federation: Federation,
+        num_groups: int | None,
+        variant: MethodVariant,
+        links: PartyLinks,
+        check: Callable[[Matching], None],
+    ) -> None:
+        self.federation, self.num_groups, self.sealed = federation, num_groups, links.sealed
+        self._variant, self._links, self._check = variant, links, check
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all parties."""
+        self.parties = Parties(self.federation, sealed=self.sealed, own=self.own_files)
+        self.groups: list[Group] = []
+        self.matching: Matching | None = None
         self.encodings = 0, 0
-        self.sizes: dict[int, int] = {}
+        self.sizes: list[int] = []
         self.counts: Counter[str] = Counter()
         self.away = 0
+        self.report = ExchangeReport()
+        # The groups that the run started with, and all groups with their people.
+        self._first: set[int] = set()
         self._standing: dict[int, Group] = {}
 
     @abstractmethod
-    def begin(self, grid: Grid) -> Matching:
+    def first_groups(self, grid: Grid) -> Matching:
         """Return the groups to start with; PairingError with the reasons if there is none."""
 
     @abstractmethod
@@ -587,20 +619,76 @@ class Setup(ABC):
         ``raised`` are the parties that raised an error in the last round: they may have restarted.
         """
 
+    @abstractmethod
+    def sizes_of(self, groups: Sequence[Group]) -> Mapping[int, int]:
+        """Return the people per group, by number, now that these groups take part."""
+
     def initial_model(self, form: PartyForm) -> ArrayRecord | None:
         """Return the initial model if it depends on the parties' data."""
         return None
 
-    def state_dict(self) -> Any:
-        """Return what the parties agreed on, for a checkpoint."""
-        return None
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the parties agreed on and the groups' sizes, for a checkpoint."""
+        return {"agreed": None, "sizes": list(self.sizes)}
 
-    def load_state_dict(self, agreed: Any, sizes: Mapping[int, int]) -> None:
-        """Restore a checkpoint, with the groups' sizes."""
-        self.sizes = dict(sizes)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self.sizes = [int(size) for size in state["sizes"]]
+
+    def begin(self, grid: Grid) -> ArrayRecord | None:
+        """Form the groups; return the initial model if it depends on the parties' data."""
+        matching = self.first_groups(grid)
+        if self._variant.merged and len(matching.groups) > 1:
+            raise PairingError(
+                f"{self._variant.method} must have one hospital, or aggregate=False, got "
+                f"{len(matching.groups)} hospitals"
+            )
+        if self.trains:
+            self._check(matching)
+        self._first = {group.number for group in matching.groups}
+        self._take_part(matching)
+        self._introduce()
+        if self.sealed:
+            self._links.introductions.log()
+        return self.initial_model(matching.form)
+
+    def opened(self, run: RoundContext) -> Steps[None]:
+        """Update the groups, and get the keys of new parties."""
+        raised = {i for i, error in self.report.errors.items() if error.code == RAISED}
+        self.report = run.whole
+        assert run.grid is not None
+        if self.matching is not None:
+            matching = self.refresh(run.grid, raised)
+            if matching is not None:
+                if self._variant.merged:  # Only the first hospital.
+                    matching.groups = [group for group in matching.groups if group.number in self._first]
+                self._take_part(matching)
+            self._introduce()
+            if self.away:
+                self.report.rejected["offline"] += self.away
+        yield from ()
+
+    def ended(self, run: RoundContext) -> None:
+        """Report lost groups, excluded parties and unmatched people."""
+        run.metrics["lost-groups"] = max(len(self.groups), self.due) - run.metrics["groups"]
+        run.metrics |= {reason: number for reason, number in sorted(self.counts.items()) if number}
+
+    def _introduce(self) -> None:
+        parties = self.parties
+        known, news, parties.news = parties.known, parties.news, {}
+        for i, one in sorted(news.items()) if self.sealed else ():
+            if i in known:
+                self._links.introduced(i, one.link)
+
+    def _take_part(self, matching: Matching) -> None:
+        self.matching, self.groups = matching, matching.groups
+        if self.sealed:
+            self._links.place([*matching.groups, *matching.held_out.values()])
+        sizes = self.sizes_of(self.groups)
+        self.sizes = [sizes.get(m, 0) for m in range(max(sizes, default=-1) + 1)]
 
 
-class DealtSetup(Setup):
+class DealtMembers(Members):
     """The groups of parties whose introductions confirm each other.
 
     Of conflicting claims, that of the partition to which the data are dealt takes precedence: hospitals have
@@ -608,16 +696,28 @@ class DealtSetup(Setup):
     hospital's people. Other parties are queried again, see ``Parties``.
     """
 
-    def __init__(self, federation: Federation, num_groups: int | None, sealed: bool) -> None:
-        super().__init__(federation, num_groups, sealed)
-        self.due = num_groups or 0
+    def forget(self) -> None:
+        """Forget all parties."""
+        super().forget()
+        self.due = self.num_groups or 0
+        # The people of each group's hospital, also of groups that do not take part now.
+        self._people: dict[int, int] = {}
         self._unmatched: Counter[str] = Counter()
         # The parties of the last groups.
         self._taking_part: set[int] = set()
 
-    def begin(self, grid: Grid) -> Matching:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        super().load_state_dict(state)
+        self._people = {m: size for m, size in enumerate(self.sizes) if size}
+
+    def sizes_of(self, groups: Sequence[Group]) -> Mapping[int, int]:
+        """Return the people of every hospital that has taken part."""
+        return self._people
+
+    def first_groups(self, grid: Grid) -> Matching:
         """Query all parties and return the groups."""
-        restored = dict(self.sizes)
+        restored = dict(self._people)
         self.parties.ask(grid, self.parties.present(grid), QUESTIONS)
         parties = self.parties.known
         self.encodings = self._lengths(parties)
@@ -655,7 +755,7 @@ class DealtSetup(Setup):
                 reasons[i] = "left-out-other-form"
             elif one.group >= limit:
                 reasons[i] = "left-out-no-such-group"
-            elif one.role == "hospital" and self.sizes.get(one.group, len(one.ids)) != len(one.ids):
+            elif one.role == "hospital" and self._people.get(one.group, len(one.ids)) != len(one.ids):
                 reasons[i] = "left-out-other-size"
         left = {i: one for i, one in parties.items() if i not in reasons}
         found = match(left, form, standing={**_as_dealt(parties), **self._standing})
@@ -663,7 +763,7 @@ class DealtSetup(Setup):
             replace(group, ids=tuple(p for p in left[group.hospital].ids if p in group.node_of))
             for group in found.groups
         ]
-        self.sizes |= {group.number: len(left[group.hospital].ids) for group in found.groups}
+        self._people |= {group.number: len(left[group.hospital].ids) for group in found.groups}
         self._taking_part = {i for group in found.groups for i in group.partitions}
         self._standing |= found.standing
         numbers, there = {group.number for group in found.groups}, found.partitions
@@ -719,98 +819,3 @@ def _as_dealt(parties: Mapping[int, Introduction]) -> dict[int, Group]:
         first += 1 if hosted else len(ids)
         groups[m] = Group(m, i, tuple(ids), node_of, hosted)
     return groups
-
-
-class Members(Part):
-    """The groups of a run.
-
-    - ``new_setup``: Returns how the parties of a run form groups.
-    - ``check``: Raises PairingError if a run cannot start with these groups.
-    - ``groups``: The round's groups.
-    - ``matching``: The last matching, with the held-out people.
-    - ``sizes``: People per group; 0 for a group that has not taken part yet.
-    - ``report``: The report over all exchanges of a round's last attempt.
-    """
-
-    name = "members"
-
-    def __init__(
-        self,
-        new_setup: Callable[[], Setup],
-        variant: MethodVariant,
-        links: PartyLinks,
-        check: Callable[[Matching], None],
-    ) -> None:
-        self._new_setup, self._variant, self._links, self._check = new_setup, variant, links, check
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all parties."""
-        self.setup = self._new_setup()
-        self.groups: list[Group] = []
-        self.matching: Matching | None = None
-        self.sizes: list[int] = []
-        self.report = ExchangeReport()
-        # The groups that the run started with.
-        self._first: set[int] = set()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the parties' agreement and the groups' sizes, for a checkpoint."""
-        return {"agreed": self.setup.state_dict(), "sizes": list(self.sizes)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint."""
-        self.sizes = [int(size) for size in state["sizes"]]
-        self.setup.load_state_dict(state["agreed"], {m: size for m, size in enumerate(self.sizes) if size})
-
-    def begin(self, grid: Grid) -> ArrayRecord | None:
-        """Form the groups; return the initial model if it depends on the parties' data."""
-        matching = self.setup.begin(grid)
-        if self._variant.merged and len(matching.groups) > 1:
-            raise PairingError(
-                f"{self._variant.method} must have one hospital, or aggregate=False, got "
-                f"{len(matching.groups)} hospitals"
-            )
-        if self.setup.trains:
-            self._check(matching)
-        self._first = {group.number for group in matching.groups}
-        self._take_part(matching)
-        self._introduce()
-        if self._links.sealed:
-            self._links.introductions.log()
-        return self.setup.initial_model(matching.form)
-
-    def opened(self, run: RoundContext) -> Steps[None]:
-        """Update the groups, and get the keys of new parties."""
-        raised = {i for i, error in self.report.errors.items() if error.code == RAISED}
-        self.report = run.whole
-        assert run.grid is not None
-        if self.matching is not None:
-            matching = self.setup.refresh(run.grid, raised)
-            if matching is not None:
-                if self._variant.merged:  # Only the first hospital.
-                    matching.groups = [group for group in matching.groups if group.number in self._first]
-                self._take_part(matching)
-            self._introduce()
-            if self.setup.away:
-                self.report.rejected["offline"] += self.setup.away
-        yield from ()
-
-    def ended(self, run: RoundContext) -> None:
-        """Report lost groups, excluded parties and unmatched people."""
-        run.metrics["lost-groups"] = max(len(self.groups), self.setup.due) - run.metrics["groups"]
-        run.metrics |= {reason: number for reason, number in sorted(self.setup.counts.items()) if number}
-
-    def _introduce(self) -> None:
-        parties = self.setup.parties
-        known, news, parties.news = parties.known, parties.news, {}
-        for i, one in sorted(news.items()) if self._links.sealed else ():
-            if i in known:
-                self._links.introduced(i, one.link)
-
-    def _take_part(self, matching: Matching) -> None:
-        self.matching, self.groups = matching, matching.groups
-        if self._links.sealed:
-            self._links.place([*matching.groups, *matching.held_out.values()])
-        sizes = self.setup.sizes or {at: group.size for at, group in enumerate(self.groups)}
-        self.sizes = [sizes.get(m, 0) for m in range(max(sizes, default=-1) + 1)]

@@ -22,7 +22,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.exchange import (
     Group,
     PartyLinks,
@@ -36,9 +35,9 @@ from hedgerow.strategies.hsgd.membership import (
     Conversation,
     Introduction,
     Matching,
+    Members,
     PairingError,
     PartyForm,
-    Setup,
     form_of,
     match,
 )
@@ -135,16 +134,18 @@ class Agreed:
         return cls(form, **sides, weights=tuple(state["weights"]))
 
 
-class OwnSetup(Setup):
+class OwnMembers(Members):
     """The groups of parties with their own data, from exchanges repeated for those that join or return."""
 
     own_files = True
 
-    def __init__(
-        self, federation: Federation, num_groups: int | None, sealed: bool, own: OwnDataSetup
-    ) -> None:
-        super().__init__(federation, num_groups, sealed)
+    def __init__(self, own: OwnDataSetup, *options: Any) -> None:
         self.own, self.trains = own, own.trained is None
+        super().__init__(*options)
+
+    def forget(self) -> None:
+        """Forget all parties."""
+        super().forget()
         self.agreed: Agreed | None = None
         # By party: the people that its agreement covers.
         self._informed: dict[int, list[str]] = {}
@@ -156,19 +157,24 @@ class OwnSetup(Setup):
         # The completed rounds when all files were last read.
         self._read_at = 0
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the agreement, for a checkpoint."""
-        return None if self.agreed is None else asdict(self.agreed)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the agreement and the groups' sizes, for a checkpoint."""
+        return {**super().state_dict(), "agreed": None if self.agreed is None else asdict(self.agreed)}
 
-    def load_state_dict(self, agreed: Mapping[str, Any] | None, sizes: Mapping[int, int]) -> None:
-        """Restore the agreement."""
-        self.agreed = None if agreed is None else Agreed.restored(agreed)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        super().load_state_dict(state)
+        self.agreed = None if state["agreed"] is None else Agreed.restored(state["agreed"])
+
+    def sizes_of(self, groups: Sequence[Group]) -> Mapping[int, int]:
+        """Return the matched people of the groups, in their order."""
+        return {at: group.size for at, group in enumerate(groups)}
 
     def initial_model(self, form: PartyForm) -> ArrayRecord:
         """Return the initial model."""
         return self.own.build(form.hospital_shape, form.device_shape, len(form.classes))
 
-    def begin(self, grid: Grid) -> Matching:
+    def first_groups(self, grid: Grid) -> Matching:
         """Wait for a complete group; pool sums, unless there is an agreement; send the agreement to all."""
         if self.own.trained is not None:
             self.agreed = Agreed.restored(self.own.trained["parts"]["members"]["agreed"])

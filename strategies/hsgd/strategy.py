@@ -35,8 +35,8 @@ from hedgerow.strategies.hsgd.exchange import (
     batch_size,
 )
 from hedgerow.strategies.hsgd.means import Asked, ChosenMeans
-from hedgerow.strategies.hsgd.membership import Conversation, DealtSetup, Matching, Members, Setup
-from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnSetup, evaluate_groups, score_metrics
+from hedgerow.strategies.hsgd.membership import Conversation, DealtMembers, Matching, Members
+from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnMembers, evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.theory import (
     MethodName,
@@ -189,12 +189,8 @@ class HSGD(Algorithm):
             self._hold = partial(federation.limits.check_update, noise=deviation)
         self.links = PartyLinks(sealed, federation.settings.seed)
 
-        def new_setup() -> Setup:
-            if own is None:
-                return DealtSetup(federation, num_groups, sealed)
-            return OwnSetup(federation, num_groups, sealed, own)
-
-        self.members = Members(new_setup, self.variant, self.links, self._check_groups)
+        shared = federation, num_groups, self.variant, self.links, self._check_groups
+        self.members: Members = DealtMembers(*shared) if own is None else OwnMembers(own, *shared)
         sums = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
         self.noise, self.upload_noise, open_paths = noise, upload_noise, (SUMS,) if sums else ()
         self.exposure: RecordExposure | None = None
@@ -424,7 +420,7 @@ class HSGD(Algorithm):
         """Return the messages' schema; ``plain`` for estimates, see ``interval``."""
         (head, hospital, device), variant = self._known_state().theta, self.variant
         return Schema(
-            len(head), len(hospital), len(device), *self.members.setup.encodings, head.dtype,
+            len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
             compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
             protected=self.upload_noise is not None,  # hospitals then report no loss
             sealed=self.links.sealed,
@@ -434,7 +430,7 @@ class HSGD(Algorithm):
         """Advance the clock by a global interval of the slowest group."""
         n0, n1, n2 = map(len, self._known_state().theta)
         groups = [
-            Sizes(n0, n1, n2, *self.members.setup.encodings, batch_size(self.participation, group.size))
+            Sizes(n0, n1, n2, *self.members.encodings, batch_size(self.participation, group.size))
             for group in self.groups
         ]
         self.clock.advance(self.variant.seconds(groups, P, Q))

@@ -17,7 +17,7 @@ assumptions imply iid groups. Use (17) as a guide to the trade-off between P, Q 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
@@ -25,7 +25,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from hedgerow.wire.checks import (
     at_least,
@@ -376,10 +375,8 @@ def _finite(key: str, values: Array) -> None:
 
 # Tolerance of the cap: 1 / (8 rho eta) with eta = 1 / (8 P rho) must give P again.
 _ROUNDING = 1e-12
-# Largest interval in ``plans``: there are 15 million pairs (P, Q) up to it.
-_MOST_INTERVALS = 2**20
-# Number of pairs per block; an array of them takes 8 MB.
-_BLOCK = 2**20
+# Largest interval in ``plans``: there are 1.6 million pairs (P, Q) up to it.
+_MOST_INTERVALS = 2**17
 
 
 def eta_max(rho: float, P: float) -> float:
@@ -572,28 +569,16 @@ def plans(
     once, twice = (sum(n * paper_bytes(s, P=2, Q=Q, T=2) for s, n in alike.items()) for Q in (1, 2))
     of_local = 2 * (once - twice)
     of_global = 2 * (once - of_local)
-    pairs, costs = np.empty((0, 2), np.int64), np.empty(0)
-    for P, Q in _pairs(largest):
-        reaches = _floor(known, P, eta, T) + _staleness(known, eta) * Q**2 <= target  # (17)
-        P, Q = P[reaches], Q[reaches]  # noqa: PLW2901
-        pairs = np.concatenate([pairs, np.stack([P, Q], axis=1)])
-        costs = np.concatenate([costs, of_global / P + of_local / Q])
-        if costs.size > most:
-            # Keep those that equal the last one up to rounding: the exact cost decides below.
-            kept = costs <= np.partition(costs, most - 1)[most - 1] * (1 + _ROUNDING)
-            pairs, costs = pairs[kept], costs[kept]
+    # Each Q, with its multiples P up to the largest.
+    divisors = np.arange(1, largest + 1)
+    times = largest // divisors
+    Q = np.repeat(divisors, times)
+    P = Q * (np.arange(Q.size) - np.repeat(np.cumsum(times) - times, times) + 1)
+    reaches = _floor(known, P, eta, T) + _staleness(known, eta) * Q**2 <= target  # (17)
+    pairs = np.stack([P, Q], axis=1)[reaches]
+    costs = (of_global / P + of_local / Q)[reaches]
+    if costs.size > most:
+        # Keep those that equal the last one up to rounding: the exact cost decides below.
+        pairs = pairs[costs <= np.partition(costs, most - 1)[most - 1] * (1 + _ROUNDING)]
     rows = [row(P, Q) for P, Q in pairs.tolist()]
     return sorted(rows, key=lambda found: (found.bytes, found.P))[:most]
-
-
-def _pairs(largest: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return all (P, Q) with Q a divisor of P <= ``largest``, block by block."""
-    first = 1
-    while first <= largest:
-        # At least one Q, and as many more as a block takes.
-        Q = np.arange(first, min(first + max(_BLOCK // (largest // first), 1), largest + 1))
-        multiples = largest // Q
-        starts = np.repeat(np.cumsum(multiples) - multiples, multiples)
-        Q = np.repeat(Q, multiples)
-        yield Q * (np.arange(Q.size) - starts + 1), Q
-        first = int(Q[-1]) + 1

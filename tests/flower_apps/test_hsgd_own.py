@@ -145,7 +145,7 @@ def test_a_small_spread_beside_a_large_mean_is_standardised(layout: str, tmp_pat
             return [*header, "time"], [[*row, f"{value:.0f}"] for row, value in zip(rows, added, strict=True)]
 
         rewrite(config["data"], stamped)
-    agreed = play(configs, 1, holdout=0.0).strategy.members.setup.agreed
+    agreed = play(configs, 1, holdout=0.0).strategy.members.agreed
     assert agreed is not None
     for values, (mean, deviation) in ((times["hospital"], agreed.hospital), (times["device"], agreed.device)):
         assert len(values) == 12
