@@ -169,7 +169,6 @@ class Local:
     at: int | None = None  # The iteration of its model; None for the model of the round's start.
     lost: str = ""  # Why it skips the current interval; empty if it does not.
     missed: int = 0  # Number of skipped intervals.
-    trained: tuple[int, ...] = ()  # The last interval's device nodes whose steps count.
     loss: float | None = None  # The hospital's last reported loss.
     # Head and hospital's encoder, once uploaded: (n0 + n1,), in JFL (pairs, n0 + n1).
     uploaded: Vector | None = None
@@ -195,9 +194,9 @@ class Local:
         head = len(self.start.head)
         return Theta(self.uploaded[:head], self.uploaded[head:], self.device)
 
-    def skipping(self, reason: str, now: Local) -> Local:
-        """Return this group, as it was before an interval, when it skips it; ``now`` has its people."""
-        return replace(self, ids=now.ids or self.ids, lost=reason, missed=now.missed + 1)
+    def skipping(self, reason: str) -> Local:
+        """Return this group when it skips the current interval."""
+        return replace(self, lost=reason, missed=self.missed + 1)
 
 
 # Sealed links.
@@ -492,8 +491,7 @@ class Interval:
 class Swap(NamedTuple):
     """A group after the exchange, with each person's encodings unless it skips the interval."""
 
-    before: Local  # The group before the interval.
-    now: Local
+    local: Local
     head: Head = b""  # The hospital's; with pairs that the server can read, one per person of ``zeta1``.
     zeta1: Mapping[str, Share] = {}
     zeta2: Mapping[str, Share] = {}
@@ -645,15 +643,16 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
     Batches are reduced to the people with both encodings.
     """
     t, schema, links = interval.t, interval.schema, interval.links
-    before = [replace(local, lost="") for local in groups]
+    groups = [replace(local, lost="") for local in groups]
     if interval.exposure is not None:
-        interval.exposure.exchange({g.group.number: g.ids for g in before}, starts=interval.starts)
-    now = [_introduced(local, links.names) for local in before] if links.sealed else before
-    asked, hospitals, devices = _asked(now), list[Ask](), list[Ask]()
+        interval.exposure.exchange({g.group.number: g.ids for g in groups}, starts=interval.starts)
+    if links.sealed:
+        groups = [_introduced(local, links.names) for local in groups]
+    asked, hospitals, devices = _asked(groups), list[Ask](), list[Ask]()
     # A party that misses its peers' keys gets them with the first request of an interval.
     keys = links.lacking({i: node.peers for i, node in asked.items()}) if links.sealed else {}
     grouping = "pairs" if schema.pairs else "group"
-    for local in now:
+    for local in groups:
         if local.lost:
             continue
         group, starts = local.group, local.at is None
@@ -665,18 +664,18 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
         if not group.hosted:
             config = {"compress": schema.compressed}
         devices.append(_request(links, asked, config, _device_models(local), keys))
-    interval.books.models_down([local for local in now if not local.lost])
+    interval.books.models_down([local for local in groups if not local.lost])
     config = {"t": t, **interval.noise, **interval.uploads_noise}
     sides = hospitals, devices
     replies = yield from _made(interval, EXCHANGE, config, sides, asked, _exchange_reply, run)
-    return _swapped(interval, before, now, asked, replies)
+    return _swapped(interval, groups, asked, replies)
 
 
 def _introduced(local: Local, names: Mapping[int, str]) -> Local:
     """Return a group without people whose party is not introduced; sealed links need the parties' keys."""
     there = tuple(person for person in local.ids if local.group.node_of[person] in names)
     if not there or local.group.hospital not in names:
-        return local.skipping("not introduced", local)
+        return local.skipping("not introduced")
     return replace(local, ids=there)
 
 
@@ -755,14 +754,13 @@ def _exchange_reply(interval: Interval, node: AskedNode, content: RecordDict) ->
 
 def _swapped(
     interval: Interval,
-    before: Sequence[Local],
-    now: Sequence[Local],
+    groups: Sequence[Local],
     asked: Mapping[int, AskedNode],
     replies: Mapping[int, ExchangeReply],
 ) -> list[Swap]:
     """Return each group with its encodings, and the people that have both."""
     links, of_hospital = interval.links, dict[int, tuple[Head, Mapping[str, Share]]]()
-    zeta2: dict[int, dict[str, Share]] = {local.group.number: {} for local in now}
+    zeta2: dict[int, dict[str, Share]] = {local.group.number: {} for local in groups}
     if links.sealed:
         for i, reply in replies.items():
             links.introductions.confirm(i, asked[i].peers, reply.refused)
@@ -778,17 +776,17 @@ def _swapped(
             zeta2[m] |= found
     interval.books.encodings_to_edge(asked[i] for i in replies)
     swaps = []
-    for was, local in zip(before, now, strict=True):
+    for local in groups:
+        m = local.group.number
         if local.lost:
-            swaps.append(Swap(was, local))
+            swaps.append(Swap(local))
             continue
-        m, heard = local.group.number, local.group.number in of_hospital
         head, zeta1 = of_hospital.get(m, (b"", {}))
-        there = [p for p in local.ids if p in zeta2[m] and (p in zeta1 or not heard)]
+        there = [p for p in local.ids if p in zeta2[m] and (p in zeta1 or m not in of_hospital)]
         after = replace(local, ids=tuple(there) or local.ids)
-        if not there or not heard:
-            after = was.skipping("no encodings", after)
-        swaps.append(Swap(was, after, head, zeta1, zeta2[m]))
+        if not there or m not in of_hospital:
+            after = after.skipping("no encodings")
+        swaps.append(Swap(after, head, zeta1, zeta2[m]))
     return swaps
 
 
@@ -798,10 +796,10 @@ def _swapped(
 def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Steps[list[Local]]:
     """Let both sides make Q steps with the other's encodings; return the groups with their models."""
     schema, links = interval.schema, interval.links
-    asked, hospitals, devices = _asked(swap.now for swap in swaps), list[Ask](), list[Ask]()
+    asked, hospitals, devices = _asked(swap.local for swap in swaps), list[Ask](), list[Ask]()
     coding = {"compress": schema.compressed, "pairs": schema.pairs} if links.sealed else {}
     for swap in swaps:
-        local, group = swap.now, swap.now.group
+        local, group = swap.local, swap.local.group
         if local.lost:
             continue
         if interval.exposure is not None:
@@ -814,7 +812,7 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
         hospitals.append(_request(links, asked, batch, {group.hospital: zeta2}))
         parts = {i: _for_devices(schema, swap, ids, shared) for i, ids in local.people_of.items()}
         devices.append(_request(links, asked, batch if group.hosted else coding, parts))
-    interval.books.encodings_relayed(swap.now for swap in swaps if not swap.now.lost)
+    interval.books.encodings_relayed(swap.local for swap in swaps if not swap.local.lost)
     config = {
         "t": interval.t, "steps": interval.steps, "eta0": interval.eta0, "eta-period": interval.eta_period,
         "mu": interval.mu, **interval.uploads_noise,
@@ -826,7 +824,7 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
             links.unopened.update(reply.refused.values())
     if not interval.over_grid:
         run.contents += [reply.metrics for reply in replies.values() if reply.metrics is not None]
-    after = [swap.now if swap.now.lost else _trained(interval, swap, replies) for swap in swaps]
+    after = [swap.local if swap.local.lost else _trained(interval, swap, replies) for swap in swaps]
     if interval.uploads:
         interval.books.to_cloud(local for local in after if not local.lost)
     return after
@@ -838,7 +836,7 @@ def _for_devices(schema: Schema, swap: Swap, ids: Sequence[str], shared: bool) -
     if schema.pairs and isinstance(head, np.ndarray):
         # A row per person that the hospital was asked for.
         rows = [list(swap.zeta1).index(person) for person in ids]
-        head = head[rows if swap.now.group.hosted else rows[0]]
+        head = head[rows if swap.local.group.hosted else rows[0]]
     return records(head=head, zeta1=zeta1)
 
 
@@ -874,7 +872,7 @@ def _unread(local: Local, refused: Mapping[int, str]) -> set[str]:
 
 def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply]) -> Local:
     """Return a group with the models of its hospital and of its devices whose steps count."""
-    local, group, uploads, pairs = swap.now, swap.now.group, interval.uploads, interval.schema.pairs
+    local, group, uploads, pairs = swap.local, swap.local.group, interval.uploads, interval.schema.pairs
     people_of = local.people_of
     made = dict[int, Vector]()
     for i in (group.hospital, *people_of):
@@ -894,10 +892,10 @@ def _trained(interval: Interval, swap: Swap, replies: Mapping[int, UpdateReply])
             averaged = made[i]
     needed = {group.hospital, *(people_of if group.hosted else ())}
     if hospital is None or not needed <= made.keys():
-        return swap.before.skipping("no update", local)
+        return local.skipping("no update")
     left = tuple(person for person in local.ids if person not in unread)
     return replace(
-        local, ids=left, averaged=averaged, trained=tuple(trained), loss=hospital.loss,
+        local, ids=left, averaged=averaged, loss=hospital.loss,
         device_models={p: model for p, model in device_models.items() if p not in unread},
         uploaded=made[group.hospital] if uploads else None, at=interval.t + interval.steps,
     )  # fmt: skip

@@ -143,21 +143,21 @@ class Conversation:
       inside a message, because a resumed run repeats them.
     """
 
-    def __init__(self, federation: Federation, server_round: int, *, booked: bool = True) -> None:
-        self._federation, self._round, self._booked = federation, server_round, booked
+    def __init__(self, federation: Federation, grid: Grid, *, booked: bool = True) -> None:
+        self._federation, self._grid, self._booked = federation, grid, booked
+        self._round = federation.completed
         self._number = 0
         self.report = ExchangeReport()
 
     def ask(
         self,
-        grid: Grid,
         message_type: str,
         contents: Sequence[tuple[int, RecordDict]],
         check: Check,
         timeout: float | None = None,
     ) -> list[Reply]:
         """Make an exchange, and return the valid replies sorted by partition id."""
-        roster = self._federation.gather(grid)
+        roster = self._federation.gather(self._grid)
         nodes = [(roster.nodes[partition], content) for partition, content in contents]
         there = {node: content for node, content in nodes if node.node_id in roster.online}
         self.report.rejected["offline"] += len(nodes) - len(there)
@@ -172,7 +172,7 @@ class Conversation:
             booked=self._booked,
             unbooked=(INTRODUCTIONS,),
         )
-        return list(answered(self._federation, grid, self._round, question))
+        return list(answered(self._federation, self._grid, self._round, question))
 
     def _ended(self, inbox: Inbox) -> None:
         if not self._booked:
@@ -194,7 +194,10 @@ class Parties:
 
     - ``sealed``: Whether parties must send the keys of sealed links.
     - ``own``: Whether they have their own files.
+    - ``grid``: Flower's grid, set when a round begins.
     """
+
+    grid: Grid
 
     def __init__(self, federation: Federation, *, sealed: bool, own: bool) -> None:
         self._federation, self._sealed, self._own = federation, sealed, own
@@ -210,13 +213,13 @@ class Parties:
         # New introductions, until their keys are taken.
         self.news: dict[int, Introduction] = {}
 
-    def present(self, grid: Grid) -> Mapping[int, int]:
+    def present(self) -> Mapping[int, int]:
         """Return the node ids of online parties, by partition id, ascending."""
-        return self._federation.gather(grid).node_ids
+        return self._federation.gather(self.grid).node_ids
 
-    def there(self, grid: Grid) -> dict[int, Introduction]:
+    def there(self) -> dict[int, Introduction]:
         """Return the known parties that are online under the node id of their introduction."""
-        present = self.present(grid)
+        present = self.present()
         return {i: one for i, one in self.known.items() if present.get(i) == self._node_ids[i]}
 
     @property
@@ -224,10 +227,10 @@ class Parties:
         """The introductions of all parties that are not excluded, online or not."""
         return dict(sorted(self._known.items()))
 
-    def strangers(self, grid: Grid) -> list[int]:
+    def strangers(self) -> list[int]:
         """Return the unknown online parties for which a query is due."""
         found = []
-        for i, node_id in self.present(grid).items():
+        for i, node_id in self.present().items():
             if self._node_ids.get(i) == node_id:
                 continue
             again, refused, _ = self._outside.get(i, (0, node_id, ""))
@@ -235,26 +238,26 @@ class Parties:
                 found.append(i)
         return found
 
-    def left_out(self, grid: Grid) -> Counter[str]:
+    def left_out(self) -> Counter[str]:
         """Count the excluded parties that are online, by reason."""
-        present = self.present(grid)
+        present = self.present()
         return Counter(why for i, (_, node_id, why) in self._outside.items() if present.get(i) == node_id)
 
-    def ask(self, grid: Grid, partitions: Iterable[int], questions: int) -> set[int]:
+    def ask(self, partitions: Iterable[int], questions: int) -> set[int]:
         """Query parties for introductions, at most so many times; return those now known."""
         silent, answered = set(partitions), set[int]()
         if not silent:
             return answered
-        talk = Conversation(self._federation, self._federation.completed, booked=False)
+        talk = Conversation(self._federation, self.grid, booked=False)
         for _ in range(questions):
             if not silent:
                 break
-            for reply in self._query(talk, grid, silent):
+            for reply in self._query(talk, silent):
                 answered.add(reply.node.partition_id)
                 self._take(reply.node, reply.value)
             silent -= answered
         if silent:
-            present = self.present(grid)
+            present = self.present()
             for i in silent & present.keys():
                 self.leave_out(i, "left-out-no-introduction", present[i])
             reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(talk.report.rejected.items()))
@@ -262,25 +265,25 @@ class Parties:
             log(WARNING, text, len(silent), reasons)
         return answered & self._known.keys()
 
-    def renew(self, grid: Grid, partitions: Collection[int], raised: Collection[int]) -> None:
+    def renew(self, partitions: Collection[int], raised: Collection[int]) -> None:
         """Query those of these known parties that may have restarted: their new introductions count for keys.
 
         They raised an error, or are online under another node id than that of their introduction.
         """
-        talk = Conversation(self._federation, self._federation.completed, booked=False)
-        present = self.present(grid)
+        talk = Conversation(self._federation, self.grid, booked=False)
+        present = self.present()
         known = [i for i in partitions if i in self._known and i in present]
         asked = [i for i in known if i in raised or present[i] != self._node_ids[i]]
-        for reply in self._query(talk, grid, asked) if asked else ():
+        for reply in self._query(talk, asked) if asked else ():
             self.news[reply.node.partition_id] = reply.value
             self._node_ids[reply.node.partition_id] = reply.node.node_id
 
-    def _query(self, talk: Conversation, grid: Grid, partitions: Iterable[int]) -> list[Reply]:
+    def _query(self, talk: Conversation, partitions: Iterable[int]) -> list[Reply]:
         sealed = {"sealed": True} if self._sealed else {}
         config = ConfigRecord({"seed": self._federation.settings.seed, **sealed})
         contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
         timeout = min(self._federation.timeout, self._federation.settings.max_wait)
-        return talk.ask(grid, PAIR, contents, lambda _, reply: introduction(reply, own=self._own), timeout)
+        return talk.ask(PAIR, contents, lambda _, reply: introduction(reply, own=self._own), timeout)
 
     def _take(self, node: Node, one: Introduction) -> None:
         partition, node_id = node.partition_id, node.node_id
@@ -609,11 +612,11 @@ class Members(Part, ABC):
         self._standing: dict[int, Group] = {}
 
     @abstractmethod
-    def first_groups(self, grid: Grid) -> Matching:
+    def first_groups(self) -> Matching:
         """Return the groups to start with; PairingError with the reasons if there is none."""
 
     @abstractmethod
-    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
+    def refresh(self, raised: Collection[int]) -> Matching | None:
         """Return the groups of the parties that are online; None if nothing changed.
 
         ``raised`` are the parties that raised an error in the last round: they may have restarted.
@@ -637,7 +640,8 @@ class Members(Part, ABC):
 
     def begin(self, grid: Grid) -> ArrayRecord | None:
         """Form the groups; return the initial model if it depends on the parties' data."""
-        matching = self.first_groups(grid)
+        self.parties.grid = grid
+        matching = self.first_groups()
         if self._variant.merged and len(matching.groups) > 1:
             raise PairingError(
                 f"{self._variant.method} must have one hospital, or aggregate=False, got "
@@ -658,7 +662,8 @@ class Members(Part, ABC):
         self.report = run.whole
         assert run.grid is not None
         if self.matching is not None:
-            matching = self.refresh(run.grid, raised)
+            self.parties.grid = run.grid
+            matching = self.refresh(raised)
             if matching is not None:
                 if self._variant.merged:  # Only the first hospital.
                     matching.groups = [group for group in matching.groups if group.number in self._first]
@@ -715,37 +720,37 @@ class DealtMembers(Members):
         """Return the people of every hospital that has taken part."""
         return self._people
 
-    def first_groups(self, grid: Grid) -> Matching:
+    def first_groups(self) -> Matching:
         """Query all parties and return the groups."""
         restored = dict(self._people)
-        self.parties.ask(grid, self.parties.present(grid), QUESTIONS)
+        self.parties.ask(self.parties.present(), QUESTIONS)
         parties = self.parties.known
         self.encodings = self._lengths(parties)
-        matching = self._match(grid, parties)
+        matching = self._match(parties)
         if not matching.groups:
             raise PairingError(self._faults(parties, restored))
         return matching
 
-    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
+    def refresh(self, raised: Collection[int]) -> Matching | None:
         """Query unknown parties when due; return the groups if any answered. Get restarted parties' keys."""
         known = self.parties.known
-        unknown = [i for i in self.parties.strangers(grid) if i not in known]
-        if answered := self.parties.ask(grid, unknown, 1):  # They may complete groups of excluded parties.
+        unknown = [i for i in self.parties.strangers() if i not in known]
+        if answered := self.parties.ask(unknown, 1):  # They may complete groups of excluded parties.
             known = self.parties.known
-            self.parties.ask(grid, [i for i in self.parties.present(grid) if i not in known], 1)
-        matching = self._match(grid, self.parties.known) if answered else None
-        self._count(grid)
+            self.parties.ask([i for i in self.parties.present() if i not in known], 1)
+        matching = self._match(self.parties.known) if answered else None
+        self._count()
         if self.sealed:
-            self.parties.renew(grid, self._taking_part, raised)
+            self.parties.renew(self._taking_part, raised)
         return matching
 
-    def _count(self, grid: Grid) -> None:
-        left = self.parties.left_out(grid)
+    def _count(self) -> None:
+        left = self.parties.left_out()
         # Offline, or suspended after invalid replies.
-        away = len(self.federation.gather(grid).nodes) - len(self.parties.known) - left.total()
+        away = len(self.federation.gather(self.parties.grid).nodes) - len(self.parties.known) - left.total()
         self.counts = self._unmatched + left + Counter({"left-out-away": away})
 
-    def _match(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
+    def _match(self, parties: Mapping[int, Introduction]) -> Matching:
         limit = len(parties) if self.num_groups is None else self.num_groups
         hospital, device = self.encodings
         form = PartyForm((hospital,), (device,), (), (), ())
@@ -774,7 +779,7 @@ class DealtMembers(Members):
         for i, reason in reasons.items():
             self.parties.doubt(i, reason)
         self._unmatched = +Counter({key: found.counts[key] for key in found.counts if key[:9] == "unmatched"})
-        self._count(grid)
+        self._count()
         for reason, number in sorted(self.counts.items()):
             log(WARNING, "Parties: %s: %d", reason, number)
         return found

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.exchange import (
@@ -174,15 +173,15 @@ class OwnMembers(Members):
         """Return the initial model."""
         return self.own.build(form.hospital_shape, form.device_shape, len(form.classes))
 
-    def first_groups(self, grid: Grid) -> Matching:
+    def first_groups(self) -> Matching:
         """Wait for a complete group; pool sums, unless there is an agreement; send the agreement to all."""
         if self.own.trained is not None:
             self.agreed = Agreed.restored(self.own.trained["parts"]["members"]["agreed"])
-        parties, form, matching = self._first_groups(grid)
-        found = self._pool(grid, parties, matching, first=self.agreed is None)
+        parties, form, matching = self._first_groups()
+        found = self._pool(parties, matching, first=self.agreed is None)
         self.agreed = self.agreed or self._agree(form, found)
-        self._send(grid, parties, matching, self.agreed)
-        matching = self._settled(grid, parties, form)
+        self._send(parties, matching, self.agreed)
+        matching = self._settled(parties, form)
         if not matching.groups:
             raise self._no_match()
         if not self.trains:
@@ -190,20 +189,20 @@ class OwnMembers(Members):
         self._read_at = self.federation.completed
         return matching
 
-    def _first_groups(self, grid: Grid) -> tuple[dict[int, Introduction], PartyForm, Matching]:
-        now, sleep = grid_clock(grid)
+    def _first_groups(self) -> tuple[dict[int, Introduction], PartyForm, Matching]:
+        now, sleep = grid_clock(self.parties.grid)
         end = now() + self.federation.settings.max_wait
         while True:
-            self.parties.ask(grid, self.parties.strangers(grid), QUESTIONS)
-            parties = self.parties.there(grid)
+            self.parties.ask(self.parties.strangers(), QUESTIONS)
+            parties = self.parties.there()
             form = form_of(parties, self.own.classes) if self.agreed is None else self.agreed.form
             complete = form is not None and len(form.classes) > 1
             found = self._match(parties, form) if form is not None and complete else None
-            places, present = self.federation.members.places, len(self.parties.present(grid))
+            places, present = self.federation.members.places, len(self.parties.present())
             if (found is not None and found.groups) or places == present or now() >= end:
                 break
             sleep(_POLL_SECONDS)
-        self.counts = self.parties.left_out(grid)
+        self.counts = self.parties.left_out()
         if form is None:
             raise PairingError(f"no hospital, or no device or edge, is online ({self._lost()})")
         if found is None:
@@ -216,31 +215,31 @@ class OwnMembers(Members):
     def _no_match(self) -> PairingError:
         return PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
 
-    def refresh(self, grid: Grid, raised: Collection[int]) -> Matching | None:
+    def refresh(self, raised: Collection[int]) -> Matching | None:
         """Return the groups of the parties that are online; None if nothing changed.
 
         Without a complete group, waits for one as long as a run waits for its first, then returns no groups.
         """
-        now, sleep = grid_clock(grid)
+        now, sleep = grid_clock(self.parties.grid)
         end = now() + min(self.federation.timeout, self.federation.settings.max_wait)
         for i in raised:
             self.parties.leave_out(i, "left-out-not-ready", soon=True)
         completed = self.federation.completed
         if 0 < self.own.rematch_every <= completed - self._read_at:
             self._read_at, self._sealed = completed, {}
-            self._reintroduced(self.parties.ask(grid, self.parties.present(grid), 1))
+            self._reintroduced(self.parties.ask(self.parties.present(), 1))
         matching: Matching | None = None
         while True:
-            if strangers := self.parties.strangers(grid):
-                self._reintroduced(self.parties.ask(grid, strangers, 1))
-            parties = self.parties.there(grid)
+            if strangers := self.parties.strangers():
+                self._reintroduced(self.parties.ask(strangers, 1))
+            parties = self.parties.there()
             if self._seen is None or self._seen != parties.keys():
-                matching = self._matched_again(grid, parties)
+                matching = self._matched_again(parties)
             complete = bool(self._complete) if matching is None else bool(matching.groups)
             if complete or now() >= end:
                 break
             sleep(_POLL_SECONDS)
-        roster = self.federation.gather(grid)
+        roster = self.federation.gather(self.parties.grid)
         places = len(roster)
         if self.federation.members.places is None:  # Places that were never taken are not missed.
             places = sum(not node.vacant for node in roster.nodes)
@@ -252,16 +251,16 @@ class OwnMembers(Members):
         self._informed = {i: people for i, people in self._informed.items() if i not in partitions}
         self._seen = None
 
-    def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
+    def _matched_again(self, parties: Mapping[int, Introduction]) -> Matching:
         agreed = self.agreed
         assert agreed is not None, "the run has begun"
         found = self._match(parties, agreed.form)
         if lacking := self._uninformed(found):
-            self._pool(grid, parties, found, first=False, only=lacking)
-            self._send(grid, parties, found, agreed, only=lacking)
-        return self._settled(grid, parties, agreed.form)
+            self._pool(parties, found, first=False, only=lacking)
+            self._send(parties, found, agreed, only=lacking)
+        return self._settled(parties, agreed.form)
 
-    def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: PartyForm) -> Matching:
+    def _settled(self, parties: Mapping[int, Introduction], form: PartyForm) -> Matching:
         """Return the groups of the parties that have the agreement and are ready."""
         found = self._match(parties, form)
         self._seen = set(parties)
@@ -271,7 +270,7 @@ class OwnMembers(Members):
             self._seen = None
         self._complete = [group.number for group in found.groups]
         self._standing |= found.standing
-        self.counts = found.counts + self.parties.left_out(grid)
+        self.counts = found.counts + self.parties.left_out()
         for reason, number in sorted(self.counts.items()):
             if number and reason != "matched":
                 log(WARNING, "Own data: %s: %d", reason, number)
@@ -295,7 +294,6 @@ class OwnMembers(Members):
 
     def _pool(
         self,
-        grid: Grid,
         parties: Mapping[int, Introduction],
         matching: Matching,
         *,
@@ -338,8 +336,8 @@ class OwnMembers(Members):
                 len(unlabelled[group.number]) if hospital else 0,
             )  # fmt: skip
 
-        talk = Conversation(self.federation, self.federation.completed)
-        replies = {r.node.partition_id: r.value for r in talk.ask(grid, POOL, contents, check)}
+        talk = Conversation(self.federation, self.parties.grid)
+        replies = {r.node.partition_id: r.value for r in talk.ask(POOL, contents, check)}
         for group in matching.groups:
             labels = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
@@ -353,18 +351,18 @@ class OwnMembers(Members):
                 side = "hospital" if parties[partition].role == "hospital" else "device"
                 found[side].append((value["rows"], value["sum"] / value["rows"], value["deviations"]))
         if sums:
-            self._check_pooled(grid, talk, {partition for partition, _ in contents} - replies.keys())
-            self._unmask(grid, talk, matching, replies, widths[1], found["device"])
+            self._check_pooled(talk, {partition for partition, _ in contents} - replies.keys())
+            self._unmask(talk, matching, replies, widths[1], found["device"])
         return found
 
-    def _check_pooled(self, grid: Grid, talk: Conversation, silent: Collection[int]) -> None:
+    def _check_pooled(self, talk: Conversation, silent: Collection[int]) -> None:
         """Raise PairingError if a party refused its sums; name those that sent none to the log.
 
         Only who joins later is standardised by sums of others.
         """
         if not silent:
             return
-        nodes = self.federation.gather(grid).nodes
+        nodes = self.federation.gather(self.parties.grid).nodes
         errors = talk.report.errors
         refused = [
             f"{nodes[i].name}: {raised_words(errors[i].reason or '')}" for i in sorted(silent & errors.keys())
@@ -389,7 +387,6 @@ class OwnMembers(Members):
 
     def _unmask(
         self,
-        grid: Grid,
         talk: Conversation,
         matching: Matching,
         replies: Mapping[int, Any],
@@ -412,7 +409,7 @@ class OwnMembers(Members):
         def check(partition: int, content: RecordDict) -> list[int]:
             return _numbers(config_in(content, "masks").get("sum"), 2 * width)
 
-        for reply in talk.ask(grid, UNMASK, contents, check):
+        for reply in talk.ask(UNMASK, contents, check):
             values = masked[reply.node.partition_id]
             total = [-mask for mask in reply.value]
             for value in values:
@@ -462,7 +459,6 @@ class OwnMembers(Members):
 
     def _send(
         self,
-        grid: Grid,
         parties: Mapping[int, Introduction],
         matching: Matching,
         agreed: Agreed,
@@ -506,8 +502,8 @@ class OwnMembers(Members):
                 raise PayloadError("bad setup", f"encoding={encoding!r}, expected an integer >= 1")
             return encoding
 
-        talk = Conversation(self.federation, self.federation.completed)
-        replies = talk.ask(grid, SETUP, contents, check)
+        talk = Conversation(self.federation, self.parties.grid)
+        replies = talk.ask(SETUP, contents, check)
         if only is None:
             self.encodings = self._lengths(parties, replies, len(asked))
         lengths = {reply.node.partition_id: reply.value for reply in replies}
@@ -597,7 +593,6 @@ class Scores:
 
 def evaluate_groups(
     talk: Conversation,
-    grid: Grid,
     groups: Mapping[int, Group],
     models: Mapping[int, Theta],
     schema: Schema,
@@ -622,7 +617,7 @@ def evaluate_groups(
             links.introductions.confirm(i, [hospitals[i]], refused)
         return schema.device_exchange(content, len(asked[i]), EVALUATED)
 
-    shares = {one.node.partition_id: one.value for one in talk.ask(grid, ENCODE, contents, check)}
+    shares = {one.node.partition_id: one.value for one in talk.ask(ENCODE, contents, check)}
     contents, counted, nodes_of = [], {}, {}
     for m, group in sorted(groups.items()):
         people = [p for p in group.ids if len(shares.get(i := group.node_of[p], ())) and len(shares[i][0])]
@@ -648,7 +643,7 @@ def evaluate_groups(
             links.unopened.update(refused.values())
         return _scores(content, count)
 
-    answers = talk.ask(grid, SCORE, contents, check_scores)
+    answers = talk.ask(SCORE, contents, check_scores)
     if len(answers) < len(groups):
         lost = dict(+Counter(talk.report.rejected))
         log(WARNING, "Evaluation: %d of %d hospitals sent scores; lost: %s", len(answers), len(groups), lost)

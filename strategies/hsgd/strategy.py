@@ -409,7 +409,7 @@ class HSGD(Algorithm):
         models = {m: whole if self.aggregate else state.start(m) for m in matching.held_out}
         noise = {} if self.noise is None else self.noise.instructions(self.settings.seed)
         scores = evaluate_groups(
-            Conversation(self.federation, self.completed_rounds), grid, matching.held_out, models,
+            Conversation(self.federation, grid), matching.held_out, models,
             self._schema(plain=True), {"t": state.t, **noise}, self.links,
         )  # fmt: skip
         return score_metrics(scores, own.specificity)

@@ -37,15 +37,6 @@ Indices = NDArray[np.int64]
 Key = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A partition's role, group, and people as rows of the training set."""
-
-    role: str
-    group: int
-    rows: Indices
-
-
 @dataclass(frozen=True, eq=False)
 class AllParties:
     """All parties of a run."""
@@ -67,37 +58,32 @@ class AllParties:
         """All people of the hospitals, group by group, as rows of the training set."""
         return np.concatenate(self.groups)
 
-    def place(self, partition: int) -> Place:
-        """Return a partition's place; ValueError if there is no such partition."""
-        M = len(self.groups)
+    def party(self, partition: int) -> Party:
+        """Return a partition's party with its data, created once; ValueError if there is none."""
+        if partition in self._made:
+            return self._made[partition]
+        M, data = len(self.groups), self.data
         if not 0 <= partition < self.num_nodes:
             raise ValueError(
                 f"partition-id must be an integer from 0 to {self.num_nodes - 1} ({M} hospitals and "
                 f"{self.num_nodes - M} {self.layout}), got {partition}"
             )
-        if partition < M:
-            return Place("hospital", partition, self.groups[partition])
-        if self.layout == "edges":
-            return Place("edge", partition - M, self.groups[partition - M])
         number = partition - M
-        ends = np.cumsum([len(group) for group in self.groups])
-        return Place("device", int(np.searchsorted(ends, number, side="right")), self.people[[number]])
-
-    def party(self, partition: int) -> Party:
-        """Return a party with its data, created once."""
-        if partition not in self._made:
-            place, data = self.place(partition), self.data
-            x = data.hospital_train if place.role == "hospital" else data.device_train
-            self._made[partition] = Party(
-                place.role,
-                place.group,
-                [str(name) for name in data.ids_train[place.rows]],
-                torch.from_numpy(x[place.rows]),
-                torch.from_numpy(data.y_train[place.rows]),
-                self.model,
-                weighted_loss(self.class_weights),
-            )
-        return self._made[partition]
+        if number < 0:
+            role, group, x = "hospital", partition, data.hospital_train
+            rows = self.groups[group]
+        elif self.layout == "edges":
+            role, group, x = "edge", number, data.device_train
+            rows = self.groups[group]
+        else:
+            ends = np.cumsum([len(group) for group in self.groups])
+            role, group, x = "device", int(np.searchsorted(ends, number, side="right")), data.device_train
+            rows = self.people[[number]]
+        ids = [str(name) for name in data.ids_train[rows]]
+        x, y = torch.from_numpy(x[rows]), torch.from_numpy(data.y_train[rows])
+        party = Party(role, group, ids, x, y, self.model, weighted_loss(self.class_weights))
+        self._made[partition] = party
+        return party
 
 
 def merges(values: Mapping[str, Any]) -> bool:
