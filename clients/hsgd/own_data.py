@@ -185,12 +185,6 @@ class Terms:
         return terms
 
 
-def keep_terms(context: Context, config: ConfigRecord) -> None:
-    """Store the agreement in ``context.state``; labels stay sealed there."""
-    own = {key: value for key, value in config.items() if key in _PARTY_S_OWN}
-    store_settings(context, _TERMS, {key: value for key, value in config.items() if key not in own}, own)
-
-
 def kept_terms(context: Context) -> Terms:
     """Return the agreement of this run; ValueError if there is none yet."""
     if (kept := stored_settings(context, _TERMS)) is None:
@@ -214,14 +208,15 @@ def own_party(context: Context) -> OwnParty:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{key} must be the path of a file, got {value!r} in the node config")
         paths.append(value)
-    columns = (
-        str(config.get("id", "id")),
+    columns = FileColumns(
         str(config.get("label", "label")),
         listed(str(config.get("features", ""))),
+        str(config.get("id", "id")),
+        labelled=role == "hospital",
     )
     data, key_file = paths
-    stamped = (data, _stamp("data", data)), (key_file, _stamp("match-key-file", key_file))
-    return _own(str(role), group, *stamped, *columns)
+    stamps = _stamp("data", data), _stamp("match-key-file", key_file)
+    return _own(str(role), group, data, key_file, stamps, columns)
 
 
 def _stamp(key: str, path: str) -> tuple[int, int]:
@@ -236,36 +231,19 @@ def _stamp(key: str, path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _own(
-    role: str,
-    group: int,
-    data: tuple[str, object],
-    key: tuple[str, object],
-    id_column: str,
-    label_column: str,
-    features: tuple[str, ...],
-) -> OwnParty:
-    columns = FileColumns(label_column, features, id_column, labelled=role == "hospital")
+def _own(role: str, group: int, data: str, key_file: str, stamps: object, columns: FileColumns) -> OwnParty:
     try:
-        half = read_file(Path(data[0]).expanduser(), columns)
+        half = read_file(Path(data).expanduser(), columns)
         if half.x.dtype.kind in "iu":
             raise ValueError(
-                f"{data[0]}: x must be floating-point, got integers, which would be ids such as tokens: save "
+                f"{data}: x must be floating-point, got integers, which would be ids such as tokens: save "
                 "measurements as float32"
             )
     except ValueError as error:
         raise data_not_valid(error) from None
     if role == "device" and len(half.ids) != 1:
         raise ValueError(f"data: a device must have one person, got {len(half.ids)} (an edge may have many)")
-    return OwnParty(role, group, half, MatchKey.read(key[0], group), half.reading(data[0]))
-
-
-def least_people(context: Context) -> int:
-    """Return the smallest number of people that a reported sum may cover."""
-    least = context.node_config.get("min-people", _LEAST_PEOPLE)
-    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
-        raise ValueError(f"min-people must be an integer >= 1, got {least!r} in the node config")
-    return least
+    return OwnParty(role, group, half, MatchKey.read(key_file, group), half.reading(data))
 
 
 def party_of(context: Context) -> Party:
@@ -372,7 +350,9 @@ def _people(call: Call, own: OwnParty) -> tuple[list[str], list[int]]:
 
 
 def _enough(call: Call, people: Sequence[str], what: str) -> None:
-    least = least_people(call.context)
+    least = call.context.node_config.get("min-people", _LEAST_PEOPLE)
+    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+        raise ValueError(f"min-people must be an integer >= 1, got {least!r} in the node config")
     if len(people) < least:
         raise ValueError(
             f"ids must have at least {least} people (node config min-people), got {len(people)} in the "
@@ -440,8 +420,10 @@ def _unmask(call: Call) -> RecordDict:
 
 
 def _setup(call: Call) -> RecordDict:
-    before = call.context.state.copy()
-    keep_terms(call.context, config_of(call))
+    before, config = call.context.state.copy(), config_of(call)
+    # Labels stay sealed there.
+    own = {key: value for key, value in config.items() if key in _PARTY_S_OWN}
+    store_settings(call.context, _TERMS, {k: v for k, v in config.items() if k not in own}, own)
     try:
         party = party_of(call.context)
     except ValueError:

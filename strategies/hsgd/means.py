@@ -20,7 +20,7 @@ from flwr.common import log
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, Mean, WeightedMean, means_of
 from hedgerow.strategies.context import RoundContext
-from hedgerow.strategies.exchange import Columns, Steps, Vector
+from hedgerow.strategies.exchange import Columns, Steps
 from hedgerow.strategies.hsgd.exchange import Group, Interval, Local, Theta
 from hedgerow.strategies.hsgd.membership import PairingError
 from hedgerow.strategies.hsgd.theory import MethodVariant
@@ -68,40 +68,39 @@ class Means:
     def of_devices(
         self, interval: Interval, groups: Sequence[Local], run: RoundContext
     ) -> Steps[list[Local]]:
-        """Average the devices that answered, (1); a group without any keeps its theta_2."""
-        if interval.schema.pairs:
-            return (yield from self._of_pairs(interval, groups, run))
-        left = [local for local in groups if not local.lost and not local.group.hosted]
-        rows = {
-            local.group.number: (local.device, _by_node(local, local.device_models))
-            for local in left
-            if local.device_models
-        }
-        if not rows:
-            return list(groups)
-        return _with_devices(groups, (yield from means_of(self.devices, rows, run, weigh=_ALIKE.weights)))
+        """Average the devices that answered, (1); a group without any keeps its theta_2.
 
-    def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: RoundContext) -> Steps[list[Local]]:
-        """Average JFL's pairs at the end of a round: the hospitals' halves, and the devices'."""
-        if not interval.uploads:
+        JFL's pairs are averaged at the end of a round: the hospitals' halves, then the devices'.
+        """
+        pairs, halves, devices = interval.schema.pairs, dict[int, Mean](), dict[int, Mean]()
+        if pairs and not interval.uploads:
             return list(groups)
-        there = [(local, local.uploaded) for local in groups if local.uploaded is not None]
-        pairs = {
-            local.group.number: (np.concatenate(local.start[:2]), dict(enumerate(up))) for local, up in there
-        }
-        halves = yield from means_of(self.devices, pairs, run, weigh=_ALIKE.weights)
-        rows = {
-            local.group.number: (
-                local.device,
-                _by_node(local, {p: local.device_models.get(p, local.device) for p in local.ids}),
-            )
-            for local, _ in there
-            if not local.group.hosted
-        }
-        groups = _with_devices(groups, (yield from means_of(self.devices, rows, run, weigh=_ALIKE.weights)))
-        types = {local.group.number: up.dtype for local, up in there}
-        means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
-        return [replace(local, uploaded=means.get(local.group.number, local.uploaded)) for local in groups]
+        if pairs:
+            there = {
+                local.group.number: (np.concatenate(local.start[:2]), dict(enumerate(local.uploaded)))
+                for local in groups
+                if local.uploaded is not None
+            }
+            halves |= yield from means_of(self.devices, there, run, weigh=_ALIKE.weights)
+        rows = {}
+        for local in groups:
+            models = local.device_models
+            if pairs:  # A pair without an update keeps theta_2.
+                models = {person: models.get(person, local.device) for person in local.ids}
+            if not local.lost and not local.group.hosted and models:
+                at = {local.group.node_of[person]: models[person] for person in local.ids if person in models}
+                rows[local.group.number] = local.device, at
+        if rows:
+            devices |= yield from means_of(self.devices, rows, run, weigh=_ALIKE.weights)
+        averaged = []
+        for local in groups:
+            m, uploaded = local.group.number, local.uploaded
+            if m in devices:
+                local = replace(local, averaged=devices[m].model().astype(local.device.dtype))  # noqa: PLW2901
+            if uploaded is not None and m in halves:
+                local = replace(local, uploaded=halves[m].model().astype(uploaded.dtype))  # noqa: PLW2901
+            averaged.append(local)
+        return averaged
 
     def of_groups(self, theta: Theta, groups: Sequence[Local], run: RoundContext) -> Steps[tuple[Theta, int]]:
         """Average the groups that did not miss the last interval, (2); return the mean and their number."""
@@ -110,20 +109,6 @@ class Means:
             if (model := local.model) is not None:
                 models[local.group.hospital] = local.group.size, model
         return (yield from mean_of_models(theta, models, run, self.groups)), len(models)
-
-
-def _by_node(local: Local, models: Mapping[str, Vector]) -> dict[int, Vector]:
-    return {local.group.node_of[person]: models[person] for person in local.ids if person in models}
-
-
-def _with_devices(groups: Sequence[Local], means: Mapping[int, Mean]) -> list[Local]:
-    """Return the groups with the means of their devices, if any."""
-    return [
-        replace(local, averaged=means[m].model().astype(local.device.dtype))
-        if (m := local.group.number) in means and not local.lost
-        else local
-        for local in groups
-    ]
 
 
 # The user's choice of them.
