@@ -11,9 +11,9 @@ and random batches of the size of A_m give the variance. The model is not change
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from flwr.common import log
@@ -86,29 +86,6 @@ class Probing:
             in_range("final_loss", self.final_loss, -1e300, 1e300)
 
 
-@dataclass(frozen=True)
-class ProbedConstants:
-    """The constants, and ||grad F||^2 at the model where they were estimated."""
-
-    known: Estimates
-    gradient2: float
-
-    def metrics(self) -> dict[str, float]:
-        """Return the figures as metrics."""
-        known = self.known
-        return {"rho": known.rho, "delta-g": known.delta, "F0": known.F0, "gradient2": self.gradient2}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the figures, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Self:
-        """Restore the figures from a checkpoint."""
-        known = {one.name: float(state["known"][one.name]) for one in fields(Estimates)}
-        return cls(Estimates(**known), float(state["gradient2"]))
-
-
 class Prober:
     """Estimates the constants of a method from exact steps and plain means, before a round.
 
@@ -128,7 +105,7 @@ class Prober:
         sizes = np.array([group.size for group in self._groups])
         self._weights = sizes / sizes.sum()
 
-    def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[ProbedConstants]:
+    def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[Estimates]:
         """Return the estimates of a run of S steps with ``eta`` from ``start``.
 
         Raises LostProbeError; or ValueError if the model does not move, or F0 is not above the final loss.
@@ -156,7 +133,7 @@ class Prober:
             final_loss=probing.final_loss, aggregate=probing.aggregate,
         )  # fmt: skip
         first = self._weights @ gradients[0]
-        return ProbedConstants(known, float(first @ first))
+        return replace(known, gradient2=float(first @ first))
 
     def _drawn(self, group: Group, count: int, number: int = 0) -> list[str]:
         seed = self._method.settings.seed
@@ -261,20 +238,19 @@ class Adaptive:
         """Return whether an estimate is due after ``completed`` rounds."""
         return completed == 0 or (self.replan_every > 0 and completed % self.replan_every == 0)
 
-    def choose(self, seen: ProbedConstants, asked: Pace, t: int) -> Pace:
+    def choose(self, seen: Estimates, asked: Pace, t: int) -> Pace:
         """Return the choice for the rest of the run, from iteration ``t`` on.
 
         - ``seen``: The constants at the current model.
         - ``asked``: The user's intervals and learning rate, > 0.
         """
-        known, left = seen.known, max(1, self.iterations - t)
-        eta = min(asked.eta(t), eta_max(known.rho, 1))
-        if known.delta > 0:
-            P = choose_same_interval(known, eta=eta, T=left, eta_power=self.eta_power)
+        left, eta = max(1, self.iterations - t), min(asked.eta(t), eta_max(seen.rho, 1))
+        if seen.delta > 0:
+            P = choose_same_interval(seen, eta=eta, T=left, eta_power=self.eta_power)
         else:
-            P = max(1, min(interval_max(known.rho, eta), left))  # With zero variance, Q* is infinite.
+            P = max(1, min(interval_max(seen.rho, eta), left))  # With zero variance, Q* is infinite.
         if self.eta == "strategy3" and seen.gradient2 > 0:
-            eta = choose_eta(known, P=P, Q=P, gradient2=seen.gradient2)
+            eta = choose_eta(seen, P=P, Q=P, gradient2=seen.gradient2)
         halved = asked.period if self.eta == "keep" else 0
         return Pace(P, P, math.ldexp(eta, t // halved) if halved else eta, halved)
 
@@ -296,7 +272,7 @@ class Pacer(Part):
     def forget(self) -> None:
         """Return to the initial choice."""
         self.pace = self._asked
-        self.seen: ProbedConstants | None = None
+        self.seen: Estimates | None = None
         self._planned = 0
 
     def opened(self, run: RoundContext) -> Steps[None]:
@@ -312,7 +288,7 @@ class Pacer(Part):
             log(WARNING, "No estimate before round %d, P, Q and eta stay: %s", run.round, shown(error, 300))
             return
         self._planned = run.round
-        log(INFO, "Estimates: rho = %g, delta = %g, F0 = %g", seen.known.rho, seen.known.delta, seen.known.F0)
+        log(INFO, "Estimates: rho = %g, delta = %g, F0 = %g", seen.rho, seen.delta, seen.F0)
         if adaptive.apply:
             self.pace = adaptive.choose(seen, self._asked, t)
             log(INFO, "Chosen: P = Q = %d, eta = %g", self.pace.P, self.pace.eta(t))
@@ -320,14 +296,16 @@ class Pacer(Part):
     def ended(self, run: RoundContext) -> None:
         """Report the estimates made before this round."""
         if self.seen is not None and self._planned == run.round:
-            run.metrics |= self.seen.metrics()
+            known = self.seen
+            run.metrics |= {"rho": known.rho, "delta-g": known.delta, "F0": known.F0}
+            run.metrics["gradient2"] = known.gradient2
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choice and the estimates, for a checkpoint."""
-        return {"pace": list(self.pace), "seen": None if self.seen is None else self.seen.state_dict()}
+        return {"pace": list(self.pace), "seen": None if self.seen is None else asdict(self.seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
         P, Q, eta0, period = state["pace"]
         self.pace = Pace(int(P), int(Q), float(eta0), int(period))
-        self.seen = None if state["seen"] is None else ProbedConstants.restored(state["seen"])
+        self.seen = None if state["seen"] is None else Estimates(**state["seen"])

@@ -735,7 +735,8 @@ class DealtMembers(Members):
         """Query unknown parties when due; return the groups if any answered. Get restarted parties' keys."""
         known = self.parties.known
         unknown = [i for i in self.parties.strangers() if i not in known]
-        if answered := self.parties.ask(unknown, 1):  # They may complete groups of excluded parties.
+        answered = self.parties.ask(unknown, 1) if unknown else set()
+        if answered:  # They may complete groups of excluded parties.
             known = self.parties.known
             self.parties.ask([i for i in self.parties.present() if i not in known], 1)
         matching = self._match(self.parties.known) if answered else None

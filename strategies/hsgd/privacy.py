@@ -12,7 +12,7 @@ ones. If anything about a record is sent on another path, epsilon is infinite.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import Steps
@@ -28,9 +28,12 @@ class EmbeddingNoise(Noise):
     ``clip`` is the largest norm C of a row. Another person's row is at most 2 C away.
     """
 
+    # Before its keys in a message's config.
+    prefix: ClassVar = ""
+
     def instructions(self, seed: int) -> dict[str, float | int | str]:
-        """Return the settings as keys of an exchange's config."""
-        settings = {"clip": self.clip, "noise-multiplier": self.multiplier}
+        """Return the settings as keys of a message's config."""
+        settings = {f"{self.prefix}clip": self.clip, f"{self.prefix}noise-multiplier": self.multiplier}
         return {**settings, "noise-source": self.source, "seed": seed}
 
 
@@ -43,10 +46,7 @@ class UploadNoise(EmbeddingNoise):
     report no loss.
     """
 
-    def instructions(self, seed: int) -> dict[str, float | int | str]:
-        """Return the settings as keys of a message's config."""
-        settings = {"upload-clip": self.clip, "upload-noise-multiplier": self.multiplier}
-        return {**settings, "noise-source": self.source, "seed": seed}
+    prefix = "upload-"
 
 
 class RecordExposure(Part):

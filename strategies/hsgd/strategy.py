@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result
 from hedgerow.strategies.context import RoundContext
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.adaptive import Adaptive, Pacer, ProbedConstants
+from hedgerow.strategies.hsgd.adaptive import Adaptive, Pacer
 from hedgerow.strategies.hsgd.algorithm import Algorithm, State
 from hedgerow.strategies.hsgd.exchange import (
     Books,
@@ -39,6 +39,7 @@ from hedgerow.strategies.hsgd.membership import Conversation, DealtMembers, Matc
 from hedgerow.strategies.hsgd.own_data import OwnDataSetup, OwnMembers, evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.privacy import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.theory import (
+    Estimates,
     MethodName,
     MethodVariant,
     ModelledSystem,
@@ -218,7 +219,7 @@ class HSGD(Algorithm):
         return self._pacer.pace
 
     @property
-    def seen(self) -> ProbedConstants | None:
+    def seen(self) -> Estimates | None:
         """The last estimate of the constants."""
         return self._pacer.seen
 

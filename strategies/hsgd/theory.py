@@ -296,12 +296,13 @@ class MethodVariant:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The constants of the bound."""
+    """The constants of the bound, and the gradient where they were estimated."""
 
     F0: float  # F of the initial global model over all training samples, finite.
     rho: float  # Lipschitz constant of the gradients, > 0.
     delta: float  # Square root of the bound on a stochastic partial gradient's variance, >= 0.
     final_loss: float = 0.0  # E[F] after T iterations, < F0. Unknown before the run; the paper uses 0.
+    gradient2: float = 0.0  # ||grad F||^2 at the initial global model; 0 if it is not known.
 
     def __post_init__(self) -> None:
         require("F0", self.F0, "a finite number", is_real(self.F0))

@@ -11,12 +11,12 @@ from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
-from hedgerow.strategies.hsgd.adaptive import ProbedConstants, device_variance
+from hedgerow.strategies.hsgd.adaptive import device_variance
 from hedgerow.strategies.hsgd.exchange import Group, Local, Theta
 from hedgerow.strategies.hsgd.theory import Estimates, Pace, choose_eta, choose_same_interval, eta_max
 
 
-def observed(parties: Parties, probing: Probing, **options: Any) -> ProbedConstants:
+def observed(parties: Parties, probing: Probing, **options: Any) -> Estimates:
     adaptive = Adaptive(iterations=100, apply=False, probing=probing)
     strategy = hsgd(parties, adaptive=adaptive, **options)
     run(strategy, parties, START, 1)
@@ -27,15 +27,15 @@ def observed(parties: Parties, probing: Probing, **options: Any) -> ProbedConsta
 @LAYOUTS
 def test_the_toys_secant_loss_and_gradient_are_golden(edges: bool) -> None:
     seen = observed(toy(edges=edges), Probing(steps=1, batches=1))
-    assert seen.known.rho == pytest.approx(1.8678620774, abs=TOLERANCE)  # of its first group
-    assert abs(seen.known.F0 - 0.4325) < TOLERANCE
+    assert seen.rho == pytest.approx(1.8678620774, abs=TOLERANCE)  # of its first group
+    assert abs(seen.F0 - 0.4325) < TOLERANCE
     assert seen.gradient2 == pytest.approx(0.8171640625, abs=TOLERANCE)
 
 
 def test_the_largest_variance_of_the_toy_is_golden() -> None:
     seen = observed(toy(), Probing(steps=1, batches=1))
     # V_1 of the second group, whose batch is its one person, at the first point.
-    assert seen.known.delta**2 == pytest.approx(1.6576562500, abs=TOLERANCE)
+    assert seen.delta**2 == pytest.approx(1.6576562500, abs=TOLERANCE)
 
 
 def test_an_edge_tells_the_golden_variance_of_its_devices() -> None:
@@ -55,7 +55,7 @@ def variance(edges: bool) -> float:
         Probing(steps=1, batches=60, aggregate="mean"),
         participation=3 / 12,
     )
-    return seen.known.delta**2
+    return seen.delta**2
 
 
 def test_the_spread_of_means_gives_that_of_single_devices() -> None:
@@ -93,7 +93,7 @@ def test_strategy_2_chooses_the_interval_and_the_user_keeps_eta() -> None:
     strategy = hsgd(parties, learning_rate=1e-3, adaptive=Adaptive(500, probing=Probing(2, 2)))
     _, ends, _ = run(strategy, parties, START, 1)
     assert strategy.seen is not None
-    P = choose_same_interval(strategy.seen.known, eta=1e-3, T=500)
+    P = choose_same_interval(strategy.seen, eta=1e-3, T=500)
     assert P > 1
     assert (ends[-1].train["P"], ends[-1].train["Q"], ends[-1].train["eta"]) == (P, P, 1e-3)
     assert ends[-1].iterations == P
@@ -104,27 +104,27 @@ def test_eta_is_capped() -> None:
     strategy = hsgd(parties, learning_rate=0.1, adaptive=Adaptive(500, probing=Probing(2, 2)))
     _, ends, _ = run(strategy, parties, START, 1)
     assert strategy.seen is not None
-    assert ends[-1].train["eta"] == min(0.1, eta_max(strategy.seen.known.rho, 1)) < 0.1
+    assert ends[-1].train["eta"] == min(0.1, eta_max(strategy.seen.rho, 1)) < 0.1
 
 
 ASKED = Pace(1, 1, 0.01, 0)
 
 
 def test_strategy_3_chooses_eta() -> None:
-    known = Estimates(2.3, 5.0, 0.5)
-    choice = Adaptive(4000, eta="strategy3").choose(ProbedConstants(known, 1.0), ASKED, 0)
+    known = Estimates(2.3, 5.0, 0.5, gradient2=1.0)
+    choice = Adaptive(4000, eta="strategy3").choose(known, ASKED, 0)
     assert choice == Pace(2, 2, choose_eta(known, P=2, Q=2, gradient2=1.0), 0)
 
 
 def test_the_printed_power_gives_the_printed_interval() -> None:
-    seen = ProbedConstants(Estimates(2.3, 0.5, 0.5), 1.0)
+    seen = Estimates(2.3, 0.5, 0.5, gradient2=1.0)
     assert Adaptive(4000).choose(seen, ASKED, 0).P == 20
     assert Adaptive(4000, eta_power=2).choose(seen, ASKED, 0).P == 2
 
 
 def test_without_variance_the_cap_alone_limits_the_interval() -> None:
-    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 5.0, 0.0), 1.0), ASKED, 0).P == 2
-    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 0.5, 0.0), 1.0), ASKED, 3999).P == 1
+    assert Adaptive(4000).choose(Estimates(2.3, 5.0, 0.0, gradient2=1.0), ASKED, 0).P == 2
+    assert Adaptive(4000).choose(Estimates(2.3, 0.5, 0.0, gradient2=1.0), ASKED, 3999).P == 1
 
 
 def test_a_halved_rate_goes_on_being_halved() -> None:
