@@ -648,7 +648,7 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
         interval.exposure.exchange({g.group.number: g.ids for g in groups}, starts=interval.starts)
     if links.sealed:
         groups = [_introduced(local, links.names) for local in groups]
-    asked, asks = _asked(groups), list[Ask]()
+    asked, hospitals, devices = _asked(groups), list[Ask](), list[Ask]()
     # A party that misses its peers' keys gets them with the first request of an interval.
     keys = links.lacking({i: node.peers for i, node in asked.items()}) if links.sealed else {}
     grouping = "pairs" if schema.pairs else "group"
@@ -660,13 +660,14 @@ def exchanged(interval: Interval, groups: Iterable[Local], run: RoundContext) ->
         if local.at not in (None, t):
             config["since"] = local.at
         blocks = records(head=local.start.head, hospital=local.start.hospital) if starts else {}
-        asks.append(_request(links, asked, config, {group.hospital: blocks}, keys))
+        hospitals.append(_request(links, asked, config, {group.hospital: blocks}, keys))
         if not group.hosted:
             config = {"compress": schema.compressed}
-        asks.append(_request(links, asked, config, _device_models(local), keys))
+        devices.append(_request(links, asked, config, _device_models(local), keys))
     interval.books.models_down([local for local in groups if not local.lost])
     config = {"t": t, **interval.noise, **interval.uploads_noise}
-    replies = yield from _made(interval, EXCHANGE, config, asks, asked, _exchange_reply, run)
+    sides = hospitals, devices
+    replies = yield from _made(interval, EXCHANGE, config, sides, asked, _exchange_reply, run)
     return _swapped(interval, groups, asked, replies)
 
 
@@ -707,29 +708,34 @@ def _request(
         config = {**config, "peers": [links.names[j] for j in node.peers]}
         if lacking := {i: keys[i] for i in parts if i in keys}:
             records_of[INTRODUCTIONS] = lacking
-    # No two requests have one pool.
-    return Ask([*parts], None, config, records_of, pool=2 * node.local.group.number + (not node.hospital))
+    return Ask([*parts], None, config, records_of, pool=node.local.group.number)
 
 
 def _made(
     interval: Interval,
     kind: str,
     config: Mapping[str, Any],
-    asks: Sequence[Ask],
+    sides: Iterable[Sequence[Ask]],
     asked: Mapping[int, AskedNode],
     read: Callable[[Interval, AskedNode, RecordDict], Reply],
     run: RoundContext,
 ) -> Steps[dict[int, Reply]]:
-    """Send all requests at once; return the replies by partition id."""
-    exchange = Exchange(
-        kind, asks, {**config, **interval.links.config},
-        reads=lambda node, content: Row(read(interval, asked[node.partition_id], content), 0),
-        unbooked=(INTRODUCTIONS,), over_grid=interval.over_grid,
-    )  # fmt: skip
-    # Not alone, so that its message counts are added to those of the round's others.
-    (replies,) = yield Together((exchange.prepared(run),))
-    pairs = [pair for columns in replies for pair in zip(columns.nodes, columns.rows, strict=True)]
-    return dict(pairs)
+    """Send the requests of both sides at once; return the replies by partition id, hospitals first."""
+    common = {**config, **interval.links.config}
+    exchanges = [
+        Exchange(
+            kind, asks, common, unbooked=(INTRODUCTIONS,), over_grid=interval.over_grid,
+            reads=lambda node, content: Row(read(interval, asked[node.partition_id], content), 0),
+        )
+        for asks in sides
+    ]  # fmt: skip
+    replies = yield Together(tuple(exchange.prepared(run) for exchange in exchanges))
+    return {
+        node: reply
+        for chunks in replies
+        for columns in chunks
+        for node, reply in zip(columns.nodes, columns.rows, strict=True)
+    }
 
 
 def _exchange_reply(interval: Interval, node: AskedNode, content: RecordDict) -> ExchangeReply:
@@ -790,7 +796,7 @@ def _swapped(
 def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Steps[list[Local]]:
     """Let both sides make Q steps with the other's encodings; return the groups with their models."""
     schema, links = interval.schema, interval.links
-    asked, asks = _asked(swap.local for swap in swaps), list[Ask]()
+    asked, hospitals, devices = _asked(swap.local for swap in swaps), list[Ask](), list[Ask]()
     coding = {"compress": schema.compressed, "pairs": schema.pairs} if links.sealed else {}
     for swap in swaps:
         local, group = swap.local, swap.local.group
@@ -803,22 +809,21 @@ def stepped(interval: Interval, swaps: Sequence[Swap], run: RoundContext) -> Ste
         # Between a hospital and its edge, all encodings are in one sealed share.
         shared = links.sealed and group.hosted
         zeta2 = records(zeta2=[swap.zeta2[p] for p in (local.ids[:1] if shared else local.ids)])
-        asks.append(_request(links, asked, batch, {group.hospital: zeta2}))
+        hospitals.append(_request(links, asked, batch, {group.hospital: zeta2}))
         parts = {i: _for_devices(schema, swap, ids, shared) for i, ids in local.people_of.items()}
-        asks.append(_request(links, asked, batch if group.hosted else coding, parts))
+        devices.append(_request(links, asked, batch if group.hosted else coding, parts))
     interval.books.encodings_relayed(swap.local for swap in swaps if not swap.local.lost)
     config = {
         "t": interval.t, "steps": interval.steps, "eta0": interval.eta0, "eta-period": interval.eta_period,
         "mu": interval.mu, **interval.uploads_noise,
     }  # fmt: skip
-    replies = yield from _made(interval, UPDATE, config, asks, asked, _update_reply, run)
+    replies = yield from _made(interval, UPDATE, config, (hospitals, devices), asked, _update_reply, run)
     if links.sealed:
         for i, reply in replies.items():
             links.introductions.confirm(i, asked[i].peers, reply.refused)
             links.unopened.update(reply.refused.values())
     if not interval.over_grid:
-        hospitals = (replies.get(swap.local.group.hospital) for swap in swaps)
-        run.contents += [one.metrics for one in hospitals if one is not None and one.metrics is not None]
+        run.contents += [reply.metrics for reply in replies.values() if reply.metrics is not None]
     after = [swap.local if swap.local.lost else _trained(interval, swap, replies) for swap in swaps]
     if interval.uploads:
         interval.books.to_cloud(local for local in after if not local.lost)
