@@ -33,6 +33,7 @@ from hedgerow.wire.checks import (
     int_at_least,
     is_real,
     not_negative,
+    one_of,
     positive,
     require,
 )
@@ -112,6 +113,7 @@ def paper_bytes(
     """
     require_intervals(P=P, Q=Q)
     at_least(1, T=T)
+    one_of("method", method, MethodName)
     not_negative(raw_bytes=raw_bytes)
     if raw_bytes and method not in _MERGED:
         raise ValueError(f"raw_bytes must be 0 for {method}, which moves no raw data, got {raw_bytes!r}")
@@ -167,6 +169,7 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
 
     All devices send at once, and no link is shared. JFL has no local aggregation, TDCD no global one.
     """
+    one_of("method", method, MethodName)
     jfl, a = method == MethodName.JFL, sizes.batch
     pairs = a if jfl else 1
 
@@ -195,6 +198,7 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
     Q must be a divisor of P. ``compute_seconds`` is t_c of one iteration, >= 0, measured at the slower of
     hospital and device; a JFL hospital does the work of |A| devices in it.
     """
+    require_intervals(P=P, Q=Q)
     not_negative(compute_seconds=compute_seconds)
     transfers = parts.global_aggregation + P // Q * (parts.local_aggregation + parts.exchange)
     return transfers + P * compute_seconds
@@ -307,7 +311,7 @@ class Estimates:
     def __post_init__(self) -> None:
         require("F0", self.F0, "a finite number", is_real(self.F0))
         positive(rho=self.rho)
-        not_negative(delta=self.delta)
+        not_negative(delta=self.delta, gradient2=self.gradient2)
         below = is_real(self.final_loss) and self.final_loss < self.F0
         require("final_loss", self.final_loss, f"a number < F0 = {self.F0!r}", below)
 
