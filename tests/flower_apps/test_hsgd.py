@@ -192,7 +192,7 @@ def context_of(partition: int, node_config: dict[str, Any] | None = None, **chan
 
 
 def test_hospitals_come_first_then_their_edges() -> None:
-    places = [dealt().place(partition) for partition in range(4)]
+    places = [dealt().party(partition) for partition in range(4)]
     assert [(one.role, one.group) for one in places] == [
         ("hospital", 0),
         ("hospital", 1),
@@ -203,9 +203,11 @@ def test_hospitals_come_first_then_their_edges() -> None:
 
 def test_devices_come_group_by_group_with_one_person_each() -> None:
     found = dealt(layout="devices")
-    devices = [found.place(partition) for partition in range(2, found.num_nodes)]
+    devices = [found.party(partition) for partition in range(2, found.num_nodes)]
     assert [one.group for one in devices] == [0] * 10 + [1] * 10
-    assert np.concatenate([one.rows for one in devices]).tolist() == found.people.tolist()
+    assert [*map(list, (one.ids for one in devices))] == [
+        [str(i)] for i in found.data.ids_train[found.people]
+    ]
     assert found.party(2).ids == list(found.party(0).ids)[:1]
 
 
