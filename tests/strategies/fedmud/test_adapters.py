@@ -66,7 +66,7 @@ ADAPTERS: dict[str, Callable[..., CompressedLayers[Any]]] = {
 
 
 def run(
-    name: str, rounds: int = 1, **options: Any
+    name: str, rounds: int = 1, epochs: int = 1, **options: Any
 ) -> tuple[CompressedLayers[Any], dict[str, Tensor], list[tuple[RecordDict, RecordDict]]]:
     """Return the strategy, its model, and the last round's messages and replies."""
     stream = np.random.default_rng(1)
@@ -94,7 +94,7 @@ def run(
 
     app._handlers["train"] = train
     strategy = ADAPTERS[name](
-        model, NAMES, ratio=RATIO, init_a=0.05, learning_rate=0.5, local_epochs=3, batch_size=4,
+        model, NAMES, ratio=RATIO, init_a=0.05, learning_rate=0.5, local_epochs=epochs, batch_size=4,
         seeded_base=True, min_available_nodes=NODES, fraction_evaluate=0.0, max_update_norm_ratio=0,
         **options,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def test_nothing_frozen_travels_and_what_travels_is_counted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_mean_update_is_exact_but_for_separate_means(name: str) -> None:
-    strategy, model, seen = run(name)
+    strategy, model, seen = run(name, epochs=3)
     plan, layers = strategy.plan, strategy.plan.layers
     factors = Layout(tuple(plan.shapes), tuple(plan.shapes.values()), ("float32",) * len(plan.shapes))
     updates = list[dict[str, Tensor]]()
