@@ -11,8 +11,9 @@ import pickle
 import random
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 from weakref import ref
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 _OF_TORCH = frozenset(vars(nn.Module()))
 # Holds nothing that changes; parameters belong to the state dict or are never trained.
 _CONSTANT = (str, bytes, int, float, complex, type(None), type, types.ModuleType, torch.dtype, nn.Parameter)
+_HOLDERS = list, set, deque, dict, types.CellType
 _GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
 
 
@@ -43,48 +45,43 @@ class KeptValues:
         self._buffers: list[tuple[Any, str, Tensor]] = []
         self._arrays: list[tuple[Any, Any, int]] = []  # an array, its values, and a tensor's version
         self._holders: list[tuple[Any, Any]] = []
-        self._seen: set[int] = set()
         self._kept: set[int] = {id(module) for module in model.modules()}
-        for module in model.modules():
-            self._visit(module)
+        found, seen = [*model.modules()], set[int]()
+        while found:
+            value = found.pop()
+            if not isinstance(value, _CONSTANT) and id(value) not in seen:
+                seen.add(id(value))
+                found += self._visit_module(value) if isinstance(value, nn.Module) else self._visit(value)
 
-    def _visit(self, value: Any) -> None:
-        if isinstance(value, _CONSTANT) or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, nn.Module):
-            self._visit_module(value)
+    def _visit(self, value: Any) -> Iterable[Any]:
+        """Note a value, and return what it holds."""
+        held: Iterable[Any] = ()
+        frozen = getattr(type(value), "__dataclass_params__", None)
+        if isinstance(value, tuple | frozenset):
+            held = value
+        elif frozen is not None and frozen.frozen:
+            held = [getattr(value, field.name) for field in fields(value)]
         elif isinstance(value, _GENERATORS):
             self.generators.append(value)
             self._states.append(_state(value))
-        elif isinstance(value, Tensor | np.ndarray):
-            self._visit_array(value)
-        elif isinstance(value, list | set | deque | dict | types.CellType):
-            self._holders.append((value, held := _values(value)))
-            self._visit_all(held.values() if isinstance(value, dict) else held)
-        elif isinstance(value, tuple | frozenset):
-            self._visit_all(value)
-        elif isinstance(value, types.FunctionType):
-            self._visit_all((*(value.__closure__ or ()), *(value.__defaults__ or ())))
-        elif isinstance(value, types.MethodType):
-            self._visit(value.__self__)
-        elif isinstance(value, functools.partial):
-            self._visit_all((value.func, value.args, value.keywords))
-        elif hasattr(value, "__dict__") and _has_copies(value):
-            self._holders.append((value, held := _values(value)))
-            self._visit_all(held.values())
-
-    def _visit_array(self, value: Any) -> None:
-        if isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray):
             self._arrays.append((value, value.copy(), 0))
-        elif value.layout is torch.strided and not value.is_meta:
-            self._arrays.append((value, value.detach().clone(), value._version))
+        elif isinstance(value, Tensor):
+            if value.layout is torch.strided and not value.is_meta:
+                self._arrays.append((value, value.detach().clone(), value._version))
+        elif isinstance(value, types.FunctionType):
+            held = *(value.__closure__ or ()), *(value.__defaults__ or ())
+        elif isinstance(value, types.MethodType):
+            held = (value.__self__,)
+        elif isinstance(value, functools.partial):
+            held = value.func, value.args, value.keywords
+        elif isinstance(value, _HOLDERS) or (hasattr(value, "__dict__") and _has_copies(value)):
+            self._holders.append((value, kept := _values(value)))
+            held = kept.values() if isinstance(kept, dict) else kept
+        return held
 
-    def _visit_all(self, values: Any) -> None:
-        for value in list(values):
-            self._visit(value)
-
-    def _visit_module(self, module: nn.Module) -> None:
+    def _visit_module(self, module: nn.Module) -> Iterable[Any]:
+        """Note a module's attributes and buffers, and return what it holds."""
         own = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
         self._modules.append((ref(module), own))
         # A module that is none of the model's, such as one in a list, is in no state dict.
@@ -92,8 +89,7 @@ class KeptValues:
         for name in sorted(kept):
             if (value := module._buffers.get(name)) is not None:
                 self._buffers.append((ref(module), name, value.detach().clone()))
-        self._visit_all(own.values())
-        self._visit_all(module._modules.values())
+        return *own.values(), *module._modules.values()
 
     @property
     def moved(self) -> bool:
@@ -110,7 +106,7 @@ class KeptValues:
         """Set all values back."""
         for module, own in self._modules:
             attributes = vars(module())
-            for name in _own(module()).keys() - own.keys():
+            for name in attributes.keys() - own.keys() - _OF_TORCH:
                 del attributes[name]
             attributes.update(own)
         for holder, held in self._holders:

@@ -29,11 +29,6 @@ class Asked:
     epochs: int | None = None  # local epochs; None if the method counts steps
     augmentation: str = "none"  # of the samples of each batch
 
-    @property
-    def stream(self) -> tuple[int, int, int]:
-        """What the draws of the node's training follow from."""
-        return self.seed, self.round, self.partition_id
-
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -71,7 +66,7 @@ class LocalWork:
     def stream(self) -> tuple[int, int, int]:
         """What the draws of forward passes follow from: the request, or without one the work itself."""
         if self.asked is not None:
-            return self.asked.stream
+            return self.asked.seed, self.asked.round, self.asked.partition_id
         sums = [float(value.double().sum()) for value in self.start.values()]
         digest = blake2b(repr([self.lr, *sums]).encode(), digest_size=4)
         for batch in self.batches:
