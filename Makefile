@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED := 0
+# Modules are compiled once, not by every process that a test starts.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-oldest test-slow test-faults lint audit results site dist workflows pins
 
