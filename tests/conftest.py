@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from hedgerow.sim import flower_identity as identity
-from hedgerow.sim.runs import recorder
 from hedgerow.wire import process
 
 # Each app's folder is a root of its own, as for Flower.
@@ -40,9 +40,10 @@ _NODES.enter_context(process.simulated())
 atexit.register(_NODES.close)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Start no garbage collection while tests are collected, which makes little garbage."""
-    gc.disable()
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,7 +67,8 @@ def quick_folders() -> Iterator[None]:
 
     Tests of the disk replace ``os`` in the modules that they test.
     """
-    real = recorder._git_state
+    name = "hedgerow.sim.runs.recorder._git_state"
+    real = resolve_name(name.replace(".recorder.", ".recorder:"))
 
     @cache
     def of_this_checkout(folder: Path) -> Any:
@@ -77,7 +79,7 @@ def quick_folders() -> Iterator[None]:
         return of_this_checkout(folder) if inside else real(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "_git_state", git_state)
+        patch.setattr(name, git_state)
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
