@@ -246,8 +246,6 @@ class Parties:
     def ask(self, partitions: Iterable[int], questions: int) -> set[int]:
         """Query parties for introductions, at most so many times; return those now known."""
         silent, answered = set(partitions), set[int]()
-        if not silent:
-            return answered
         talk = Conversation(self._federation, self.grid, booked=False)
         for _ in range(questions):
             if not silent:
@@ -270,11 +268,12 @@ class Parties:
 
         They raised an error, or are online under another node id than that of their introduction.
         """
-        talk = Conversation(self._federation, self.grid, booked=False)
         present = self.present()
         known = [i for i in partitions if i in self._known and i in present]
         asked = [i for i in known if i in raised or present[i] != self._node_ids[i]]
-        for reply in self._query(talk, asked) if asked else ():
+        if not asked:
+            return
+        for reply in self._query(Conversation(self._federation, self.grid, booked=False), asked):
             self.news[reply.node.partition_id] = reply.value
             self._node_ids[reply.node.partition_id] = reply.node.node_id
 
@@ -668,7 +667,8 @@ class Members(Part, ABC):
                 if self._variant.merged:  # Only the first hospital.
                     matching.groups = [group for group in matching.groups if group.number in self._first]
                 self._take_part(matching)
-            self._introduce()
+            if self.parties.news:
+                self._introduce()
             if self.away:
                 self.report.rejected["offline"] += self.away
         yield from ()

@@ -19,7 +19,7 @@ WAYS = {
     "sd-feel iterations=20 fault-dropout=0.000000001": (298, 59, 1003),
     "similarity-free num-rounds=2": (316, 59, 1533),
     "fedmud num-rounds=2": (386, 66, 1048),
-    "hsgd iterations=40": (350, 45, 1924),
+    "hsgd iterations=40": (348, 45, 1924),
     "ceps iterations=40": (320, 55, 1071),
 }
 
