@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,16 @@ Vector = NDArray[np.float64]
 DIVERGED = 1e3
 
 
-def _finite_mean(objectives: Sequence[float]) -> float:
-    """Return the mean of the finite values; nan if there are none."""
+def _mean_of_plausible(objectives: Sequence[float]) -> float:
+    """Return the mean of the values without those that are no numbers or far beyond the median; nan for none.
+
+    A single node's objective must not end a run as divergence.
+    """
     finite = [objective for objective in objectives if math.isfinite(objective)]
-    return float(np.mean(finite)) if finite else math.nan
+    if not finite:
+        return math.nan
+    most = DIVERGED * max(1.0, median_low(map(abs, finite)))
+    return float(np.mean([objective for objective in finite if abs(objective) <= most]))
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,8 @@ class Monitor:
                 f"The consensus measure is {consensus:.3g} at iteration {iteration}: the run diverges. "
                 "A larger c (or sigma), or a smaller step size, keeps it stable."
             )
-        loss = _finite_mean([one.mean_objective for one in at_mean.values()])
-        local_loss = _finite_mean([one.objective for one in seen.values()])
+        loss = _mean_of_plausible([one.mean_objective for one in at_mean.values()])
+        local_loss = _mean_of_plausible([one.objective for one in seen.values()])
         self.models = W
         self.history.append(Look(iteration, consensus, loss, local_loss, len(W)))
         if may_stop and self.tol is not None and consensus <= self.tol and self.stopped_at is None:
