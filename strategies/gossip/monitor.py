@@ -36,7 +36,7 @@ Vector = NDArray[np.float64]
 DIVERGED = 1e3
 
 
-def _mean_of_plausible(objectives: Sequence[float]) -> float:
+def _mean_of_plausible(objectives: Sequence[float], iteration: int) -> float:
     """Return the mean of the values without those that are no numbers or far beyond the median; nan for none.
 
     A single node's objective must not end a run as divergence.
@@ -45,7 +45,10 @@ def _mean_of_plausible(objectives: Sequence[float]) -> float:
     if not finite:
         return math.nan
     most = DIVERGED * max(1.0, median_low(map(abs, finite)))
-    return float(np.mean([objective for objective in finite if abs(objective) <= most]))
+    kept = [objective for objective in finite if abs(objective) <= most]
+    if left_out := len(finite) - len(kept):
+        log(WARNING, "Iteration %d: %d objectives far beyond the median are left out.", iteration, left_out)
+    return float(np.mean(kept))
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,8 @@ class Monitor:
                 f"The consensus measure is {consensus:.3g} at iteration {iteration}: the run diverges. "
                 "A larger c (or sigma), or a smaller step size, keeps it stable."
             )
-        loss = _mean_of_plausible([one.mean_objective for one in at_mean.values()])
-        local_loss = _mean_of_plausible([one.objective for one in seen.values()])
+        loss = _mean_of_plausible([one.mean_objective for one in at_mean.values()], iteration)
+        local_loss = _mean_of_plausible([one.objective for one in seen.values()], iteration)
         self.models = W
         self.history.append(Look(iteration, consensus, loss, local_loss, len(W)))
         if may_stop and self.tol is not None and consensus <= self.tol and self.stopped_at is None:
