@@ -45,7 +45,9 @@ ELSEWHERE = {
     },
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
     "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
-    # The global generators are nobody's room.
+    # The global generators and what models keep are nobody's room.
+    "hedgerow.kept_values": {"clients/training/test_kept_values"},
+    "hedgerow.clients.training.stack": {"contracts/test_models"},
     "hedgerow.global_draws": {
         "clients/training/test_epochs",
         "clients/training/test_own",

@@ -83,7 +83,7 @@ class Algorithm(Method[State]):
         """Return the local interval that starts at t.
 
         - ``starts``, ``uploads``: Whether it is the first, and the last, of its round.
-        - ``plain``: For estimates: without compression, pairs and bounds, outside the round's training.
+        - ``plain``: For estimates: the steps alone, outside the round's training.
         """
 
     @abstractmethod

@@ -12,8 +12,7 @@ from tests.strategies.averaging import AVERAGING, CONFIG, NODES, OPTIONS, PARTS,
 from tests.strategies.recording_grid import RecordingGrid
 from torch import Tensor, nn
 
-from hedgerow.clients import LocalTask
-from hedgerow.clients.local_task import frozen_part
+from hedgerow.clients import LocalTask, frozen_part
 from hedgerow.clients.training.stack import node_bytes
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import TooFewRepliesError

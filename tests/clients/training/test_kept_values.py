@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients import LocalWork, local_sgd
-from hedgerow.clients.local_task import frozen_part
+from hedgerow.clients import LocalWork, frozen_part, local_sgd
 from hedgerow.kept_values import KeptValues
 from hedgerow.tasks import evaluate
 
