@@ -80,8 +80,8 @@ class AllParties:
             role, group, x = "device", int(np.searchsorted(ends, number, side="right")), data.device_train
             rows = self.people[[number]]
         ids = [str(name) for name in data.ids_train[rows]]
-        x, y = torch.from_numpy(x[rows]), torch.from_numpy(data.y_train[rows])
-        party = Party(role, group, ids, x, y, self.model, weighted_loss(self.class_weights))
+        samples, y = torch.from_numpy(x[rows]), torch.from_numpy(data.y_train[rows])
+        party = Party(role, group, ids, samples, y, self.model, weighted_loss(self.class_weights))
         self._made[partition] = party
         return party
 
