@@ -25,8 +25,8 @@ from torch import Tensor, nn
 _OF_TORCH = frozenset(vars(nn.Module()))
 # Holds nothing that changes; parameters belong to the state dict or are never trained.
 _CONSTANT = (str, bytes, int, float, complex, type(None), type, types.ModuleType, torch.dtype, nn.Parameter)
-_HOLDERS = list, set, deque, dict, types.CellType
 _GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+_HOLDERS = list, set, deque, dict, types.CellType
 
 
 class KeptValues:
@@ -61,9 +61,9 @@ class KeptValues:
             held = value
         elif frozen is not None and frozen.frozen:
             held = [getattr(value, field.name) for field in fields(value)]
-        elif isinstance(value, _GENERATORS):
+        elif isinstance(value, _GENERATORS) and (state := generator_state(value)) is not None:
             self.generators.append(value)
-            self._states.append(_state(value))
+            self._states.append(state)
         elif isinstance(value, np.ndarray):
             self._arrays.append((value, value.copy(), 0))
         elif isinstance(value, Tensor):
@@ -99,7 +99,7 @@ class KeptValues:
             or any(not _equal(module()._buffers[name], value) for module, name, value in self._buffers)
             or any(not _equal(array, value) for array, value, _ in self._arrays)
             or any(not _alike(_values(holder), value) for holder, value in self._holders)
-            or any(map(_differ, map(_state, self.generators), self._states))
+            or any(map(_differ, map(generator_state, self.generators), self._states))
         )
 
     def restore(self) -> None:
@@ -112,7 +112,7 @@ class KeptValues:
         for holder, held in self._holders:
             _set(holder, held)
         for generator, state in zip(self.generators, self._states, strict=True):
-            _set_state(generator, state)
+            set_generator_state(generator, state)
         with torch.no_grad():
             for module, name, value in self._buffers:
                 now = module()._buffers[name]
@@ -170,21 +170,25 @@ def _set(holder: Any, held: Any) -> None:
         own.update(held)
 
 
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+def generator_state(value: object) -> Any:
+    """Return a generator's state; None for any other object, and for one without a state (SystemRandom)."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
+    if type(value) is random.Random:
+        return value.getstate()
+    return value.get_state() if isinstance(value, torch.Generator) else None
 
 
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
+def set_generator_state(value: Any, state: Any) -> None:
+    """Set a generator to a state of ``generator_state``."""
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, random.Random):
+        value.setstate(state)
     else:
-        generator.set_state(state)
+        value.set_state(state)
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -8,7 +8,6 @@ run code. What no rule can write is named.
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, time, timedelta
@@ -24,6 +23,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from hedgerow.kept_values import generator_state, set_generator_state
 from hedgerow.wire.records import lazy_array, view
 
 # What a strategy refers to, but does not change.
@@ -115,7 +115,7 @@ def _put(owner: Any, name: str, packed: Any) -> None:
         assert value is not None
         value.load_state_dict(unpack(packed["value"]))
     elif kind == "generator":
-        _set_generator(value, unpack(packed["value"]))
+        set_generator_state(value, unpack(packed["value"]))
     else:
         setattr(owner, name, unpack(packed))
 
@@ -146,7 +146,7 @@ def pack(value: Any) -> Any:  # noqa: PLR0911  # One return for each type.
     if type(value).__name__ in _SEQUENCES and type(value) is _SEQUENCES[type(value).__name__]:
         most = getattr(value, "maxlen", None)
         return {"type": type(value).__name__, "value": [pack(item) for item in value], "maxlen": most}
-    if (state := _generator_state(value)) is not None:
+    if (state := generator_state(value)) is not None:
         return {"type": "generator", "value": pack(state)}
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return {"type": "state_dict", "value": pack(dict(value.state_dict()))}
@@ -191,25 +191,6 @@ def _packed_tensor(value: torch.Tensor) -> dict[str, Any]:
     raw = flat.view(torch.uint8).numpy().copy() if len(flat) else np.zeros(0, np.uint8)
     dtype = str(value.dtype).removeprefix("torch.")
     return {"type": "tensor", "value": raw, "dtype": dtype, "shape": list(value.shape)}
-
-
-def _generator_state(value: object) -> Any:
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state()
-    if type(value) is random.Random:
-        return value.getstate()
-    return value.get_state() if isinstance(value, torch.Generator) else None
-
-
-def _set_generator(value: Any, state: Any) -> None:
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    elif isinstance(value, random.Random):
-        value.setstate(state)
-    else:
-        value.set_state(state)
 
 
 def _same(one: Any, other: Any) -> bool:

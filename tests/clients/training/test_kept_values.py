@@ -208,3 +208,12 @@ def test_draws_that_no_seed_determines_are_reported(model: Keeping, caplog: pyte
         type(model) is not Keeping
     )
     assert not before.moved
+
+
+def test_a_generator_without_a_state_is_left_as_it_is() -> None:
+    model = nn.Linear(2, 2)
+    model.drawing = random.SystemRandom()  # type: ignore[assignment]
+    values = KeptValues(model)
+    assert values.generators == []
+    assert not values.moved
+    values.restore()
